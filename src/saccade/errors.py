@@ -1,0 +1,71 @@
+"""Our exceptions, and the one place where their sentences are built.
+
+A sentence names the function, the argument, the rule and what was received; facts (shapes) and one hint follow:
+
+    attention: key heads must divide query heads; got 12 query heads and 5 key heads.
+        query  [2, 12, 128, 64]  float32  cpu
+        key    [2, 5, 128, 64]  float32  cpu
+    Hint: ...
+
+Tensor contents never appear in a sentence: reading them would wait for the device.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["UnsupportedError", "describe", "missing_extra", "type_error", "unsupported", "value_error"]
+
+
+class UnsupportedError(NotImplementedError):
+    """What was asked for cannot be had here; ``reasons`` lists every reason, not only the first.
+
+    Attributes:
+        reasons: one sentence fragment each, never empty.
+    """
+
+    def __init__(self, message: str, reasons: tuple[str, ...]):
+        super().__init__(message)
+        self.reasons = reasons
+
+
+def describe(name: str, tensor: torch.Tensor) -> str:
+    """One line of facts about a tensor: its name, shape, dtype and device."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{name:<6} {list(tensor.shape)}  {dtype}  {tensor.device}"
+
+
+def value_error(
+    where: str, argument: str, rule: str, got: object, *, facts: Sequence[str] = (), hint: str | None = None
+) -> ValueError:
+    """A ``ValueError`` whose first line reads ``where: argument must rule; got got.``"""
+    return ValueError(_sentence(where, argument, rule, got, facts, hint))
+
+
+def type_error(
+    where: str, argument: str, rule: str, got: object, *, facts: Sequence[str] = (), hint: str | None = None
+) -> TypeError:
+    """A ``TypeError`` whose first line reads ``where: argument must rule; got got.``"""
+    return TypeError(_sentence(where, argument, rule, got, facts, hint))
+
+
+def unsupported(where: str, what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
+    """An `UnsupportedError` that lists all ``reasons`` why ``what`` cannot be had."""
+    lines = [f"{where}: {what} cannot run these inputs:", *(f"    - {reason}" for reason in reasons)]
+    if hint:
+        lines.append(f"Hint: {hint}")
+    return UnsupportedError("\n".join(lines), tuple(reasons))
+
+
+def missing_extra(where: str, package: str, extra: str) -> ImportError:
+    """An ``ImportError`` that says which extra of saccade brings a package that is not installed."""
+    return ImportError(
+        f"{where}: {package} must be installed; got no such package.\nHint: pip install 'saccade[{extra}]'"
+    )
+
+
+def _sentence(where: str, argument: str, rule: str, got: object, facts: Sequence[str], hint: str | None) -> str:
+    lines = [f"{where}: {argument} must {rule}; got {got}.", *(f"    {fact}" for fact in facts)]
+    if hint:
+        lines.append(f"Hint: {hint}")
+    return "\n".join(lines)
