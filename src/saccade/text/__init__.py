@@ -2,6 +2,6 @@
 
 from saccade.text.labels import shorten, visible
 from saccade.text.merging import merge
-from saccade.text.words import Word, words
+from saccade.text.reading import Word, words
 
 __all__ = ["Word", "words", "merge", "visible", "shorten"]

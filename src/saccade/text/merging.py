@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from saccade.errors import type_error, value_error
-from saccade.text.words import Word
+from saccade.text.reading import Word
 
 __all__ = ["merge"]
 
