@@ -1,0 +1,29 @@
+"""WHO may attend to whom: rules on positions, and their algebra. True = may attend."""
+
+from saccade.masks.base import And, Mask, Not, Or
+from saccade.masks.causal import Causal
+from saccade.masks.convert import as_mask, from_key_padding_mask
+from saccade.masks.dense import Dense
+from saccade.masks.documents import Documents
+from saccade.masks.full import Full
+from saccade.masks.global_tokens import Global
+from saccade.masks.padding import Padding
+from saccade.masks.predicate import Predicate
+from saccade.masks.window import Window
+
+__all__ = [
+    "Mask",
+    "And",
+    "Or",
+    "Not",
+    "Full",
+    "Causal",
+    "Window",
+    "Global",
+    "Padding",
+    "Documents",
+    "Predicate",
+    "Dense",
+    "as_mask",
+    "from_key_padding_mask",
+]

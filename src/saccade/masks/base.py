@@ -1,0 +1,284 @@
+"""Mask: a rule that says who may attend to whom, and the algebra of such rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from saccade import plan as plans
+from saccade.errors import type_error, value_error
+from saccade.plan import Box, Groups, Plan
+from saccade.spans import Bounds, Universe
+
+__all__ = ["And", "Mask", "Not", "Or"]
+
+_LARGEST_PICTURE = 128
+
+
+class Mask(ABC):
+    """Who may attend to whom, as a rule on *positions*: ``allows(b, h, q, kv)`` is its definition.
+
+    Masks are small frozen values. They combine with ``&``, ``|`` and ``~``; a module owns a pattern, a call brings
+    the facts of its batch, and the two are joined with ``&``. A subclass must define `allows`; the other methods
+    only say what the rule knows about itself, so that far fewer pairs need to be looked at. A rule that says
+    nothing is still exact.
+
+    Any mask is also a ``mask_mod`` for FlexAttention: it can be called with ``(b, h, q, kv)``.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(batch items, heads) that the rule tells apart; 1 means that all are alike."""
+        return (1, 1)
+
+    @property
+    def is_value(self) -> bool:
+        """True if two equal masks always allow the same pairs, so that plans may be kept."""
+        return True
+
+    @abstractmethod
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        """True where query position ``q`` may attend to key position ``kv``.
+
+        Args:
+            b, h: int64 indices of batch items and heads.
+            q, kv: int64 positions. All four broadcast against each other.
+
+        Returns:
+            bool, of the broadcast shape (or one that broadcasts to it).
+        """
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        """Keys that some row of each group needs, and keys that all its rows have; default: (everything, nothing)."""
+        del groups
+        return Bounds.unknown(keys)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        """True or False where the rule is constant on a box; else a key such that equal keys mean equal contents."""
+        return (self, box)
+
+    def cuts(self, batch: int) -> Sequence[int]:
+        """Query positions before which a group of rows would like to end, for one batch item or `plan.ALL`."""
+        del batch
+        return ()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors that the rule reads, so that autograd can notice if they change before the backward pass."""
+        return ()
+
+    def to_dense(
+        self,
+        q_len: int,
+        kv_len: int | None = None,
+        *,
+        batch: int | None = None,
+        heads: int | None = None,
+        q_positions: Tensor | None = None,
+        kv_positions: Tensor | None = None,
+    ) -> Tensor:
+        """The rule written out: bool ``[batch, heads, q_len, kv_len]``.
+
+        Args:
+            q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
+            batch, heads: sizes; what the rule tells apart when None.
+            q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here.
+                By default key j stands at j and query i at ``kv_len - q_len + i``.
+
+        Cost: O(batch * heads * q_len * kv_len) memory; for looking and for tests.
+        """
+        kv_len = q_len if kv_len is None else kv_len
+        batch = self.shape[0] if batch is None else batch
+        heads = self.shape[1] if heads is None else heads
+        q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
+        kv = torch.arange(kv_len) if kv_positions is None else kv_positions
+        allowed = self.allows(
+            torch.arange(batch)[:, None, None, None],
+            torch.arange(heads)[None, :, None, None],
+            q.reshape(-1, 1, q_len, 1),
+            kv.reshape(-1, 1, 1, kv_len),
+        )
+        if q_positions is not None:
+            allowed = allowed & (q_positions.reshape(-1, 1, q_len, 1) >= 0)
+        if kv_positions is not None:
+            allowed = allowed & (kv_positions.reshape(-1, 1, 1, kv_len) >= 0)
+        return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
+
+    def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
+        """The tiles that hold all allowed pairs, for default positions. Cost: see `saccade.plan.make`."""
+        kv_len = q_len if kv_len is None else kv_len
+        shape = (self.shape[0] if batch is None else batch, max(heads, self.shape[1]), q_len, kv_len)
+        return plan_of(self, shape, kv_len - q_len, 0)
+
+    def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:
+        """The matrix as text, a row per query: ``1`` may attend, ``.`` may not. At most 128 rows and columns."""
+        kv_len = q_len if kv_len is None else kv_len
+        if not (0 <= q_len <= _LARGEST_PICTURE and 0 <= kv_len <= _LARGEST_PICTURE):
+            rule = f"be 0 to {_LARGEST_PICTURE}"
+            raise value_error("Mask.picture", "q_len and kv_len", rule, f"{q_len} and {kv_len}")
+        rows = self.to_dense(q_len, kv_len, batch=max(self.shape[0], batch + 1), heads=max(self.shape[1], head + 1))
+        return "\n".join(" ".join("1" if seen else "." for seen in row) for row in rows[batch, head].tolist())
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        """Same as `allows`."""
+        return self.allows(b, h, q, kv)
+
+    def __and__(self, other: Mask) -> Mask:
+        return And((self, _checked(other, "&")))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or((self, _checked(other, "|")))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joined(Mask):
+    """Several rules as one; nested joints of the same kind are flattened."""
+
+    parts: tuple[Mask, ...]
+
+    def __post_init__(self) -> None:
+        flat: list[Mask] = []
+        for part in self.parts:
+            flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
+        object.__setattr__(self, "parts", tuple(flat))
+        for axis, name in enumerate(("batch items", "heads")):
+            sizes = {part.shape[axis] for part in flat} - {1}
+            if len(sizes) > 1:
+                rule = f"tell apart the same number of {name} (or none)"
+                raise value_error("masks", "masks that are joined", rule, sorted(sizes))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (max(part.shape[0] for part in self.parts), max(part.shape[1] for part in self.parts))
+
+    @property
+    def is_value(self) -> bool:
+        return all(part.is_value for part in self.parts)
+
+    def cuts(self, batch: int) -> Sequence[int]:
+        return [cut for part in self.parts for cut in part.cuts(batch)]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for part in self.parts for tensor in part.tensors())
+
+    def _joined_residual(self, box: Box, absorbing: bool, sign: str) -> bool | Hashable:
+        keys = []
+        for part in self.parts:
+            residual = part.residual(box)
+            if residual is absorbing:
+                return absorbing
+            if not isinstance(residual, bool):
+                keys.append(residual)
+        if not keys:
+            return not absorbing
+        return keys[0] if len(keys) == 1 else (sign, *keys)
+
+    def _text(self, sign: str) -> str:
+        return f" {sign} ".join(f"({part})" if isinstance(part, _Joined) else str(part) for part in self.parts)
+
+
+class And(_Joined):
+    """Pairs that every part allows; written ``a & b``."""
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        allowed = self.parts[0].allows(b, h, q, kv)
+        for part in self.parts[1:]:
+            allowed = allowed & part.allows(b, h, q, kv)
+        return allowed
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        bounds = self.parts[0].bounds(groups, keys)
+        for part in self.parts[1:]:
+            bounds = bounds.both(part.bounds(groups, keys), keys)
+        return bounds
+
+    def residual(self, box: Box) -> bool | Hashable:
+        return self._joined_residual(box, False, "&")
+
+    def __repr__(self) -> str:
+        return self._text("&")
+
+
+class Or(_Joined):
+    """Pairs that some part allows; written ``a | b``."""
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        allowed = self.parts[0].allows(b, h, q, kv)
+        for part in self.parts[1:]:
+            allowed = allowed | part.allows(b, h, q, kv)
+        return allowed
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        bounds = self.parts[0].bounds(groups, keys)
+        for part in self.parts[1:]:
+            bounds = bounds.either(part.bounds(groups, keys), keys)
+        return bounds
+
+    def residual(self, box: Box) -> bool | Hashable:
+        return self._joined_residual(box, True, "|")
+
+    def __repr__(self) -> str:
+        return self._text("|")
+
+
+@dataclasses.dataclass(frozen=True)
+class Not(Mask):
+    """Pairs that the other rule does not allow; written ``~a``."""
+
+    part: Mask
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.part.shape
+
+    @property
+    def is_value(self) -> bool:
+        return self.part.is_value
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return ~self.part.allows(b, h, q, kv)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        return self.part.bounds(groups, keys).inverted(keys)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        residual = self.part.residual(box)
+        return not residual if isinstance(residual, bool) else ("~", residual)
+
+    def cuts(self, batch: int) -> Sequence[int]:
+        return self.part.cuts(batch)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.part.tensors()
+
+    def __invert__(self) -> Mask:
+        return self.part
+
+    def __repr__(self) -> str:
+        return f"~({self.part})" if isinstance(self.part, _Joined) else f"~{self.part}"
+
+
+def _checked(other: object, sign: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    hint = "wrap a bool tensor as masks.Dense(tensor) and a function as masks.Predicate(function)"
+    raise type_error("masks", sign, "join two masks", type(other).__name__, hint=hint)
+
+
+def plan_of(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int) -> Plan:
+    """The plan of a mask, kept for the next call if the mask is a value."""
+    if mask.is_value:
+        return _kept_plan(mask, shape, q_first, kv_first)
+    return plans.make(mask, shape, q_first=q_first, kv_first=kv_first)
+
+
+@lru_cache(maxsize=256)
+def _kept_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int) -> Plan:
+    return plans.make(mask, shape, q_first=q_first, kv_first=kv_first)

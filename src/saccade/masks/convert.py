@@ -1,0 +1,92 @@
+"""What users hand over as a mask, made into a `Mask`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.masks.base import Mask
+from saccade.masks.dense import Dense
+from saccade.masks.full import Full
+from saccade.masks.padding import Padding
+from saccade.masks.predicate import Predicate
+
+__all__ = ["as_mask", "from_key_padding_mask"]
+
+_FULL = Full()
+
+
+def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Mask:
+    """A `Mask` from anything that is accepted as one.
+
+    Args:
+        mask: None, a `Mask`, a bool tensor, or a function ``(b, h, q, kv) -> bool``.
+        shape: (batch, heads, q_len, kv_len) that it must fit.
+        where: the user's function, for the error message.
+
+    Raises:
+        TypeError: a float or integer tensor, or something else altogether.
+        ValueError: a shape that does not fit.
+    """
+    if mask is None:
+        return _FULL
+    if isinstance(mask, Mask):
+        for axis, name in enumerate(("batch items", "heads")):
+            if mask.shape[axis] not in (1, shape[axis]):
+                rule = f"tell apart 1 or {shape[axis]} {name}"
+                raise value_error(where, "mask", rule, mask.shape[axis], facts=[f"mask   {mask}"])
+        return mask
+    if isinstance(mask, Tensor):
+        return _from_tensor(mask, shape, where)
+    if callable(mask):
+        return Predicate(mask)
+    rule = "be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool"
+    raise type_error(where, "mask", rule, type(mask).__name__)
+
+
+def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> Mask:
+    if mask.dtype != torch.bool:
+        hint = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
+        got = str(mask.dtype).removeprefix("torch.")
+        raise type_error(where, "mask", "be bool, True = may attend", got, hint=hint)
+    dense = Dense(mask)
+    pairs = zip(dense.allowed.shape, shape, strict=True)
+    if any(own not in (1, expected) for own, expected in pairs):
+        batch, heads, q_len, kv_len = shape
+        rule = f"have shape [{q_len}, {kv_len}], [{batch}, {q_len}, {kv_len}] or broadcast to {list(shape)}"
+        raise value_error(where, "mask", rule, list(mask.shape))
+    return dense
+
+
+def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
+    """The mask for a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*.
+
+    Args:
+        key_padding_mask: bool ``[batch, kv_len]``, True at padding. Elsewhere in saccade True means *may attend*;
+            the inversion happens here and nowhere else.
+
+    Returns:
+        A `Padding` where the tokens of every item stand together at one side, else a `Dense` mask.
+
+    Raises:
+        TypeError: not a bool tensor.
+        ValueError: not of two dimensions.
+    """
+    where = "from_key_padding_mask"
+    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
+        got = getattr(key_padding_mask, "dtype", type(key_padding_mask).__name__)
+        hint = "True marks padding; float masks that are added to scores go to bias"
+        raise type_error(where, "key_padding_mask", "be a bool tensor", got, hint=hint)
+    if key_padding_mask.dim() != 2:
+        got = list(key_padding_mask.shape)
+        raise value_error(where, "key_padding_mask", "have shape [batch, kv_len]", got)
+    is_token = ~key_padding_mask
+    kv_len = is_token.shape[1]
+    lengths = is_token.sum(1)
+    index = torch.arange(kv_len, device=is_token.device)
+    if lengths.numel() and torch.equal(is_token, index < lengths[:, None]):
+        return Padding(lengths)
+    if lengths.numel() and torch.equal(is_token, index >= kv_len - lengths[:, None]):
+        return Padding(lengths, side="left", padded_len=kv_len)
+    return Dense(is_token[:, None, None, :])

@@ -1,0 +1,78 @@
+"""Dense: a mask given as a tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.masks.base import Mask
+
+__all__ = ["Dense"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense(Mask):
+    """The matrix itself, as a bool tensor; True = may attend.
+
+    Row r of a tensor with L rows and S columns stands at position S - L + r (bottom-right), column c at c. Positions
+    outside see nothing and are not seen. A size of 1 holds for every batch item, head, row or column.
+
+    >>> print(Dense(torch.tensor([[True, False], [True, True]])).picture(2))
+    1 .
+    1 1
+
+    Args:
+        allowed: bool ``[q, kv]``, ``[batch, q, kv]`` or ``[batch, heads, q, kv]``. It is kept, not copied.
+
+    Raises:
+        TypeError: not a bool tensor.
+        ValueError: more than four dimensions.
+    """
+
+    allowed: Tensor
+
+    def __post_init__(self) -> None:
+        allowed = self.allowed
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
+            got = str(getattr(allowed, "dtype", type(allowed).__name__)).removeprefix("torch.")
+            hint = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
+            raise type_error("Dense", "allowed", "be a bool tensor, True = may attend", got, hint=hint)
+        if allowed.dim() > 4:
+            raise value_error("Dense", "allowed", "have at most 4 dimensions", list(allowed.shape))
+        if allowed.dim() == 3:
+            allowed = allowed[:, None]
+        object.__setattr__(self, "allowed", allowed.reshape((1,) * (4 - allowed.dim()) + allowed.shape))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.allowed.shape[0], self.allowed.shape[1])
+
+    @property
+    def is_value(self) -> bool:
+        return False
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        allowed = self.allowed.to(q.device)
+        batch, heads, rows, columns = allowed.shape
+        if 0 in allowed.shape:
+            return (b != b) | (h != h) | (q != q) | (kv != kv)
+        inside = (q == q) & (kv == kv)
+        row, column = torch.zeros_like(q), torch.zeros_like(kv)
+        if rows > 1:
+            row = q - (columns - rows if columns > 1 else 0)
+            inside = inside & (row >= 0) & (row < rows)
+        if columns > 1:
+            column = kv
+            inside = inside & (kv >= 0) & (kv < columns)
+        item = b if batch > 1 else torch.zeros_like(b)
+        head = h if heads > 1 else torch.zeros_like(h)
+        return allowed[item, head, row.clamp(0, rows - 1), column.clamp(0, columns - 1)] & inside
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.allowed,)
+
+    def __repr__(self) -> str:
+        return f"Dense(shape={list(self.allowed.shape)})"

@@ -1,0 +1,171 @@
+"""Documents: several texts packed into one sequence, none of which sees another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.masks.base import Mask
+from saccade.plan import ALL, Box, Groups
+from saccade.spans import Bounds, Ints, Spans, Universe
+
+__all__ = ["Documents"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents(Mask):
+    """Tokens attend within their own document; ``rule`` counts positions from each document's start.
+
+    With a rule, packed equals padded equals one by one: write ``Documents(lengths, rule=Causal() & ...)`` rather
+    than joining with ``&``, which would count positions from the start of the whole sequence.
+
+    >>> print(Documents([2, 3]).picture(5))
+    1 1 . . .
+    1 1 . . .
+    . . 1 1 1
+    . . 1 1 1
+    . . 1 1 1
+    >>> from saccade.masks import Causal
+    >>> print(Documents([2, 2], rule=Causal()).picture(4))
+    1 . . .
+    1 1 . .
+    . . 1 .
+    . . 1 1
+
+    Args:
+        lengths: lengths of the documents, in order, for all batch items alike; or one such list per batch item.
+            A position past the last document belongs to none: it sees nothing and is seen by nothing.
+        rule: who may attend to whom inside a document; everyone when None.
+
+    Raises:
+        ValueError: negative lengths, or none at all.
+        TypeError: a rule that is not a mask.
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    rule: Mask | None
+
+    def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
+        given = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        if given and all(isinstance(n, int) for n in given):
+            given = [given]
+        items = tuple(tuple(item.tolist() if isinstance(item, Tensor) else item) for item in given)
+        fine = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for item in items for n in item)
+        if not items or not fine:
+            raise value_error("Documents", "lengths", "be ints of at least 0", given)
+        if rule is not None and not isinstance(rule, Mask):
+            raise type_error("Documents", "rule", "be a mask or None", type(rule).__name__)
+        if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
+            expected = f"tell apart 1 or {len(items)} batch items"
+            raise value_error("Documents", "rule", expected, rule.shape[0])
+        object.__setattr__(self, "lengths", items)
+        object.__setattr__(self, "rule", rule)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        batch, heads = (1, 1) if self.rule is None else self.rule.shape
+        return (max(batch, len(self.lengths)), heads)
+
+    @property
+    def is_value(self) -> bool:
+        return self.rule is None or self.rule.is_value
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        item = b if len(self.lengths) > 1 else torch.zeros_like(b)
+        table = _table(self.lengths).to(q.device)  # [items, positions + 2, (document, start)]
+        last = table.shape[1] - 1
+        # Row 0 of the table stands for every position before the first document, the last row for those after.
+        own, other = (table[item, (x + 1).clamp(0, last)] for x in (q, kv))
+        together = (own[..., 0] == other[..., 0]) & (own[..., 0] >= 0)
+        if self.rule is None:
+            return together
+        return together & self.rule.allows(b, h, q - own[..., 1], kv - other[..., 1])
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        if len(self.lengths) > 1 and (groups.batch == ALL).any():
+            return Bounds.unknown(keys)
+        start, stop, one = self._spans(groups)
+        inside = Spans.within(keys, start, stop)
+        apart = Bounds(inside, Spans.nothing(keys))
+        if self.rule is None:
+            return Bounds(inside, inside).where(one, apart)
+        first = np.clip(keys.first - start, 0, stop - start)
+        own = Universe(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
+        inner = self.rule.bounds(Groups(groups.batch, groups.first - start, groups.last - start), own)
+        within = Bounds(inner.needed.shifted(start, keys), inner.sure.shifted(start, keys))
+        return within.where(one, apart)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        if len(self.lengths) > 1 and box.batch == ALL:
+            return (self, box)
+        ends = np.asarray([[box.rows.start, box.keys.start], [box.rows.stop - 1, box.keys.stop - 1]])
+        groups = Groups(np.full(2, box.batch), ends[0], ends[1])
+        start, stop, one = self._spans(groups)
+        if start[0] >= stop[1] or start[1] >= stop[0]:
+            return False
+        if not one.all() or start[0] != start[1]:
+            return (self, box)
+        if self.rule is None:
+            return True
+        offset = int(start[0])
+        rows = range(box.rows.start - offset, box.rows.stop - offset)
+        return self.rule.residual(Box(box.batch, rows, range(box.keys.start - offset, box.keys.stop - offset)))
+
+    def cuts(self, batch: int) -> Sequence[int]:
+        if len(self.lengths) == 1:
+            items = [self.lengths[0]]
+        else:
+            items = list(self.lengths) if batch == ALL else [self.lengths[batch]]
+        inner = () if self.rule is None else self.rule.cuts(batch)
+        edges: set[int] = set()
+        for item in items:
+            start = 0
+            for length in item:
+                edges.update(start + cut for cut in (0, *inner) if 0 <= cut < length)
+                start += length
+            edges.add(start)
+        return sorted(edges)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self.rule is None else self.rule.tensors()
+
+    def _spans(self, groups: Groups) -> tuple[Ints, Ints, np.ndarray]:  # type: ignore[type-arg]
+        """Per group: start of the first document it touches, end of the last, and whether it lies in just one."""
+        start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
+        one = np.zeros(groups.first.shape, dtype=bool)
+        items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
+        for item in np.unique(items).tolist():
+            own = items == item
+            lengths = np.asarray([n for n in self.lengths[item] if n > 0], dtype=np.int64)
+            ends = np.cumsum(lengths)
+            total = int(lengths.sum())
+            first, last = groups.first[own], groups.last[own]
+            touches = (first < total) & (last >= 0)
+            if not total:
+                continue
+            low = np.searchsorted(ends, np.clip(first, 0, total - 1), side="right")
+            high = np.searchsorted(ends, np.clip(last, 0, total - 1), side="right")
+            start[own] = np.where(touches, ends[low] - lengths[low], 0)
+            stop[own] = np.where(touches, ends[high], 0)
+            one[own] = (low == high) & (first >= 0) & (last < total)
+        return start, stop, one
+
+
+@lru_cache(maxsize=8)
+def _table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
+    """int64 [items, 1 + positions + 1, 2]: document and its start, by position + 1; document -1 outside."""
+    longest = max(sum(item) for item in lengths)
+    table = np.full((len(lengths), longest + 2, 2), -1, dtype=np.int64)
+    table[..., 1] = 0
+    for row, item in zip(table, lengths, strict=True):
+        sizes = np.asarray(item, dtype=np.int64)
+        inside = row[1 : 1 + int(sizes.sum())]
+        inside[:, 0] = np.repeat(np.arange(len(sizes)), sizes)
+        inside[:, 1] = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return torch.from_numpy(table)

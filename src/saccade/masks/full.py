@@ -1,0 +1,37 @@
+"""Full: everyone may attend to everyone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from saccade.masks.base import Mask
+from saccade.plan import Box, Groups
+from saccade.spans import Bounds, Spans, Universe
+
+__all__ = ["Full"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Mask):
+    """Every query may attend to every key; what ``mask=None`` means.
+
+    >>> print(Full().picture(2, 3))
+    1 1 1
+    1 1 1
+    """
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        # Written with q and kv so that it broadcasts like every other rule, also under vmap.
+        del b, h
+        return (q == q) & (kv == kv)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        del groups
+        return Bounds(Spans.everything(keys), Spans.everything(keys))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        del box
+        return True

@@ -1,0 +1,110 @@
+"""Global: a few tokens that see everyone, and whom everyone sees."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import value_error
+from saccade.masks.base import Mask
+from saccade.plan import Box, Groups
+from saccade.spans import Bounds, Ints, Spans, Universe
+
+__all__ = ["Global"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Global(Mask):
+    """Tokens at ``positions`` see all keys, and all queries see them. Meant to be joined: ``window | Global([0])``.
+
+    >>> print(Global([1]).picture(4))
+    . 1 . .
+    1 1 1 1
+    . 1 . .
+    . 1 . .
+    >>> print(Global([1], sees=False).picture(3))
+    . 1 .
+    . 1 .
+    . 1 .
+
+    Args:
+        positions: where the tokens stand; ints of at least 0.
+        sees: a global token may attend to every key.
+        seen: every query may attend to a global token.
+
+    Raises:
+        ValueError: a negative or non-integer position, or neither ``sees`` nor ``seen``.
+
+    Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
+    """
+
+    positions: tuple[int, ...]
+    sees: bool = True
+    seen: bool = True
+
+    def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
+        given = positions.tolist() if isinstance(positions, Tensor) else list(positions)
+        for position in given:
+            if not isinstance(position, int) or isinstance(position, bool) or position < 0:
+                raise value_error("Global", "positions", "be ints of at least 0", repr(position))
+        if not (sees or seen):
+            raise value_error("Global", "sees or seen", "be true", "neither")
+        object.__setattr__(self, "positions", tuple(sorted(set(given))))
+        object.__setattr__(self, "sees", bool(sees))
+        object.__setattr__(self, "seen", bool(seen))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        del b, h
+        by_query = self._is_global(q) if self.sees else q != q
+        by_key = self._is_global(kv) if self.seen else kv != kv
+        return by_query | by_key
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        everything, nothing = Spans.everything(keys), Spans.nothing(keys)
+        seen = nothing
+        if self.seen:
+            for start, stop in self._runs():
+                seen = seen.union(Spans.within(keys, start, stop), keys)
+        if not self.sees:
+            return Bounds(seen, seen)
+        hits = self._count(groups.first, groups.last + 1)
+        return Bounds(
+            everything.where(hits > 0, seen), everything.where(hits == groups.last - groups.first + 1, seen)
+        )
+
+    def residual(self, box: Box) -> bool | Hashable:
+        rows = self._inside(box.rows) if self.sees else ()
+        columns = self._inside(box.keys) if self.seen else ()
+        if len(rows) == len(box.rows) or len(columns) == len(box.keys):
+            return True
+        if not rows and not columns:
+            return False
+        return (Global, len(box.rows), len(box.keys), rows, columns)
+
+    def cuts(self, batch: int) -> Sequence[int]:
+        del batch
+        return [edge for run in self._runs() for edge in run] if self.sees else []
+
+    def _is_global(self, x: Tensor) -> Tensor:
+        return (x[..., None] == torch.tensor(self.positions, dtype=torch.int64, device=x.device)).any(-1)
+
+    def _runs(self) -> list[tuple[int, int]]:
+        """Neighbouring positions joined: ends of runs are better cuts than ends of single positions."""
+        runs: list[tuple[int, int]] = []
+        for position in self.positions:
+            if runs and runs[-1][1] == position:
+                runs[-1] = (runs[-1][0], position + 1)
+            else:
+                runs.append((position, position + 1))
+        return runs
+
+    def _count(self, first: Ints, stop: Ints) -> Ints:
+        where = np.asarray(self.positions, dtype=np.int64)
+        return np.searchsorted(where, stop) - np.searchsorted(where, first)
+
+    def _inside(self, span: range) -> tuple[int, ...]:
+        return tuple(position - span.start for position in self.positions if position in span)

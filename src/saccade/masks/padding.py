@@ -1,0 +1,108 @@
+"""Padding: keys that are not tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import value_error
+from saccade.masks.base import Mask
+from saccade.plan import ALL, Box, Groups
+from saccade.spans import Bounds, Ints, Spans, Universe
+
+__all__ = ["Padding"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding(Mask):
+    """Only real tokens may be attended to: batch item b has ``lengths[b]`` of them.
+
+    A fact of the batch, to be joined with the pattern of a module: ``mha(x, mask=Padding(lengths))``. It hides
+    keys only; what the rows of padding tokens hold is up to the caller to ignore.
+
+    >>> print(Padding([2]).picture(3))
+    1 1 .
+    1 1 .
+    1 1 .
+    >>> print(Padding([2], side="left", padded_len=3).picture(3))
+    . 1 1
+    . 1 1
+    . 1 1
+
+    Args:
+        lengths: real tokens per batch item, at least 0 (ints or an int tensor).
+        side: where the padding stands, "right" (behind the tokens) or "left" (before them).
+        padded_len: the length that the items were padded to; needed for "left".
+
+    Raises:
+        ValueError: negative lengths, an unknown side, or "left" without a sufficient ``padded_len``.
+    """
+
+    lengths: tuple[int, ...]
+    side: Literal["right", "left"]
+    padded_len: int | None
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Tensor,
+        side: Literal["right", "left"] = "right",
+        padded_len: int | None = None,
+    ):
+        given = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        if not given or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in given):
+            raise value_error("Padding", "lengths", "be ints of at least 0, one per batch item", given)
+        if side not in ("right", "left"):
+            raise value_error("Padding", "side", "be 'right' or 'left'", repr(side))
+        if side == "left" and (padded_len is None or padded_len < max(given)):
+            hint = "where a left-padded item begins follows from the length that it was padded to"
+            rule = "be at least the longest item for side='left'"
+            raise value_error("Padding", "padded_len", rule, f"{padded_len} with lengths {given}", hint=hint)
+        object.__setattr__(self, "lengths", tuple(given))
+        object.__setattr__(self, "side", side)
+        object.__setattr__(self, "padded_len", padded_len if side == "left" else None)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (len(self.lengths), 1)
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        del h, q
+        item = b if len(self.lengths) > 1 else torch.zeros_like(b)
+        start, stop = (torch.as_tensor(edge, device=kv.device)[item] for edge in self._edges())
+        return (kv >= start) & (kv < stop)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        start, stop = self._edges()
+        if len(self.lengths) == 1:
+            start, stop = start[0], stop[0]
+        else:
+            together = groups.batch == ALL
+            if together.any():
+                needed = Spans.within(keys, start.min(), stop.max())
+                sure = Spans.within(keys, start.max(), np.maximum(start.max(), stop.min()))
+                if together.all():
+                    return Bounds(needed, sure)
+            start, stop = start[groups.batch], stop[groups.batch]
+        own = Spans.within(keys, start, stop)
+        return Bounds(own, own)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        start, stop = self._edges()
+        if len(self.lengths) > 1 and box.batch != ALL:
+            start, stop = start[box.batch : box.batch + 1], stop[box.batch : box.batch + 1]
+        if box.keys.start >= start.max() and box.keys.stop <= stop.min():
+            return True
+        if box.keys.stop <= start.min() or box.keys.start >= stop.max():
+            return False
+        return (self, box.batch, box.keys)
+
+    def _edges(self) -> tuple[Ints, Ints]:
+        lengths = np.asarray(self.lengths, dtype=np.int64)
+        if self.side == "left" and self.padded_len is not None:
+            return self.padded_len - lengths, np.full_like(lengths, self.padded_len)
+        return np.zeros_like(lengths), lengths

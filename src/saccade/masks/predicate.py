@@ -1,0 +1,47 @@
+"""Predicate: any function as a mask."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from torch import Tensor
+
+from saccade.errors import type_error
+from saccade.masks.base import Mask
+
+__all__ = ["Predicate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicate(Mask):
+    """The rule is a function ``(b, h, q, kv) -> bool`` of tensors that broadcast (FlexAttention's ``mask_mod``).
+
+    Exact like every mask, but it knows nothing about itself: all pairs are looked at, a few rows at a time.
+
+    >>> print(Predicate(lambda b, h, q, kv: (q + kv) % 2 == 0).picture(3))
+    1 . 1
+    . 1 .
+    1 . 1
+
+    Args:
+        function: of int64 tensors; may depend on the batch item and the head.
+
+    Raises:
+        TypeError: not callable.
+    """
+
+    function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            got = type(self.function).__name__
+            raise type_error("Predicate", "function", "be callable as (b, h, q, kv) -> bool", got)
+
+    @property
+    def is_value(self) -> bool:
+        # What the function reads may change between two calls.
+        return False
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return self.function(b, h, q, kv)

@@ -1,0 +1,76 @@
+"""Window: keys near the query."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from saccade.errors import value_error
+from saccade.masks.base import Mask
+from saccade.plan import Box, Groups
+from saccade.spans import Bounds, Spans, Universe
+
+__all__ = ["Window"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window(Mask):
+    """A query sees itself, ``left`` keys before it and ``right`` keys after it.
+
+    >>> print(Window(2, 0).picture(5))
+    1 . . . .
+    1 1 . . .
+    1 1 1 . .
+    . 1 1 1 .
+    . . 1 1 1
+    >>> print(Window(1, 1).picture(4))
+    1 1 . .
+    1 1 1 .
+    . 1 1 1
+    . . 1 1
+
+    Args:
+        left, right: numbers of keys *besides* the query's own position, at least 0; None means no limit.
+
+    Raises:
+        ValueError: a negative or non-integer width.
+    """
+
+    left: int | None
+    right: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("left", "right"):
+            width = getattr(self, name)
+            if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 0):
+                hint = "it counts the keys on that side besides the query's own; None means no limit"
+                raise value_error("Window", name, "be an int of at least 0, or None", repr(width), hint=hint)
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        del b, h
+        distance = q - kv
+        if self.left is None:
+            return distance == distance if self.right is None else distance >= -self.right
+        near = distance <= self.left
+        return near if self.right is None else near & (distance >= -self.right)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        def between(low_row: object, high_row: object) -> Spans:
+            first = keys.first if self.left is None else low_row - self.left  # type: ignore[operator]
+            stop = keys.stop if self.right is None else high_row + self.right + 1  # type: ignore[operator]
+            return Spans.within(keys, first, stop)
+
+        return Bounds(between(groups.first, groups.last), between(groups.last, groups.first))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        least = box.rows.start - (box.keys.stop - 1)
+        most = box.rows.stop - 1 - box.keys.start
+        low = least if self.right is None else -self.right
+        high = most if self.left is None else self.left
+        if low <= least and most <= high:
+            return True
+        if most < low or least > high:
+            return False
+        return (self, len(box.rows), len(box.keys), box.rows.start - box.keys.start)

@@ -1,0 +1,157 @@
+"""Sets of keys as sorted ranges, many sets at once, and bounds on them.
+
+A `Spans` holds one set of integers per *row group*, as a structure of arrays: ``starts`` and ``ends`` of shape
+``[groups, slots]``, half-open, sorted, disjoint, empty slots last. Two operations are enough, union and complement;
+everything else follows. Each costs O(groups * slots) in NumPy, whatever the number of keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Bounds", "Ints", "Spans", "Universe"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class Universe(NamedTuple):
+    """The keys that exist for each row group: ``first <= key < stop``, both int64 ``[groups]``."""
+
+    first: Ints
+    stop: Ints
+
+
+class Spans(NamedTuple):
+    """One set of keys per row group: ``starts`` and ``ends``, int64 ``[groups, slots]``."""
+
+    starts: Ints
+    ends: Ints
+
+    @classmethod
+    def within(cls, universe: Universe, first: Ints | int, stop: Ints | int) -> Spans:
+        """The keys ``first <= key < stop`` of each group, cut to its universe."""
+        starts = np.clip(first, universe.first, universe.stop)
+        ends = np.clip(stop, starts, universe.stop)
+        return cls(*_packed(starts[:, None], ends[:, None], universe))
+
+    @classmethod
+    def everything(cls, universe: Universe) -> Spans:
+        """All keys of each group's universe."""
+        return cls(universe.first[:, None], universe.stop[:, None])
+
+    @classmethod
+    def nothing(cls, universe: Universe) -> Spans:
+        """No keys."""
+        return cls(universe.stop[:, None], universe.stop[:, None])
+
+    def union(self, other: Spans, universe: Universe) -> Spans:
+        """Keys in either."""
+        starts = np.concatenate([self.starts, other.starts], axis=1)
+        ends = np.concatenate([self.ends, other.ends], axis=1)
+        return Spans(*_packed(starts, ends, universe))
+
+    def complement(self, universe: Universe) -> Spans:
+        """Keys of the universe that are not in the set: the gaps between the ranges."""
+        starts = np.concatenate([universe.first[:, None], self.ends], axis=1)
+        ends = np.concatenate([self.starts, universe.stop[:, None]], axis=1)
+        return Spans(*_packed(starts, ends, universe))
+
+    def intersection(self, other: Spans, universe: Universe) -> Spans:
+        """Keys in both (De Morgan)."""
+        gaps = self.complement(universe).union(other.complement(universe), universe)
+        return gaps.complement(universe)
+
+    def minus(self, other: Spans, universe: Universe) -> Spans:
+        """Keys in the first and not in the second."""
+        return self.complement(universe).union(other, universe).complement(universe)
+
+    def where(self, choose: npt.NDArray[np.bool_], other: Spans) -> Spans:
+        """The own set where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        slots = max(self.starts.shape[1], other.starts.shape[1])
+        a, b = self._widened(slots), other._widened(slots)
+        return Spans(
+            np.where(choose[:, None], a.starts, b.starts),
+            np.where(choose[:, None], a.ends, b.ends),
+        )
+
+    def shifted(self, offset: Ints, universe: Universe) -> Spans:
+        """Each group's set moved by its ``offset`` and cut to a universe."""
+        starts = np.clip(self.starts + offset[:, None], universe.first[:, None], universe.stop[:, None])
+        ends = np.clip(self.ends + offset[:, None], universe.first[:, None], universe.stop[:, None])
+        return Spans(*_packed(starts, ends, universe))
+
+    def sizes(self) -> Ints:
+        """How many keys each set holds, int64 ``[groups]``."""
+        return (self.ends - self.starts).sum(axis=1)
+
+    def ranges(self, group: int) -> list[range]:
+        """The non-empty ranges of one group."""
+        pairs = zip(self.starts[group].tolist(), self.ends[group].tolist(), strict=True)
+        return [range(start, end) for start, end in pairs if start < end]
+
+    def _widened(self, slots: int) -> Spans:
+        # An empty slot repeats the end of the last one, which keeps the order and adds no key.
+        missing = slots - self.starts.shape[1]
+        if missing == 0:
+            return self
+        filler = np.repeat(self.ends[:, -1:], missing, axis=1)
+        return Spans(
+            np.concatenate([self.starts, filler], axis=1), np.concatenate([self.ends, filler], axis=1)
+        )
+
+
+def _packed(starts: Ints, ends: Ints, universe: Universe) -> tuple[Ints, Ints]:
+    """Sort the slots, join those that touch, and drop the empty ones."""
+    stop = universe.stop[:, None]
+    empty = starts >= ends
+    starts = np.where(empty, stop, starts)
+    ends = np.where(empty, stop, ends)
+    order = np.argsort(starts, axis=1, kind="stable")
+    starts = np.take_along_axis(starts, order, axis=1)
+    ends = np.maximum.accumulate(np.take_along_axis(ends, order, axis=1), axis=1)
+    opens = np.ones(starts.shape, dtype=bool)
+    opens[:, 1:] = starts[:, 1:] > ends[:, :-1]
+    segment = np.cumsum(opens, axis=1) - 1
+    slots = int(segment.max(initial=-1)) + 1
+    packed_starts = np.broadcast_to(stop, (len(starts), slots)).copy()
+    packed_ends = packed_starts.copy()
+    group = np.broadcast_to(np.arange(len(starts))[:, None], segment.shape)
+    packed_starts[group[opens], segment[opens]] = starts[opens]
+    closes = np.ones(starts.shape, dtype=bool)
+    closes[:, :-1] = opens[:, 1:]
+    packed_ends[group[closes], segment[closes]] = ends[closes]
+    # A last segment that starts at the universe's end holds nothing; it stays as an empty slot.
+    return packed_starts, packed_ends
+
+
+class Bounds(NamedTuple):
+    """What a rule knows about the keys of a row group: ``needed`` ⊇ keys some row sees, ``sure`` ⊆ keys all rows see."""
+
+    needed: Spans
+    sure: Spans
+
+    @classmethod
+    def unknown(cls, universe: Universe) -> Bounds:
+        """Nothing is known: any key may be needed, none is sure."""
+        return cls(Spans.everything(universe), Spans.nothing(universe))
+
+    def both(self, other: Bounds, universe: Universe) -> Bounds:
+        """Bounds of ``a & b``."""
+        return Bounds(
+            self.needed.intersection(other.needed, universe), self.sure.intersection(other.sure, universe)
+        )
+
+    def either(self, other: Bounds, universe: Universe) -> Bounds:
+        """Bounds of ``a | b``."""
+        return Bounds(self.needed.union(other.needed, universe), self.sure.union(other.sure, universe))
+
+    def inverted(self, universe: Universe) -> Bounds:
+        """Bounds of ``~a``: what no row needs is sure, what all rows have is not needed."""
+        return Bounds(self.sure.complement(universe), self.needed.complement(universe))
+
+    def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
+        """The own bounds where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        return Bounds(self.needed.where(choose, other.needed), self.sure.where(choose, other.sure))
