@@ -1,0 +1,23 @@
+"""saccade: attention as a matrix that you never have to build.
+
+The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`.
+"""
+
+from saccade import masks, mechanisms, nn
+from saccade.attention_matrix import AttentionMatrix, attention, attention_with_lse
+from saccade.errors import UnsupportedError
+from saccade.matrix import Matrix
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "attention",
+    "attention_with_lse",
+    "AttentionMatrix",
+    "Matrix",
+    "masks",
+    "mechanisms",
+    "nn",
+    "UnsupportedError",
+    "__version__",
+]

@@ -127,6 +127,12 @@ class Plan:
         return sum(_items(tile) * _heads(tile) * tile.height * tile.width for tile in self.tiles)
 
     @cached_property
+    def is_full(self) -> bool:
+        """True if every query may attend to every key."""
+        sure = all(strip.residual is True for tile in self.tiles for strip in tile.columns)
+        return sure and self.pairs == math.prod(self.shape)
+
+    @cached_property
     def covers_all_rows(self) -> bool:
         """True if every row of every batch item and head stands in some tile."""
         batch, heads, q_len, _ = self.shape

@@ -1,0 +1,290 @@
+"""AttentionMatrix = softmax(ScoreMatrix); attention() and attention_with_lse() in three lines each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.explanation import Explanation
+from saccade.kernels import choose
+from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.reference import normalised
+from saccade.masks import Mask
+from saccade.matrix import Block, Matrix
+from saccade.plan import Strip, Tile
+from saccade.score_matrix import ScoreMatrix
+from saccade.token_positions import Positions
+
+__all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse"]
+
+Impl = Literal["auto", "fused", "reference"]
+_BLOCK_ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 cache
+
+
+class AttentionMatrix(Matrix):
+    r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
+
+    .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
+              s_{ij} = \mathrm{softcap}(\mathrm{scale} \cdot q_i^\top k_j) + \mathrm{bias}_{ij}
+
+    where V(i) are the keys that query i may attend to. A row with none is 0.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``, float32, float64, bfloat16 or float16.
+        key: ``[batch, kv_heads, kv_len, head_dim]``; ``kv_heads`` divides ``heads``, and head h reads key head
+            ``h // (heads // kv_heads)``. Keys are never expanded in memory.
+        mask: who may attend to whom; None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
+            ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
+            ``(b, h, q, kv) -> bool``. True = may attend.
+        bias: added to the scores after the softcap; broadcastable to ``[batch, heads, q_len, kv_len]``.
+        scale: factor of the dot products; ``head_dim ** -0.5`` when None.
+        softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
+        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`.
+        q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
+            ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
+            ``kv_len - q_len + i`` (bottom-right).
+
+    Raises:
+        ValueError, TypeError: ingredients that do not fit together; before any work is done.
+
+    Cost: making it costs checks and a (kept) plan. ``A @ value`` runs the chosen kernel.
+
+    Example:
+        >>> q = k = torch.ones(1, 2, 4, 8)
+        >>> from saccade.masks import Causal
+        >>> AttentionMatrix(q, k, Causal())[0, 0, 1].tolist()
+        [0.5, 0.5, 0.0, 0.0]
+
+    Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        mask: object = None,
+        *,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        impl: Impl = "auto",
+        q_positions: Positions = None,
+        kv_positions: Positions = None,
+        where: str = "AttentionMatrix",
+    ):
+        self.scores = ScoreMatrix(
+            query,
+            key,
+            mask,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            where=where,
+        )
+        self.impl = impl
+        self._lse: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.scores.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.scores.query.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.scores.query.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.scores.key.shape[1]
+
+    @property
+    def mask(self) -> Mask:
+        """Who may attend to whom."""
+        return self.scores.rule
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        """``A @ value`` by the fastest exact kernel.
+
+        Args:
+            value: ``[batch, kv_heads, kv_len, value_dim]``; ``value_dim`` may differ from ``head_dim``.
+            dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
+            seed: of the dropout; drawn from torch's generator when None. The same seed drops the same
+                (batch item, head, query position, key position).
+
+        Returns:
+            ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
+        """
+        return self._product(value, dropout_p, seed)[0]
+
+    @property
+    def lse(self) -> Tensor:
+        """Natural log of each row's sum of exponentials, ``[batch, heads, q_len]``; -inf for an empty row.
+
+        float32, or float64 for float64 inputs. Cost: one product the first time, kept after that (with gradients,
+        one product each time).
+        """
+        if self._lse is not None and not self._wants_grad():
+            return self._lse
+        return choose(self.scores, 0.0, self.impl).kernel.run(self.scores, self.scores.key)[1]
+
+    def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
+        """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
+        choice = choose(self.scores, dropout_p, self.impl)
+        return Explanation.of(self.scores, choice, value_dim or self.scores.query.shape[3])
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        scores, bad = self.scores, None
+        if not (scores.plan.is_full or is_finite(scores.key.detach())):
+            isolated = isolate(scores, scores.key)
+            if isolated:
+                scores, bad = isolated.scores, isolated.by_key
+        for tile in scores.plan.tiles:
+            for piece in _pieces(tile, batch, head, rows):
+                weights, _ = normalised(scores.tile(piece))
+                (span,) = piece.rows
+                if bad is not None:
+                    marked = bad[piece.batch, piece.heads, span.start : span.stop, None]
+                    weights = weights.masked_fill(marked, math.nan)
+                columns = tuple(strip.keys for strip in piece.columns)
+                yield Block(piece.batch, piece.heads, span, columns, weights)
+
+    def _product(self, value: Tensor, dropout_p: float = 0.0, seed: int | None = None) -> tuple[Tensor, Tensor]:
+        self.scores.check_value(value)
+        if dropout_p:
+            _check_dropout(dropout_p, self.scores.where)
+        out, lse = choose(self.scores, dropout_p, self.impl).kernel.run(
+            self.scores, value, dropout_p=dropout_p, seed=seed
+        )
+        if not lse.requires_grad:
+            self._lse = lse
+        return out, lse
+
+    def _wants_grad(self) -> bool:
+        ingredients = (self.scores.query, self.scores.key, self.scores.bias)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in ingredients)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object = None,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    impl: Impl = "auto",
+    q_positions: Positions = None,
+    kv_positions: Positions = None,
+) -> Tensor:
+    """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key: ``[batch, kv_heads, kv_len, head_dim]``.
+        value: ``[batch, kv_heads, kv_len, value_dim]``.
+        mask, bias, scale, softcap, impl, q_positions, kv_positions: see `AttentionMatrix`.
+        dropout_p: probability that a weight is dropped; the caller passes 0 in evaluation.
+
+    Returns:
+        ``[batch, heads, q_len, value_dim]`` in the query's dtype; scores and softmax are computed in float32 or
+        wider. A row that may attend to nothing is exactly 0, its lse is -inf, its gradients are 0.
+
+    Raises:
+        ValueError, TypeError: ingredients that do not fit together.
+        UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
+
+    Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile with the
+    fused kernel, O(q_len · kv_len) with the reference. Exact: yes. Deterministic: yes.
+
+    Example:
+        >>> q = k = v = torch.ones(1, 2, 4, 8)
+        >>> attention(q, k, v).shape
+        torch.Size([1, 2, 4, 8])
+    """
+    # fmt: off
+    matrix = AttentionMatrix(
+        query, key, mask, bias=bias, scale=scale, softcap=softcap, impl=impl,
+        q_positions=q_positions, kv_positions=kv_positions, where="attention",
+    )
+    # fmt: on
+    return matrix._product(value, dropout_p)[0]
+
+
+def attention_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object = None,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    impl: Impl = "auto",
+    q_positions: Positions = None,
+    kv_positions: Positions = None,
+) -> tuple[Tensor, Tensor]:
+    """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
+
+    Two results over disjoint keys merge by it: ``lse = logaddexp(lse1, lse2)``,
+    ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64
+    inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
+    """
+    # fmt: off
+    matrix = AttentionMatrix(
+        query, key, mask, bias=bias, scale=scale, softcap=softcap, impl=impl,
+        q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
+    )
+    # fmt: on
+    return matrix._product(value, dropout_p)
+
+
+def _check_dropout(dropout_p: float, where: str) -> None:
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
+        raise type_error(where, "dropout_p", "be a float", type(dropout_p).__name__)
+    if not 0.0 <= dropout_p < 1.0:
+        raise value_error(where, "dropout_p", "be at least 0 and below 1", dropout_p)
+
+
+def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
+    """A tile in pieces of about `_BLOCK_ENTRIES`: all of it, or one head of one batch item, a few rows at a time."""
+    (span,) = tile.rows
+    if rows is not None:
+        span = range(max(span.start, rows.start), min(span.stop, rows.stop))
+    items, heads = tile.batch, tile.heads
+    if batch is not None:
+        items = slice(max(items.start, batch), min(items.stop, batch + 1))
+    if head is not None:
+        heads = slice(max(heads.start, head), min(heads.stop, head + 1))
+    if len(span) == 0 or items.start >= items.stop or heads.start >= heads.stop:
+        return
+    tile = tile._replace(batch=items, heads=heads, rows=(span,))
+    if (items.stop - items.start) * (heads.stop - heads.start) * tile.height * tile.width <= _BLOCK_ENTRIES:
+        yield tile
+        return
+    height = max(16, _BLOCK_ENTRIES // tile.width)
+    for b in range(items.start, items.stop):
+        for h in range(heads.start, heads.stop):
+            for start in range(span.start, span.stop, height):
+                few = range(start, min(start + height, span.stop))
+                columns = tile.columns if len(few) == tile.height else _asked_anew(tile.columns)
+                yield Tile(slice(b, b + 1), slice(h, h + 1), (few,), columns)
+
+
+def _asked_anew(columns: tuple[Strip, ...]) -> tuple[Strip, ...]:
+    """The same strips for fewer rows: residual keys named the contents for all rows, so they no longer hold."""
+    return tuple(
+        strip if strip.residual is True else Strip(strip.keys, ("rows of", strip.residual)) for strip in columns
+    )

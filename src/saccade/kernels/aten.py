@@ -1,0 +1,111 @@
+"""The only caller of torch's private flash operation for CPUs, guarded against what it does to unwary callers.
+
+``aten._scaled_dot_product_flash_attention_for_cpu`` returns the log-sum-exp and has a backward operation, both of
+which exact tiled attention needs and no public function offers. Seen in torch 2.13: zero lengths and zero heads end
+the *process*; a head dimension with a stride other than 1 is read out of bounds; a row whose keys are all masked gets
+lse 0 instead of -inf; -inf in the lse turns gradients to NaN; the causal flag aligns upper-left; widths of key and
+value must be equal; and head counts that do not divide are accepted with a meaningless result. Callers of this file
+hand over checked shapes; the rest is dealt with here.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+__all__ = ["backward", "forward", "is_available", "reads_groups"]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of one tile.
+
+    Args:
+        q: ``[B, H, R, D]``; k, v: ``[B, G, C, D]``; all with stride 1 in the last axis.
+        added: terms added to the scores, ``[B | 1, H | 1, R, C]``; -inf hides a pair.
+        empty: rows in which ``added`` hides every column, bool ``[B | 1, H | 1, R]``; None if there are none.
+        causal: hide column c from row r where c > r; only for R == C and ``added`` None.
+        scale: factor of the scores.
+
+    Returns:
+        Output ``[B, H, R, D]``, and the lse ``[B, H, R]`` in float32 (float64 for float64), -inf for empty rows.
+    """
+    if 0 in (*q.shape[:3], k.shape[2]):
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide)
+    k, v = _widened(q, k), _widened(q, v)
+    out, lse = _forward(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
+    return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    added: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of one tile with respect to q, k and v, in their shapes.
+
+    ``out`` and ``lse`` are those of the *complete* rows, of which the tile may hold a part; +inf in the lse gives a row
+    no gradient.
+    """
+    if 0 in (*q.shape[:3], k.shape[2]):
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    wide_k, wide_v = _widened(q, k), _widened(q, v)
+    gq, gk, gv = _backward(
+        grad_out, q, wide_k, wide_v, out, lse, 0.0, causal, attn_mask=added, scale=scale
+    )
+    if wide_k is not k:
+        gk, gv = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in (gk, gv))
+    return gq, gk, gv
+
+
+def _widened(q: Tensor, x: Tensor) -> Tensor:
+    """Keys or values with as many heads as the query, as a view, where torch cannot read groups itself."""
+    share = q.shape[1] // x.shape[1]
+    if share == 1 or reads_groups():
+        return x
+    return x[:, :, None].expand(-1, -1, share, -1, -1).flatten(1, 2)
+
+
+@cache
+def is_available() -> bool:
+    """Whether this torch has the operation, with the arguments that are used here, and it computes what it should."""
+    if _forward is None or _backward is None:
+        return False
+    x = torch.linspace(-1.0, 1.0, 24).reshape(1, 2, 3, 4)
+    try:
+        out, lse = _forward(x, x, x, 0.0, False, attn_mask=torch.zeros(1, 1, 3, 3), scale=0.5)
+        grad, _, _ = _backward(out, x, x, x, out, lse, 0.0, False, attn_mask=None, scale=0.5)
+    except (RuntimeError, TypeError):
+        return False
+    weights = (0.5 * x @ x.mT).softmax(-1)
+    return bool(torch.allclose(out, weights @ x, atol=1e-5)) and bool(torch.isfinite(grad).all())
+
+
+@cache
+def reads_groups() -> bool:
+    """Whether the operation itself lets several query heads share a key head (torch 2.13 does)."""
+    q = torch.linspace(-1.0, 1.0, 48).reshape(1, 4, 3, 4)
+    k = torch.linspace(1.0, -0.5, 24).reshape(1, 2, 3, 4)
+    wide = k.repeat_interleave(2, 1)
+    try:
+        out, lse = _forward(q, k, k, 0.0, False, attn_mask=None, scale=0.5)
+        expected, _ = _forward(q, wide, wide, 0.0, False, attn_mask=None, scale=0.5)
+        _, gk, _ = _backward(out, q, k, k, out, lse, 0.0, False, attn_mask=None, scale=0.5)
+    except (RuntimeError, TypeError):
+        return False
+    return gk.shape == k.shape and bool(torch.allclose(out, expected, atol=1e-6))
+
+
+_forward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)

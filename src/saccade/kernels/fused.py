@@ -1,0 +1,295 @@
+"""Torch's own flash operation, tile by tile over views: exact, linear memory, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from saccade.grouping import take
+from saccade.kernels import aten
+from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.plan import Strip, Tile, Triangle
+from saccade.score_matrix import ScoreMatrix
+
+__all__ = ["Fused"]
+
+# A tile whose sure columns are many is run in two parts, which saves adding zeros to most of its scores.
+_WIDE = 2048
+_MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may keep: 16 MB in float32
+
+
+class Fused:
+    """Exact attention by the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
+
+    Cost: time grows with the pairs in the tiles; memory beside inputs and outputs is that of one tile.
+    """
+
+    name = "fused"
+
+    def reasons(self, scores: ScoreMatrix, dropout_p: float) -> tuple[str, ...]:
+        """Why it cannot run these inputs; empty if it can."""
+        why = []
+        if scores.query.device.type != "cpu":
+            why.append(f"it runs on CPUs, not on {scores.query.device.type}")
+        elif not aten.is_available():
+            why.append(f"torch {torch.__version__} lacks the operation (or changed its arguments)")
+        if dropout_p > 0.0:
+            why.append("it has no dropout")
+        if scores.softcap is not None:
+            why.append("it has no softcap")
+        if scores.bias is not None and scores.bias.requires_grad and torch.is_grad_enabled():
+            why.append("it has no gradient for bias")
+        return tuple(why)
+
+    def run(
+        self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
+        del dropout_p, seed
+        out, lse = _product(scores, value)
+        if not (scores.plan.is_full or is_finite(out.detach())):
+            isolated = isolate(scores, value)
+            if isolated:
+                return isolated.mark(*_product(isolated.scores, isolated.value))
+        return out, lse
+
+
+def _product(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, key = scores.query, scores.key
+    # The operation wants one width and stride 1; a few more zeros change no product.
+    value_dim, width = value.shape[3], max(value.shape[3], query.shape[3], 1)
+    query, key, value = (_prepared(x, width) for x in (query, key, value))
+    if query is not scores.query or key is not scores.key:
+        scores = scores.replaced(query, key)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        out, lse = _Attention.apply(query, key, value, scores.detached())
+    else:
+        out, lse = _forward(scores, value)
+    return (out if value_dim == width else out[..., :value_dim]), lse
+
+
+def _prepared(x: Tensor, width: int) -> Tensor:
+    if x.shape[3] != width:
+        return F.pad(x, (0, width - x.shape[3]))
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+class _Part(NamedTuple):
+    """Columns of a tile that one call of the operation takes."""
+
+    strips: tuple[Strip, ...]
+    causal: bool
+
+    @property
+    def columns(self) -> tuple[range, ...]:
+        """The columns, neighbouring ranges joined, so that most parts are one view."""
+        joined: list[range] = []
+        for strip in self.strips:
+            if joined and joined[-1].stop == strip.keys.start:
+                joined[-1] = range(joined[-1].start, strip.keys.stop)
+            else:
+                joined.append(strip.keys)
+        return tuple(joined)
+
+
+def _parts(tile: Tile) -> Iterator[_Part]:
+    sure = tuple(strip for strip in tile.columns if strip.residual is True)
+    unsure = tuple(strip for strip in tile.columns if strip.residual is not True)
+    if len(unsure) == 1 and isinstance(unsure[0].residual, Triangle) and unsure[0].residual.is_square:
+        width = sum(len(strip.keys) for strip in sure)
+        if not sure or width >= min(_WIDE, tile.height):
+            if sure:
+                yield _Part(sure, False)
+            yield _Part(unsure, True)
+            return
+    if unsure and sum(len(strip.keys) for strip in sure) >= _WIDE:
+        yield _Part(sure, False)
+        yield _Part(unsure, False)
+    else:
+        yield _Part(tile.columns, False)
+
+
+class _Added(NamedTuple):
+    """What the operation adds to the scores of a part, and the rows of it that this leaves without a key."""
+
+    terms: Tensor | None
+    empty: Tensor | None
+
+    @classmethod
+    def of(cls, terms: Tensor) -> _Added:
+        """Look for empty rows once, where the terms are made."""
+        empty = (terms == -math.inf).all(-1)
+        return cls(terms, empty if bool(empty.any()) else None)
+
+
+def _added(scores: ScoreMatrix, tile: Tile, part: _Part) -> _Added:
+    """Bias, and -inf at hidden pairs, for the rows and columns of a part."""
+    piece = tile._replace(columns=part.strips)
+    bias = scores.bias_tile(piece)
+    if bias is None:
+        return _Added(None, None) if part.causal else _hidden(scores, piece)
+    hidden = _hidden(scores, piece).terms
+    terms = bias.detach() if hidden is None else bias.detach() + hidden
+    return _Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
+
+
+def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
+    """0 where allowed and -inf elsewhere, in the query's dtype; kept with the plan where the rule is a value."""
+    if all(strip.residual is True for strip in piece.columns):
+        return _Added(None, None)
+    key = (
+        scores.query.dtype,
+        scores.device,
+        piece.height,
+        *((len(strip.keys), strip.residual) for strip in piece.columns),
+    )
+    memo = scores.plan.memo if scores.rule.is_value else {}
+    kept = memo.get(key)
+    if isinstance(kept, _Added):
+        return kept
+    allowed = scores.allowed(piece)
+    assert allowed is not None  # noqa: S101 - some strip is unsure
+    terms = torch.zeros(allowed.shape, dtype=scores.query.dtype, device=scores.device)
+    made = _Added.of(terms.masked_fill_(~allowed, -math.inf))
+    held = sum(x.terms.numel() for x in memo.values() if isinstance(x, _Added) and x.terms is not None)
+    if terms.numel() + held <= _MEMO_ENTRIES:
+        memo[key] = made
+    return made
+
+
+def _forward(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, key, scale, plan = scores.query, scores.key, scores.scale, scores.plan
+    batch, heads, q_len, _ = scores.shape
+    if len(plan) == 1 and plan.covers_all_rows and plan.pairs == math.prod(scores.shape):
+        (part, *others) = _parts(plan.tiles[0])
+        if not others:
+            causal = part.causal and scores.bias is None
+            return aten.forward(query, key, value, *_added(scores, plan.tiles[0], part), causal, scale)
+    width = value.shape[3]
+    # [batch, len, heads, width] in memory, so that heads merge without a copy.
+    out = query.new_empty(batch, q_len, heads, width).transpose(1, 2)
+    lse = query.new_empty(batch, heads, q_len, dtype=scores.compute_dtype)
+    if not plan.covers_all_rows:
+        out.zero_()
+        lse.fill_(-math.inf)
+    for tile in plan.tiles:
+        q, k, v = query[tile.batch], key[tile.batch], value[tile.batch]
+        (rows,) = tile.rows
+        q = q[:, :, rows.start : rows.stop]
+        merged: tuple[Tensor, Tensor] | None = None
+        for part in _parts(tile):
+            columns = part.columns
+            causal = part.causal and scores.bias is None
+            added = _added(scores, tile, part)
+            piece = aten.forward(q, take(k, columns, 2), take(v, columns, 2), *added, causal, scale)
+            merged = piece if merged is None else _merge(merged, piece)
+        assert merged is not None  # noqa: S101 - a tile has columns
+        out[tile.batch, :, rows.start : rows.stop] = merged[0]
+        lse[tile.batch, :, rows.start : rows.stop] = merged[1]
+    return out, lse
+
+
+def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention over two disjoint sets of keys from the attention over each."""
+    (a, lse_a), (b, lse_b) = left, right
+    lse = torch.logaddexp(lse_a, lse_b)
+    share = (lse_b - lse.masked_fill(lse == -math.inf, 0.0)).exp()[..., None]
+    return torch.lerp(a.to(share.dtype), b.to(share.dtype), share).to(a.dtype), lse
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scores: ScoreMatrix) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(scores, value)
+        ctx.scores = scores
+        bias = () if scores.bias is None else (scores.bias.detach(),)
+        ctx.save_for_backward(query, key, value, out, lse, *bias, *scores.rule.tensors())
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        # Unpacking also raises if a mask or bias was changed in place since the forward pass.
+        query, key, value, out, lse, *_ = ctx.saved_tensors
+        scores = ctx.scores
+        if grad_out is None and grad_lse is None:
+            return None, None, None, None
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        grads = _backward(scores, query, key, value, out, lse, grad_out, grad_lse)
+        if not (scores.plan.is_full or is_finite(*grads)):
+            # A key of -inf that is hidden, or never chosen, leaves the output alone; here 0 * inf would spread.
+            bad = ~torch.isfinite(key).all(-1, keepdim=True)
+            grads = _backward(scores, query, key.masked_fill(bad, 0), value, out, lse, grad_out, grad_lse)
+        return *grads, None
+
+
+def _backward(
+    scores: ScoreMatrix,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    width, plan, scale = query.shape[3], scores.plan, scores.scale
+    lse = lse.masked_fill(lse == -math.inf, math.inf)
+    if grad_lse is not None:
+        query, key, value, out, grad_out = _with_lse(query, key, value, out, grad_out, grad_lse)
+    grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
+    if len(plan) == 1 and plan.pairs == math.prod(scores.shape):
+        (part, *others) = _parts(plan.tiles[0])
+        if not others:
+            added = _added(scores, plan.tiles[0], part).terms
+            causal = part.causal and scores.bias is None
+            grads = aten.backward(grad_out, query, key, value, out, lse, added, causal, scale)
+            return tuple(grad[..., :width] for grad in grads)  # type: ignore[return-value]
+    gq = torch.zeros_like(query)
+    # Many tiles add to one key: sums are kept in float32, and rounded once.
+    gk, gv = (torch.zeros(x.shape, dtype=scores.compute_dtype, device=x.device) for x in (key, value))
+    for tile in plan.tiles:
+        (rows,) = tile.rows
+        at = slice(rows.start, rows.stop)
+        q, o, go = (x[tile.batch, :, at] for x in (query, out, grad_out))
+        tile_lse = lse[tile.batch, :, at]
+        gq_tile: Tensor | None = None
+        for part in _parts(tile):
+            columns = part.columns
+            k, v = (take(x[tile.batch], columns, 2) for x in (key, value))
+            added = _added(scores, tile, part).terms
+            causal = part.causal and scores.bias is None
+            gq_part, gk_part, gv_part = aten.backward(go, q, k, v, o, tile_lse, added, causal, scale)
+            gq_tile = gq_part if gq_tile is None else gq_tile + gq_part
+            _add_columns(gk[tile.batch], gk_part, columns)
+            _add_columns(gv[tile.batch], gv_part, columns)
+        gq[tile.batch, :, at] = gq_tile
+    return gq[..., :width], gk[..., :width].to(key.dtype), gv[..., :width].to(value.dtype)
+
+
+def _add_columns(total: Tensor, part: Tensor, columns: tuple[range, ...]) -> None:
+    start = 0
+    for span in columns:
+        total[:, :, span.start : span.stop] += part[:, :, start : start + len(span)]
+        start += len(span)
+
+
+def _with_lse(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad_out: Tensor, grad_lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """One more column through which the operation also propagates the gradient of the lse.
+
+    It computes dS = P * (dP - rowsum(grad_out * out)); a column of 1 in grad_out and of -grad_lse in out adds
+    grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else.
+    """
+    query, key, value = (F.pad(x, (0, 1)) for x in (query, key, value))
+    # A row that sees nothing has lse -inf, which no finite gradient can move.
+    column = -grad_lse.nan_to_num(0.0, 0.0, 0.0)[..., None].to(out.dtype)
+    return query, key, value, torch.cat([out, column], 3), F.pad(grad_out, (0, 1), value=1.0)

@@ -1,0 +1,80 @@
+"""NaN and inf in keys and values must not reach a query that may not attend to them.
+
+In a product of matrices 0 * NaN is NaN, so masking the scores alone does not keep them out. Kernels therefore run on
+keys and values in which such rows are zeroed, and afterwards mark with NaN the queries that may attend to one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.plan import Strip, Tile
+from saccade.score_matrix import ScoreMatrix
+
+__all__ = ["Isolated", "is_finite", "isolate"]
+
+_PAIRS_AT_ONCE = 1 << 22
+
+
+class Isolated(NamedTuple):
+    """Ingredients without non-finite rows, and the queries that may attend to one of those.
+
+    Attributes:
+        scores, value: the cleaned ingredients.
+        by_key, by_value: bool ``[batch, heads, q_len]``.
+    """
+
+    scores: ScoreMatrix
+    value: Tensor
+    by_key: Tensor
+    by_value: Tensor
+
+    def mark(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """NaN in the results of the queries concerned; other rows stay as they are."""
+        touched = (self.by_key | self.by_value)[..., None]
+        return out.masked_fill(touched, math.nan), lse.masked_fill(self.by_key, math.nan)
+
+
+def is_finite(*tensors: Tensor) -> bool:
+    """True if no element is NaN or inf. A sum that overflows counts as not finite: slower, never wrong."""
+    return all(math.isfinite(tensor.sum(dtype=_wide(tensor)).item()) for tensor in tensors)
+
+
+def isolate(scores: ScoreMatrix, value: Tensor) -> Isolated | None:
+    """Zero the non-finite rows of key and value; None if there are none.
+
+    Cost: O(kv_len * head_dim), and if there are such rows one look at the mask, a few million pairs at a time.
+    """
+    bad_key, bad_value = (~torch.isfinite(x).all(-1) for x in (scores.key.detach(), value.detach()))
+    if not bool(bad_key.any() | bad_value.any()):
+        return None
+    clean = scores.replaced(scores.query, scores.key.masked_fill(bad_key[..., None], 0))
+    clean_value = value.masked_fill(bad_value[..., None], 0)
+    return Isolated(clean, clean_value, _who_sees(scores, bad_key), _who_sees(scores, bad_value))
+
+
+def _who_sees(scores: ScoreMatrix, bad: Tensor) -> Tensor:
+    """Queries that may attend to one of the marked keys (bool ``[batch, kv_heads, kv_len]``)."""
+    batch, heads, q_len, _ = scores.shape
+    seen = torch.zeros(batch, heads, q_len, dtype=torch.bool, device=scores.device)
+    columns = torch.nonzero(bad.any(0).any(0))[:, 0].tolist()
+    if not columns:
+        return seen
+    first, last = columns[0], columns[-1] + 1
+    marked = bad.repeat_interleave(heads // bad.shape[1], 1)[:, :, None, first:last]
+    height = max(1, _PAIRS_AT_ONCE // (batch * heads * (last - first)))
+    for start in range(0, q_len, height):
+        rows = range(start, min(start + height, q_len))
+        keys = Strip(range(first, last), "unsure")
+        allowed = scores.allowed(Tile(slice(0, batch), slice(0, heads), (rows,), (keys,)))
+        assert allowed is not None  # noqa: S101 - an unsure strip is always asked for
+        seen[:, :, start : rows.stop] = (allowed & marked).any(-1)
+    return seen
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

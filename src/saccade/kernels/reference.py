@@ -1,0 +1,65 @@
+"""The definition, dense: what every other kernel must equal."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from saccade.grouping import product
+from saccade.kernels import dropout
+from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.score_matrix import ScoreMatrix
+
+__all__ = ["Reference"]
+
+
+class Reference:
+    """Softmax of the whole score matrix times the values, in plain torch operations.
+
+    Cost: O(q_len * kv_len) memory per head. Runs everything, on any device, in any float type.
+    """
+
+    name = "reference"
+
+    def reasons(self, scores: ScoreMatrix, dropout_p: float) -> tuple[str, ...]:
+        """Nothing is beyond the definition."""
+        del scores, dropout_p
+        return ()
+
+    def run(
+        self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
+        if not (scores.plan.is_full or is_finite(scores.key, value)):
+            isolated = isolate(scores, value)
+            if isolated:
+                return isolated.mark(*self._run(isolated.scores, isolated.value, dropout_p, seed))
+        return self._run(scores, value, dropout_p, seed)
+
+    def _run(
+        self, scores: ScoreMatrix, value: Tensor, dropout_p: float, seed: int | None
+    ) -> tuple[Tensor, Tensor]:
+        weights, lse = normalised(scores.tile(scores.everything()))
+        if dropout_p > 0.0:
+            whole = scores.everything()
+            b, h, (q, kv) = scores.batch_index(whole), scores.head_index(whole), scores.positions(whole)
+            kept = dropout.keep(dropout.draw_seed() if seed is None else seed, b, h, q, kv, dropout_p)
+            weights = weights * kept / (1.0 - dropout_p)
+        return product(weights, value.to(weights.dtype)).to(value.dtype), lse
+
+
+def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over complete rows and its log-sum-exp; a row of nothing but -inf gives weights 0 and lse -inf."""
+    if scores.shape[-1] == 0:
+        return scores, scores.new_full(scores.shape[:-1], -math.inf)
+    peak = scores.detach().amax(-1, keepdim=True)
+    empty = peak == -math.inf
+    # Where nothing is allowed, exp(0 - 0) stands in until the end, so that no NaN arises in the backward pass.
+    shifted = (scores - peak.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
+    exponentials = shifted.exp()
+    total = exponentials.sum(-1, keepdim=True)
+    weights = (exponentials / total).masked_fill(empty, 0.0)
+    lse = (total.log() + peak.masked_fill(empty, 0.0)).masked_fill(empty, -math.inf)
+    return weights, lse[..., 0]

@@ -1,0 +1,218 @@
+"""Matrix: an attention matrix that is never built. One primitive, `blocks`, and everything that follows from it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.errors import describe, type_error, value_error
+from saccade.grouping import groups_of, product, take
+from saccade.plan import Ranges
+
+__all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
+
+DENSE_LIMIT = 1 << 26
+"""Most weights that `Matrix.to_dense` writes out unless told otherwise: 64 million, 256 MB in float32."""
+
+
+class Block(NamedTuple):
+    """Complete rows of a matrix, with the columns in which they can be other than 0.
+
+    Attributes:
+        batch, heads: slices of batch items and heads; the heads are one head, or all of them.
+        rows: indices of queries.
+        columns: indices of keys, as ranges.
+        weights: ``[batch, heads, rows, columns]``, float32 or wider.
+    """
+
+    batch: slice
+    heads: slice
+    rows: range
+    columns: Ranges
+    weights: Tensor
+
+
+class Matrix(ABC):
+    """A lazy matrix of shape [batch, heads, q_len, kv_len].
+
+    A subclass says its `shape`, `dtype`, `device` and `kv_heads`, and yields `blocks`; products, rows and the dense
+    form follow. It holds tensors, never modules. ``A @ value``, ``A.mT @ x`` are differentiable.
+    """
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, q_len, kv_len)."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of the products; weights are computed in float32 or wider."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the ingredients are."""
+
+    @property
+    @abstractmethod
+    def kv_heads(self) -> int:
+        """Number of key and value heads; divides the number of heads."""
+
+    @abstractmethod
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        """The matrix as complete rows, about a megabyte at a time; rows that appear in no block are 0.
+
+        Args:
+            batch, head, rows: restrict to one batch item, one head, some rows; None means all.
+        """
+
+    @property
+    def mT(self) -> Transposed:
+        """The transpose, for ``A.mT @ x``: how much each key is looked at, weighted by x."""
+        return Transposed(self)
+
+    def matmul(self, value: Tensor) -> Tensor:
+        """``A @ value``.
+
+        Args:
+            value: ``[batch, kv_heads, kv_len, value_dim]``.
+
+        Returns:
+            ``[batch, heads, q_len, value_dim]`` in the value's dtype.
+        """
+        self._check_operand(value, "value", self.kv_heads, self.shape[3])
+        batch, heads, q_len, _ = self.shape
+        parts = []
+        for block in self.blocks():
+            groups = groups_of(block.heads, heads, self.kv_heads)
+            values = take(value[block.batch, groups], block.columns, 2).to(block.weights.dtype)
+            parts.append((block, product(block.weights, values)))
+        out = value.new_zeros(batch, heads, q_len, value.shape[3], dtype=_wide(value))
+        for block, part in parts:
+            out[block.batch, block.heads, block.rows.start : block.rows.stop] = part
+        return out.to(value.dtype)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """``A.mT @ x``.
+
+        Args:
+            x: ``[batch, heads, q_len, width]``.
+
+        Returns:
+            ``[batch, heads, kv_len, width]`` in the dtype of x.
+
+        Cost: one sweep over the blocks. With gradients, the weights of every block are kept for the backward pass.
+        """
+        batch, heads, q_len, kv_len = self.shape
+        self._check_operand(x, "x", heads, q_len)
+        out = x.new_zeros(batch, heads, kv_len, x.shape[3], dtype=_wide(x))
+        for block in self.blocks():
+            rows = x[block.batch, block.heads, block.rows.start : block.rows.stop].to(block.weights.dtype)
+            part, start = block.weights.mT @ rows, 0
+            for span in block.columns:
+                out[block.batch, block.heads, span.start : span.stop] += part[:, :, start : start + len(span)]
+                start += len(span)
+        return out.to(x.dtype)
+
+    def __matmul__(self, value: Tensor) -> Tensor:
+        return self.matmul(value)
+
+    def __getitem__(self, index: tuple[int, int, int]) -> Tensor:
+        """One row, exactly: ``A[b, h, i]`` is what query i of head h of batch item b attends to, ``[kv_len]``."""
+        if not (isinstance(index, tuple) and len(index) == 3 and all(isinstance(i, int) for i in index)):
+            rule = "be three ints, A[batch, head, query]"
+            raise type_error("Matrix", "index", rule, repr(index), hint="A.to_dense() gives everything")
+        b, h, i = (self._checked_index(own, axis) for axis, own in enumerate(index))
+        row = torch.zeros(self.shape[3], dtype=_wide_dtype(self.dtype), device=self.device)
+        for block in self.blocks(b, h, range(i, i + 1)):
+            start = 0
+            for span in block.columns:
+                row[span.start : span.stop] = block.weights[0, 0, 0, start : start + len(span)]
+                start += len(span)
+        return row
+
+    def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
+        """All weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
+
+        Args:
+            limit: most weights to write out.
+
+        Raises:
+            ValueError: the matrix is larger than ``limit``.
+        """
+        if math.prod(self.shape) > limit:
+            got = f"{math.prod(self.shape):,} weights, {list(self.shape)}"
+            hint = "A[b, h, i] gives a row, A @ value and A.mT @ x products; to_dense(limit=...) insists"
+            raise value_error("Matrix.to_dense", "size", f"be at most {limit:,} weights", got, hint=hint)
+        dense = torch.zeros(self.shape, dtype=_wide_dtype(self.dtype), device=self.device)
+        for block in self.blocks():
+            start = 0
+            for span in block.columns:
+                part = block.weights[..., start : start + len(span)]
+                dense[block.batch, block.heads, block.rows.start : block.rows.stop, span.start : span.stop] = part
+                start += len(span)
+        return dense
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={list(self.shape)}, {self.dtype}, {self.device})"
+
+    def _checked_index(self, index: int, axis: int) -> int:
+        size, name = self.shape[axis], ("batch", "head", "query")[axis]
+        if not -size <= index < size:
+            raise IndexError(f"Matrix: {name} index must be in [{-size}, {size}); got {index}.")
+        return index % size
+
+    def _check_operand(self, x: Tensor, name: str, heads: int, length: int) -> None:
+        if not isinstance(x, Tensor):
+            raise type_error("Matrix", name, "be a tensor", type(x).__name__)
+        expected = (self.shape[0], heads, length)
+        if x.dim() != 4 or x.shape[:3] != expected:
+            rule = f"have shape [{', '.join(map(str, expected))}, width]"
+            raise value_error("Matrix", name, rule, list(x.shape), facts=[f"matrix {list(self.shape)}"])
+        if x.dtype != self.dtype or x.device != self.device:
+            got = f"{x.dtype} on {x.device}"
+            rule = f"be {self.dtype} on {self.device}, like the matrix"
+            raise value_error("Matrix", name, rule, got, facts=[describe(name, x)])
+
+
+class Transposed:
+    """``A.mT``: columns of A as rows. Its rows are not distributions, so it answers products only."""
+
+    def __init__(self, matrix: Matrix):
+        self._matrix = matrix
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, kv_len, q_len)."""
+        batch, heads, q_len, kv_len = self._matrix.shape
+        return (batch, heads, kv_len, q_len)
+
+    @property
+    def mT(self) -> Matrix:
+        """The matrix itself."""
+        return self._matrix
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """``A.mT @ x``; see `Matrix.rmatmul`."""
+        return self._matrix.rmatmul(x)
+
+    def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
+        """All weights, ``[batch, heads, kv_len, q_len]``."""
+        return self._matrix.to_dense(limit=limit).mT
+
+    def __repr__(self) -> str:
+        return f"{self._matrix!r}.mT"
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return _wide_dtype(x.dtype)

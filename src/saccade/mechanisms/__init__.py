@@ -1,0 +1,6 @@
+"""WHICH MATRIX comes of queries and keys."""
+
+from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.softmax import Softmax
+
+__all__ = ["Mechanism", "Softmax"]

@@ -1,0 +1,34 @@
+"""Mechanism: a module that makes a matrix from queries and keys."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+from saccade.masks import Mask
+from saccade.matrix import Matrix
+from saccade.token_positions import Positions
+
+__all__ = ["Mechanism"]
+
+
+class Mechanism(nn.Module):
+    """WHICH MATRIX comes of queries and keys. The one seam that caches, recordings and ranks use."""
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        """Why this mask cannot be had; an empty tuple means that it can."""
+        del mask
+        return ()
+
+    @abstractmethod
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: Positions = None,
+        kv_positions: Positions = None,
+    ) -> Matrix:
+        """The matrix for ``query [batch, heads, q_len, head_dim]`` and ``key [batch, kv_heads, kv_len, head_dim]``."""

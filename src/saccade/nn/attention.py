@@ -1,0 +1,189 @@
+"""MultiHeadAttention: projections around a mechanism."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from saccade.errors import describe, type_error, value_error
+from saccade.masks import Mask, as_mask
+from saccade.matrix import DENSE_LIMIT, Matrix
+from saccade.mechanisms import Mechanism, Softmax
+
+__all__ = ["MultiHeadAttention"]
+
+
+class MultiHeadAttention(nn.Module):
+    r"""Several attentions side by side, each on its own projections.
+
+    .. math:: \mathrm{out} = \mathrm{Concat}(A_1 V_1, \dots, A_h V_h)\, W_O, \qquad
+              A_i = \mathrm{mechanism}(Q W_i^Q, K W_i^K)
+
+    ``mha(x)`` is self-attention, ``mha(x, context)`` cross-attention, ``mha(query, key, value)`` takes three sources.
+    Layout is ``[batch, len, embed_dim]`` throughout.
+
+    Args:
+        embed_dim: width of queries and of the output.
+        num_heads: divides ``embed_dim``.
+        num_kv_heads: key and value heads (grouped-query attention); divides ``num_heads``; as many when None.
+        context_dim: width of keys and values before projection; ``embed_dim`` when None.
+        mask: the module's pattern (who may attend to whom); joined with the mask of each call by ``&``.
+        mechanism: which matrix; `saccade.mechanisms.Softmax` when None.
+        dropout_p: of the attention weights, in training only.
+        projection_bias: whether the four projections have a bias.
+
+    Raises:
+        ValueError: sizes that do not divide, or inputs of the wrong width.
+
+    Cost: four projections, and the mechanism's.
+
+    Example:
+        >>> import torch
+        >>> from saccade.masks import Causal
+        >>> mha = MultiHeadAttention(16, 4, num_kv_heads=2, mask=Causal())
+        >>> mha(torch.zeros(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+
+    Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        context_dim: int | None = None,
+        mask: Mask | None = None,
+        mechanism: Mechanism | None = None,
+        dropout_p: float = 0.0,
+        projection_bias: bool = True,
+    ):
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_sizes(embed_dim, num_heads, num_kv_heads, dropout_p)
+        if mask is not None and not isinstance(mask, Mask):
+            hint = "a tensor or function is a fact of one batch: pass it with the call"
+            raise type_error("MultiHeadAttention", "mask", "be a saccade mask", type(mask).__name__, hint=hint)
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
+        self.context_dim = embed_dim if context_dim is None else context_dim
+        self.head_dim = embed_dim // num_heads
+        self.dropout_p = float(dropout_p)
+        self.mask = mask
+        self.mechanism = Softmax() if mechanism is None else mechanism
+        kv_dim = num_kv_heads * self.head_dim
+        self.query_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
+        self.key_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
+        self.value_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
+        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weights and zero biases, as ``nn.MultiheadAttention`` starts."""
+        for projection in self.children():
+            if isinstance(projection, nn.Linear):
+                nn.init.xavier_uniform_(projection.weight)
+                if projection.bias is not None:
+                    nn.init.zeros_(projection.bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: object = None
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            query: ``[batch, q_len, embed_dim]``.
+            key: ``[batch, kv_len, context_dim]``; the query itself when None.
+            value: ``[batch, kv_len, context_dim]``; the key when None.
+            mask: the facts of this batch (anything that `saccade.attention` takes); joined with the module's by ``&``.
+
+        Returns:
+            ``[batch, q_len, embed_dim]``.
+        """
+        matrix, v = self._prepare(query, key, value, mask)
+        return self._finish(matrix, v)
+
+    def matrix(self, query: Tensor, key: Tensor | None = None, *, mask: object = None) -> Matrix:
+        """The attention matrix of this call, ``[batch, num_heads, q_len, kv_len]``, not built; see `forward`."""
+        return self._prepare(query, key, None, mask)[0]
+
+    def with_weights(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: object = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output, and the weights of every head: ``[batch, num_heads, q_len, kv_len]``.
+
+        The weights are those of the mechanism, before dropout: their rows sum to 1.
+
+        Raises:
+            ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; `matrix` gives them without building them.
+        """
+        matrix, v = self._prepare(query, key, value, mask)
+        batch, heads, q_len, kv_len = matrix.shape
+        if batch * heads * q_len * kv_len > DENSE_LIMIT:
+            got = f"{batch * heads * q_len * kv_len:,} weights, {list(matrix.shape)}"
+            hint = "matrix(...) returns them as a lazy matrix: rows, products, A.mT @ x"
+            rule = f"be at most {DENSE_LIMIT:,} weights"
+            raise value_error("MultiHeadAttention.with_weights", "size", rule, got, hint=hint)
+        return self._finish(matrix, v), matrix.to_dense()
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.embed_dim}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
+            f"mask={self.mask}, dropout_p={self.dropout_p}"
+        )
+
+    def _prepare(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object
+    ) -> tuple[Matrix, Tensor]:
+        if value is not None and key is None:
+            raise value_error("MultiHeadAttention", "key", "be given where value is", None)
+        key = query if key is None else key
+        value = key if value is None else value
+        self._check_inputs(query, key, value)
+        q = self._heads(self.query_projection(query), self.num_heads)
+        k = self._heads(self.key_projection(key), self.num_kv_heads)
+        v = self._heads(self.value_projection(value), self.num_kv_heads)
+        shape = (q.shape[0], self.num_heads, q.shape[2], k.shape[2])
+        if mask is None:
+            joined: object = self.mask
+        else:
+            own = as_mask(mask, shape, where="MultiHeadAttention")
+            joined = own if self.mask is None else self.mask & own
+        return self.mechanism(q, k, mask=joined), v
+
+    def _finish(self, matrix: Matrix, v: Tensor) -> Tensor:
+        dropped = {"dropout_p": self.dropout_p} if self.training and self.dropout_p else {}
+        heads = matrix.matmul(v, **dropped)
+        return self.output_projection(heads.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(2, (heads, self.head_dim)).transpose(1, 2)
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        where = "MultiHeadAttention"
+        widths = {"query": self.embed_dim, "key": self.context_dim, "value": self.context_dim}
+        given = {"query": query, "key": key, "value": value}
+        for name, x in given.items():
+            if not isinstance(x, Tensor):
+                raise type_error(where, name, "be a tensor", type(x).__name__)
+        facts = [describe(name, x) for name, x in given.items()]
+        for name, x in given.items():
+            if x.dim() != 3 or x.shape[2] != widths[name]:
+                rule = f"have shape [batch, len, {widths[name]}]"
+                raise value_error(where, name, rule, list(x.shape), facts=facts)
+        if not query.shape[0] == key.shape[0] == value.shape[0]:
+            raise value_error(where, "batch", "be the same for all inputs", "others", facts=facts)
+        if key.shape[1] != value.shape[1]:
+            raise value_error(where, "key and value", "be equally long", "others", facts=facts)
+
+
+def _check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, dropout_p: float) -> None:
+    where = "MultiHeadAttention"
+    for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise value_error(where, name, "be an int of at least 1", repr(size))
+    if embed_dim % num_heads:
+        raise value_error(where, "num_heads", f"divide embed_dim {embed_dim}", num_heads)
+    if num_heads % num_kv_heads:
+        raise value_error(where, "num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
+    if not 0.0 <= dropout_p < 1.0:
+        raise value_error(where, "dropout_p", "be at least 0 and below 1", dropout_p)

@@ -1,0 +1,77 @@
+"""AttentionBlock: attention, dropout, residual, layer norm."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from saccade.masks import Mask
+from saccade.matrix import Matrix
+from saccade.mechanisms import Mechanism
+from saccade.nn.attention import MultiHeadAttention
+
+__all__ = ["AttentionBlock"]
+
+
+class AttentionBlock(nn.Module):
+    """Post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
+
+    Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, encoded)``.
+
+    Args:
+        embed_dim, num_heads, num_kv_heads, context_dim, mask, mechanism, projection_bias: see `MultiHeadAttention`.
+        dropout_p: of the attention weights and of the block's output, in training only.
+
+    Example:
+        >>> import torch
+        >>> block = AttentionBlock(16, 4, context_dim=8)
+        >>> block(torch.zeros(2, 3, 16), torch.zeros(2, 7, 8)).shape
+        torch.Size([2, 3, 16])
+
+    Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        context_dim: int | None = None,
+        mask: Mask | None = None,
+        mechanism: Mechanism | None = None,
+        dropout_p: float = 0.0,
+        projection_bias: bool = True,
+    ):
+        super().__init__()
+        self.attention = MultiHeadAttention(
+            embed_dim,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            context_dim=context_dim,
+            mask=mask,
+            mechanism=mechanism,
+            dropout_p=dropout_p,
+            projection_bias=projection_bias,
+        )
+        self.dropout = nn.Dropout(dropout_p)
+        self.norm = nn.LayerNorm(embed_dim)
+
+    def forward(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: object = None
+    ) -> Tensor:
+        """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
+        return self._add(query, self.attention(query, key, value, mask=mask))
+
+    def matrix(self, query: Tensor, key: Tensor | None = None, *, mask: object = None) -> Matrix:
+        """The attention matrix of this call, not built."""
+        return self.attention.matrix(query, key, mask=mask)
+
+    def with_weights(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: object = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output and per-head weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
+        attended, weights = self.attention.with_weights(query, key, value, mask=mask)
+        return self._add(query, attended), weights
+
+    def _add(self, query: Tensor, attended: Tensor) -> Tensor:
+        return self.norm(query + self.dropout(attended))

@@ -1,0 +1,277 @@
+"""ScoreMatrix: the checked ingredients of the scores; scale → softcap → bias → mask, written once."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from saccade.errors import describe, type_error, value_error
+from saccade.grouping import groups_of, product, take
+from saccade.masks import Mask, as_mask
+from saccade.masks.base import plan_of
+from saccade.plan import Plan, Strip, Tile
+from saccade.token_positions import AtPositions, Positions, check_positions, first_position
+
+__all__ = ["ScoreMatrix"]
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class ScoreMatrix:
+    """``softcap(scale * query @ key.mT) + bias`` where the mask allows, -inf elsewhere; nothing is computed yet.
+
+    The one carrier of the ingredients: kernels and statistics read them from here, every check happens here, and
+    only here are positions translated to indices.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key: ``[batch, kv_heads, kv_len, head_dim]``; head h reads group ``h // (heads // kv_heads)``.
+        mask: see `saccade.attention`.
+        bias, scale, softcap, q_positions, kv_positions: see `saccade.attention`.
+        where: the user's function, for error messages.
+
+    Attributes:
+        shape: (batch, heads, q_len, kv_len).
+        scale: a float; the default already filled in.
+        rule: the mask on the positions that the plan counts.
+        compute_dtype: float64 for float64 inputs, else float32.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        mask: object = None,
+        *,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        q_positions: Positions = None,
+        kv_positions: Positions = None,
+        where: str = "attention",
+    ):
+        self.where = where
+        self.shape = shape = _check_query_key(query, key, where)
+        self.query, self.key = query, key
+        self.scale = query.shape[3] ** -0.5 if scale is None and query.shape[3] else _check_scale(scale, where)
+        self.softcap = _check_softcap(softcap, where)
+        self.bias = None if bias is None else _check_bias(bias, query, shape, where)
+        self.rule = as_mask(mask, shape, where=where)
+        _, _, q_len, kv_len = shape
+        if q_positions is None and kv_positions is None:
+            self.origin = (kv_len - q_len, 0)
+        else:
+            self._place(q_positions, kv_positions, raw_tensor=isinstance(mask, Tensor))
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The tiles that hold every allowed pair."""
+        return plan_of(self.rule, self.shape, *self.origin)
+
+    def everything(self) -> Tile:
+        """The whole matrix as one tile."""
+        batch, heads, q_len, kv_len = self.shape
+        keys = Strip(range(kv_len), True if self.plan.is_full else "unsure")
+        return Tile(slice(0, batch), slice(0, heads), (range(q_len),), (keys,))
+
+    def tile(self, tile: Tile) -> Tensor:
+        """Scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf where not allowed."""
+        groups = groups_of(tile.heads, self.shape[1], self.key.shape[1])
+        columns = tuple(strip.keys for strip in tile.columns)
+        q = take(self.query[tile.batch, tile.heads], tile.rows, 2).to(self.compute_dtype) * self.scale
+        k = take(self.key[tile.batch, groups], columns, 2).to(self.compute_dtype)
+        scores = product(q, k.mT)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        bias = self.bias_tile(tile)
+        if bias is not None:
+            scores = scores + bias
+        allowed = self.allowed(tile)
+        return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
+
+    def bias_tile(self, tile: Tile) -> Tensor | None:
+        """The part of the bias that a tile reads, ``[batch | 1, heads | 1, rows | 1, columns | 1]``."""
+        if self.bias is None:
+            return None
+        bias = self.bias
+        if bias.shape[0] > 1:
+            bias = bias[tile.batch]
+        if bias.shape[1] > 1:
+            bias = bias[:, tile.heads]
+        if bias.shape[2] > 1:
+            bias = take(bias, tile.rows, 2)
+        return take(bias, tuple(strip.keys for strip in tile.columns), 3) if bias.shape[3] > 1 else bias
+
+    def allowed(self, tile: Tile) -> Tensor | None:
+        """Which pairs of a tile are allowed, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
+        if all(strip.residual is True for strip in tile.columns):
+            return None
+        b, h, q = self.batch_index(tile), self.head_index(tile), self.q_index(tile)
+        parts = []
+        for strip in tile.columns:
+            if strip.residual is True:
+                parts.append(torch.ones(1, 1, 1, len(strip.keys), dtype=torch.bool, device=self.device))
+            else:
+                parts.append(self.rule.allows(b, h, q, self.kv_index((strip.keys,))))
+        sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
+        wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
+        return wide[0] if len(wide) == 1 else torch.cat(wide, 3)
+
+    def batch_index(self, tile: Tile) -> Tensor:
+        """int64 ``[batch, 1, 1, 1]``."""
+        return torch.arange(tile.batch.start, tile.batch.stop, device=self.device)[:, None, None, None]
+
+    def head_index(self, tile: Tile) -> Tensor:
+        """int64 ``[1, heads, 1, 1]``."""
+        return torch.arange(tile.heads.start, tile.heads.stop, device=self.device)[None, :, None, None]
+
+    def q_index(self, tile: Tile) -> Tensor:
+        """What the rule calls the rows of a tile, int64 ``[1, 1, rows, 1]``."""
+        return _count(tile.rows, self.origin[0], self.device)[None, None, :, None]
+
+    def kv_index(self, columns: tuple[range, ...]) -> Tensor:
+        """What the rule calls these key columns, int64 ``[1, 1, 1, columns]``."""
+        return _count(columns, self.origin[1], self.device)[None, None, None, :]
+
+    def positions(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Positions of a tile's rows and columns, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
+        q, kv = self.q_index(tile), self.kv_index(tuple(strip.keys for strip in tile.columns))
+        if isinstance(self.rule, AtPositions):
+            return self.rule.positions(self.batch_index(tile), q, kv)
+        return q, kv
+
+    def detached(self) -> ScoreMatrix:
+        """The same matrix outside of the autograd graph."""
+        return self.replaced(self.query.detach(), self.key.detach())
+
+    def replaced(self, query: Tensor, key: Tensor) -> ScoreMatrix:
+        """The same rule on other queries and keys of the same lengths; the plan is kept."""
+        other = copy.copy(self)
+        other.query, other.key = query, key
+        return other
+
+    def check_value(self, value: Tensor) -> None:
+        """Raise if ``value`` is not ``[batch, kv_heads, kv_len, value_dim]`` of the key's dtype and device."""
+        where, key = self.where, self.key
+        if not isinstance(value, Tensor):
+            raise type_error(where, "value", "be a tensor", type(value).__name__)
+        if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+            expected = f"[{key.shape[0]}, {key.shape[1]}, {key.shape[2]}, value_dim]"
+            facts = [describe("key", key), describe("value", value)]
+            raise value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
+        _check_alike(where, {"query": self.query, "key": key, "value": value})
+
+    def _place(self, q_positions: Positions, kv_positions: Positions, *, raw_tensor: bool) -> None:
+        batch, _, q_len, kv_len = self.shape
+        where = self.where
+        if q_positions is None:
+            hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
+            raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
+        check_positions(q_positions, "q_positions", batch, q_len, where)
+        check_positions(kv_positions, "kv_positions", batch, kv_len, where)
+        q_first = first_position(q_positions, kv_len - q_len)
+        kv_first = first_position(kv_positions, 0)
+        if q_first is not None and kv_first is not None:
+            self.origin = (q_first, kv_first)
+            return
+        if raw_tensor:
+            hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
+            rule = "be a rule on positions (not a tensor) when positions are given as tensors"
+            raise value_error(where, "mask", rule, "a bool tensor", hint=hint)
+        self.rule = AtPositions.of(self.rule, q_positions, kv_positions, q_len, kv_len, self.device)
+        self.origin = (0, 0)
+
+
+def _count(spans: tuple[range, ...], first: int, device: torch.device) -> Tensor:
+    parts = [torch.arange(span.start + first, span.stop + first, device=device) for span in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _check_query_key(query: Tensor, key: Tensor, where: str) -> tuple[int, int, int, int]:
+    for name, x in (("query", query), ("key", key)):
+        if not isinstance(x, Tensor):
+            raise type_error(where, name, "be a tensor", type(x).__name__)
+    q_shape, k_shape = query.shape, key.shape
+    if len(q_shape) != 4 or len(k_shape) != 4:
+        name, x = ("query", query) if len(q_shape) != 4 else ("key", key)
+        rule = "have four dimensions, [batch, heads, len, head_dim]"
+        raise value_error(where, name, rule, list(x.shape), facts=[describe("query", query), describe("key", key)])
+    if query.dtype not in _DTYPES:
+        rule = "be float32, float64, bfloat16 or float16"
+        raise type_error(where, "query", rule, str(query.dtype).removeprefix("torch."))
+    _check_alike(where, {"query": query, "key": key})
+    facts = [describe("query", query), describe("key", key)]
+    if q_shape[0] != k_shape[0]:
+        raise value_error(where, "batch", "be the same for query and key", f"{q_shape[0]} and {k_shape[0]}", facts=facts)
+    if q_shape[3] != k_shape[3]:
+        got = f"{q_shape[3]} and {k_shape[3]}"
+        raise value_error(where, "head_dim", "be the same for query and key", got, facts=facts)
+    heads, groups = q_shape[1], k_shape[1]
+    if heads != groups and (groups == 0 or heads % groups):
+        hint = "head h reads key head h // (heads // kv_heads)"
+        got = f"{heads} query heads and {groups} key heads"
+        raise value_error(where, "key heads", "divide query heads", got, facts=facts, hint=hint)
+    return (q_shape[0], heads, q_shape[2], k_shape[2])
+
+
+def _check_alike(where: str, tensors: dict[str, Tensor]) -> None:
+    first, *others = tensors.values()
+    for other in others:
+        if other.dtype != first.dtype or other.device != first.device:
+            what = "dtype" if other.dtype != first.dtype else "device"
+            got = " and ".join(str(getattr(x, what)).removeprefix("torch.") for x in (first, other))
+            facts = [describe(name, x) for name, x in tensors.items()]
+            names = ", ".join(tensors)
+            raise value_error(where, what, f"be the same for {names}", got, facts=facts)
+
+
+def _check_scale(scale: float | None, where: str) -> float:
+    if scale is None:  # head_dim 0: every score is 0, whatever the scale
+        return 1.0
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise type_error(where, "scale", "be a float or None", type(scale).__name__)
+    if not math.isfinite(scale):
+        raise value_error(where, "scale", "be finite", scale)
+    return float(scale)
+
+
+def _check_softcap(softcap: float | None, where: str) -> float | None:
+    if softcap is None:
+        return None
+    if isinstance(softcap, bool) or not isinstance(softcap, int | float):
+        raise type_error(where, "softcap", "be a float or None", type(softcap).__name__)
+    if not (math.isfinite(softcap) and softcap > 0):
+        raise value_error(where, "softcap", "be finite and above 0", softcap, hint="None means no cap")
+    return float(softcap)
+
+
+def _check_bias(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> Tensor:
+    if not isinstance(bias, Tensor):
+        raise type_error(where, "bias", "be a tensor or None", type(bias).__name__)
+    if bias.dtype == torch.bool:
+        hint = "True = may attend is a mask: pass it as mask="
+        raise type_error(where, "bias", "be a float tensor", "bool", hint=hint)
+    fitting = {query.dtype, torch.float32} if query.dtype != torch.float64 else {torch.float64}
+    if bias.dtype not in fitting:
+        rule = "have " + " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in fitting))
+        raise value_error(where, "dtype of bias", rule, str(bias.dtype).removeprefix("torch."))
+    if bias.device != query.device:
+        raise value_error(where, "device", "be the same for query and bias", f"{query.device} and {bias.device}")
+    fits = bias.dim() <= 4 and all(
+        own in (1, size) for own, size in zip(reversed(bias.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise value_error(where, "bias", f"broadcast to {list(shape)}", list(bias.shape))
+    return bias.reshape((1,) * (4 - bias.dim()) + bias.shape)

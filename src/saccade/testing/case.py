@@ -1,0 +1,157 @@
+"""A case: one mask, one set of sizes and options, and the same mask said a second time in plain integers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.masks import Mask
+from saccade.testing.problem import Problem
+
+__all__ = ["Case", "Inputs", "Rule"]
+
+Rule = Callable[[int, int, int, int], bool]
+
+
+class Inputs(NamedTuple):
+    """The tensors of a case; ``bias`` is None where the case has none."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One attention problem that the laws are tried on. A new mask is one more of these.
+
+    Args:
+        name: as it reads in a test id.
+        mask: None means that everyone may attend to everyone.
+        rule: the same mask over again, as a function ``(b, h, q, kv) -> bool`` of plain ints, positions included.
+            It is what answers are judged by, so a mistake in the mask is found too. None trusts ``mask.to_dense``.
+        batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
+        bias: shape of a bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
+        scale, softcap: options handed to the function where not None.
+        q_positions, kv_positions: positions of the tokens (-1: no token), per item if nested; None for the default,
+            where key j stands at j and query i at ``kv_len - q_len + i``.
+        seed: of the random inputs.
+    """
+
+    name: str
+    mask: Mask | None = None
+    rule: Rule | None = None
+    batch: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    q_len: int = 7
+    kv_len: int = 7
+    head_dim: int = 8
+    value_dim: int = 8
+    bias: tuple[int, int, int, int] | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    q_positions: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
+    kv_positions: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The options that a function must offer to be tried on this case."""
+        return tuple(name for name in ("bias", "scale", "softcap") if getattr(self, name) is not None)
+
+    @property
+    def explicit_positions(self) -> tuple[str, ...]:
+        """The names of the positions that are given."""
+        return tuple(name for name in ("q_positions", "kv_positions") if getattr(self, name) is not None)
+
+    @cached_property
+    def allowed(self) -> Tensor:
+        """The truth, bool ``[batch, num_heads, q_len, kv_len]``: the rule asked pair by pair."""
+        shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
+        if self.rule is None:
+            return self._as_the_mask_says()
+        allowed = torch.zeros(shape, dtype=torch.bool)
+        for b in range(self.batch):
+            queries, keys = self.standing(b)
+            for h, (i, q), (j, kv) in product(range(self.num_heads), enumerate(queries), enumerate(keys)):
+                allowed[b, h, i, j] = q is not None and kv is not None and self.rule(b, h, q, kv)
+        return allowed
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """No query may attend to a key that stands after it."""
+        return not any(
+            bool(self.allowed[b, :, i, j].any())
+            for b in range(self.batch)
+            for i, q in enumerate(self.standing(b)[0])
+            for j, kv in enumerate(self.standing(b)[1])
+            if q is not None and kv is not None and kv > q
+        )
+
+    def standing(self, b: int) -> tuple[list[int | None], list[int | None]]:
+        """Positions of the queries and of the keys of a batch item; None where no token stands."""
+        default = range(self.kv_len - self.q_len, self.kv_len), range(self.kv_len)
+        queries, keys = (
+            list(usual) if given is None else [p if p >= 0 else None for p in _of_item(given, b)]
+            for usual, given in zip(default, (self.q_positions, self.kv_positions), strict=True)
+        )
+        return queries, keys
+
+    def inputs(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Inputs:
+        """Normal random tensors from the seed: the same numbers on every machine, rounded to the dtype."""
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+        return Inputs(
+            query=normal(self.batch, self.num_heads, self.q_len, self.head_dim),
+            key=normal(self.batch, self.num_kv_heads, self.kv_len, self.head_dim),
+            value=normal(self.batch, self.num_kv_heads, self.kv_len, self.value_dim),
+            bias=None if self.bias is None else normal(*self.bias),
+        )
+
+    def problem(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Problem:
+        """The case with all its ingredients as tensors."""
+        query, key, value, bias = self.inputs(dtype, device)
+        return Problem(
+            query,
+            key,
+            value,
+            self.allowed.to(device),
+            mask=self.mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            q_positions=None if self.q_positions is None else torch.tensor(self.q_positions, device=device),
+            kv_positions=None if self.kv_positions is None else torch.tensor(self.kv_positions, device=device),
+        )
+
+    def _as_the_mask_says(self) -> Tensor:
+        shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
+        if self.mask is None:
+            return torch.ones(shape, dtype=torch.bool)
+        return self.mask.to_dense(
+            self.q_len,
+            self.kv_len,
+            batch=self.batch,
+            heads=self.num_heads,
+            q_positions=None if self.q_positions is None else torch.tensor(self.q_positions),
+            kv_positions=None if self.kv_positions is None else torch.tensor(self.kv_positions),
+        )
+
+
+def _of_item(positions: tuple[int, ...] | tuple[tuple[int, ...], ...], b: int) -> tuple[int, ...]:
+    own = positions[b] if positions and isinstance(positions[0], tuple) else positions
+    return own  # type: ignore[return-value]

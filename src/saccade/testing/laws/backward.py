@@ -1,0 +1,64 @@
+"""What flows back: gradients of a random weighting of the answer, for a subject and for the definition alike."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from saccade.testing.laws.expect import holds
+from saccade.testing.problem import Problem
+from saccade.testing.subject import Subject
+
+__all__ = ["gradients", "random_like", "truth_gradients"]
+
+Through = Literal["out", "lse"]
+Gradients = dict[str, Tensor]
+_SEED = 1
+
+
+def random_like(x: Tensor) -> Tensor:
+    """Normal random numbers in the shape, dtype and place of a tensor; the same ones every time."""
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
+
+
+def gradients(
+    subject: Subject, problem: Problem, rows: Tensor | None = None, *, through: Through = "out", bias: bool = False
+) -> Gradients:
+    """Gradients of a random weighting of the subject's answer, by name of the input.
+
+    Args:
+        subject: the function under test.
+        problem: what it is asked.
+        rows: bool ``[batch, heads, q_len]``, the rows that are weighted; None for all.
+        through: the output, or the lse of rows that see something.
+        bias: also the bias's.
+    """
+    if through == "out":
+        return _pull_back(problem.leaves(bias=bias), subject.output, rows, bias)
+    return _pull_back(problem.leaves(bias=bias), lambda p: subject.output_and_lse(p)[1], problem.sees_something, bias)
+
+
+def truth_gradients(problem: Problem, *, through: Through = "out", bias: bool = False) -> Gradients:
+    """The same gradients by definition, in float64."""
+    leaves = problem.leaves(bias=bias)
+    if through == "out":
+        return _pull_back(leaves, lambda p: p.truth()[0], None, bias)
+    return _pull_back(leaves, lambda p: p.truth()[1], problem.sees_something, bias)
+
+
+def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tensor | None, bias: bool) -> Gradients:
+    named = {"query": leaves.query, "key": leaves.key, "value": leaves.value}
+    if bias and leaves.bias is not None:
+        named["bias"] = leaves.bias
+    found = answer(leaves)
+    holds(found.requires_grad, "the answer does not depend differentiably on the inputs")
+    # Rounded to the dtype of the inputs, so that the definition weighs with the same numbers as the subject.
+    weights = random_like(found).to(leaves.query.dtype)
+    if rows is not None:
+        # Picked, not multiplied by zero: what is not weighted may be infinite.
+        found, weights = found[rows], weights[rows]
+    total = (found.double() * weights.double()).sum()
+    found_gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(named, found_gradients, strict=True))

@@ -1,0 +1,166 @@
+"""Laws that compare an answer, or its derivatives, with the definition."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from saccade.testing.case import Case
+from saccade.testing.laws import conditions
+from saccade.testing.laws.backward import gradients, truth_gradients
+from saccade.testing.laws.expect import LawBroken, close, holds
+from saccade.testing.laws.law import law
+from saccade.testing.problem import Problem
+from saccade.testing.subject import Subject
+
+__all__ = ["LAWS"]
+
+_ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@law()
+def oracle(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The output is softmax attention as defined, computed in float64."""
+    problem = case.problem(dtype, subject.device)
+    close("the output", subject.output(problem), problem.truth()[0], dtype)
+
+
+@law(needs=("lse",))
+def lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The lse of a row is the natural logarithm of the sum of the exponentials of its scores."""
+    problem = case.problem(dtype, subject.device)
+    out, found = subject.output_and_lse(problem)
+    close("the lse", found, problem.truth()[1], dtype, "lse")
+    close("the output that comes with the lse", out, problem.truth()[0], dtype)
+
+
+@law(where=(conditions.has_queries_and_keys,))
+def gradients_of_inputs(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The gradients of query, key and value are those of the definition."""
+    problem = case.problem(dtype, subject.device)
+    want = truth_gradients(problem)
+    for name, got in gradients(subject, problem).items():
+        close(f"the gradient of {name}", got, want[name], dtype, "gradient")
+
+
+@law(needs=("bias",), where=(conditions.has_queries_and_keys,))
+def gradient_of_bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The gradient of the bias is that of the definition, summed over what it was broadcast to."""
+    problem = case.problem(dtype, subject.device)
+    if problem.bias is None:
+        problem = problem.but(bias=_some_bias(problem))
+    want = truth_gradients(problem, bias=True)["bias"]
+    got = gradients(subject, problem, bias=True)["bias"]
+    close("the gradient of the bias", got, want, dtype, "gradient")
+
+
+@law(needs=("lse",), where=(conditions.has_queries_and_keys,))
+def gradients_through_lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The lse can be differentiated like the output, where a row sees something."""
+    problem = case.problem(dtype, subject.device)
+    want = truth_gradients(problem, through="lse")
+    for name, got in gradients(subject, problem, through="lse").items():
+        close(f"the gradient of {name} through the lse", got, want[name], dtype, "gradient")
+
+
+@law(where=(conditions.has_queries_and_keys, conditions.is_small), dtypes=(torch.float64,))
+def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The gradients are the limits of difference quotients of the output itself."""
+    problem = case.problem(dtype, subject.device)
+    leaves = problem.leaves()
+
+    def answer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return subject.output(problem.but(query=query, key=key, value=value))
+
+    inputs = (leaves.query, leaves.key, leaves.value)
+    try:
+        torch.autograd.gradcheck(answer, inputs, fast_mode=True)
+    except torch.autograd.gradcheck.GradcheckError as reason:
+        raise LawBroken(" ".join(str(reason).split())[:300]) from None
+
+
+@law(needs=("scale",))
+def scale(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A scale that is given replaces the default, also when it is 0."""
+    problem = case.problem(dtype, subject.device)
+    for factor in (0.0, 0.3, 2.0):
+        scaled = problem.but(scale=factor)
+        close(f"the output with scale={factor}", subject.output(scaled), scaled.truth()[0], dtype)
+
+
+@law(needs=("softcap",))
+def softcap(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A softcap c replaces a scaled score s by c * tanh(s / c)."""
+    problem = case.problem(dtype, subject.device)
+    for cap in (0.5, 20.0):
+        capped = problem.but(softcap=cap)
+        close(f"the output with softcap={cap}", subject.output(capped), capped.truth()[0], dtype)
+
+
+@law(needs=("bias",), where=(conditions.has_queries_and_keys,))
+def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A bias is added to the scores after scale and softcap, and before the mask."""
+    problem = case.problem(dtype, subject.device)
+    added = _some_bias(problem)
+    for cap in (None, 0.5) if "softcap" in subject.offers else (problem.softcap,):
+        biased = problem.but(bias=added, softcap=cap)
+        close(f"the output with a bias and softcap={cap}", subject.output(biased), biased.truth()[0], dtype)
+
+
+@law(dtypes=_ALL_DTYPES)
+def dtypes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The output has the query's dtype and the value's width; the lse is float32, or float64 for float64."""
+    problem = case.problem(dtype, subject.device)
+    shape = [*problem.query.shape[:3], problem.value.shape[3]]
+    _described("the output", subject.output(problem), dtype, shape, problem)
+    if "lse" in subject.offers:
+        out, found = subject.output_and_lse(problem)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        _described("the output that comes with the lse", out, dtype, shape, problem)
+        _described("the lse", found, wide, shape[:3], problem)
+
+
+@law(
+    cases=(Case("two-large-scores", batch=1, num_heads=1, num_kv_heads=1, q_len=1, kv_len=2, head_dim=4, value_dim=4),),
+    dtypes=(torch.bfloat16, torch.float16),
+)
+def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """For half-precision inputs, scores and softmax are computed in float32 or wider."""
+    problem = case.problem(dtype, subject.device)
+    # Every number below is exact in half precision except the second score: 0.5 * (64 * 64 + 2) = 2049.
+    query = torch.zeros_like(problem.query)
+    key, value = torch.zeros_like(problem.key), torch.zeros_like(problem.value)
+    query[..., 0], query[..., 1] = 64.0, 1.0
+    key[..., 0], key[:, :, 1, 1] = 64.0, 2.0
+    value[:, :, 1] = 1.0
+    want = torch.full_like(problem.query, 1 / (1 + math.exp(-1)))
+    got = subject.output(problem.but(query=query, key=key, value=value))
+    close("the weight of a score of 2049 beside one of 2048", got, want, dtype)
+
+
+def _some_bias(problem: Problem) -> Tensor:
+    rows, columns = problem.allowed.shape[2:]
+    heads = problem.query.shape[1]
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(1, heads, rows, columns, generator=generator, dtype=torch.float64).to(problem.query)
+
+
+def _described(what: str, got: Tensor, dtype: torch.dtype, shape: list[int], problem: Problem) -> None:
+    holds(got.dtype == dtype, f"{what} is {got.dtype}, not {dtype}")
+    holds(list(got.shape) == shape, f"{what} has shape {list(got.shape)}, not {shape}")
+    holds(got.device == problem.query.device, f"{what} is on {got.device}, not on {problem.query.device}")
+
+
+LAWS = (
+    oracle,
+    lse,
+    gradients_of_inputs,
+    gradient_of_bias,
+    gradients_through_lse,
+    gradcheck,
+    scale,
+    softcap,
+    bias,
+    dtypes,
+    half_precision,
+)

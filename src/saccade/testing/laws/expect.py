@@ -1,0 +1,43 @@
+"""How a law says that it is broken: what was compared, where it differs most, and by how much."""
+
+import torch
+from torch import Tensor
+
+from saccade.testing.tolerances import Quantity, difference, error, tolerance
+
+__all__ = ["LawBroken", "close", "holds", "identical"]
+
+
+class LawBroken(AssertionError):
+    """A law does not hold; the message is a counter-example."""
+
+
+def holds(fact: bool | Tensor, sentence: str) -> None:
+    """Break the law with a sentence unless the fact holds."""
+    if not fact:
+        raise LawBroken(sentence)
+
+
+def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
+    """Break the law unless two tensors agree within the tolerance of the inputs' dtype."""
+    _same_shape(what, got, want)
+    wrong, limit = error(got, want), tolerance(dtype, quantity)
+    if not wrong <= limit:
+        raise LawBroken(f"{what} {_worst(got, want)}; error {wrong:.1e}, allowed {limit:.0e}")
+
+
+def identical(what: str, got: Tensor, want: Tensor) -> None:
+    """Break the law unless two tensors are equal bit by bit (up to the sign of zero)."""
+    _same_shape(what, got, want)
+    if not torch.equal(got, want):
+        raise LawBroken(f"{what} {_worst(got, want)}; not a bit may differ")
+
+
+def _same_shape(what: str, got: Tensor, want: Tensor) -> None:
+    holds(got.shape == want.shape, f"{what} has shape {list(got.shape)}, not {list(want.shape)}")
+
+
+def _worst(got: Tensor, want: Tensor) -> str:
+    place = torch.unravel_index(difference(got, want).argmax(), want.shape)
+    at = [int(index) for index in place]
+    return f"at {at} is {got[place].item():.6g}, not {want[place].item():.6g}"

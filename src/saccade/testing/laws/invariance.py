@@ -1,0 +1,112 @@
+"""Laws that compare a function with itself: what may be changed without changing the answer, and how it changes."""
+
+import torch
+
+from saccade.testing.case import Case
+from saccade.testing.laws import conditions
+from saccade.testing.laws.backward import random_like
+from saccade.testing.laws.expect import close
+from saccade.testing.laws.law import law
+from saccade.testing.problem import Part
+from saccade.testing.subject import Subject
+
+__all__ = ["LAWS"]
+
+
+@law()
+def ones(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Weights sum to one: where all values are 1, so is the output of every row that sees something."""
+    problem = case.problem(dtype, subject.device)
+    problem = problem.but(value=torch.ones_like(problem.value))
+    out = subject.output(problem)
+    close("the output for values of 1", out, problem.sees_something[..., None].expand_as(out), dtype)
+
+
+@law()
+def linear(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The output is linear in the value."""
+    problem = case.problem(dtype, subject.device)
+    other = random_like(problem.value)
+    apart = 2 * subject.output(problem) - 3 * subject.output(problem.but(value=other))
+    together = subject.output(problem.but(value=2 * problem.value - 3 * other))
+    close("the output for 2u - 3v", together, apart, dtype)
+
+
+@law(where=(conditions.shares_keys,))
+def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Grouped heads give what they give with their group's keys and values copied out for each of them."""
+    problem = case.problem(dtype, subject.device)
+    close("the output of grouped heads", subject.output(problem), subject.output(problem.ungrouped()), dtype)
+
+
+@law(where=(conditions.several_items,))
+def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A batch item gives what it gives alone."""
+    problem = case.problem(dtype, subject.device)
+    together = subject.output(problem)
+    for index in range(case.batch):
+        alone = subject.output(problem.item(index))
+        close(f"batch item {index}", together[index : index + 1], alone, dtype)
+
+
+@law()
+def heads(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Heads do not know of each other: in reverse order they give the same in reverse order."""
+    problem = case.problem(dtype, subject.device)
+    reversed_heads = subject.output(problem.heads_reversed())
+    close("the output with the heads reversed", reversed_heads, subject.output(problem).flip(1), dtype)
+
+
+@law(where=(conditions.is_full,))
+def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Where everyone sees everyone, the order of the keys does not matter."""
+    problem = case.problem(dtype, subject.device)
+    reordered = subject.output(problem.keys_reversed())
+    close("the output with the keys reversed", reordered, subject.output(problem), dtype)
+
+
+@law(needs=("bias",))
+def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A constant added to all scores of a row changes nothing, however large; its lse grows by the constant."""
+    # As large as the dtype can add without rounding the scores away. In float64 its exponential is infinite.
+    constant = {torch.float64: 1000.0, torch.float32: 16.0}.get(dtype, 0.25)
+    problem = case.problem(dtype, subject.device)
+    rows, columns = problem.allowed.shape[2:]
+    raised = problem.query.new_full((1, 1, rows, columns), constant)
+    shifted = problem.but(bias=raised if problem.bias is None else problem.bias + raised)
+    close("the output with raised scores", subject.output(shifted), subject.output(problem), dtype)
+    if "lse" in subject.offers:
+        got, want = subject.output_and_lse(shifted)[1], subject.output_and_lse(problem)[1] + constant
+        close("the lse with raised scores", got, want, dtype, "lse")
+
+
+@law(needs=("lse",))
+def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The answers over two disjoint sets of keys, weighted by their lse, make the answer over both."""
+    problem = case.problem(dtype, subject.device)
+    want, want_lse = subject.output_and_lse(problem)
+    pairs: tuple[tuple[Part, Part], ...] = (("early", "late"), ("even", "odd"))
+    for first, second in pairs:
+        a, a_lse = subject.output_and_lse(problem.part(first))
+        b, b_lse = subject.output_and_lse(problem.part(second))
+        both = torch.logaddexp(a_lse, b_lse)
+        a_share, b_share = ((lse - both).exp().nan_to_num(nan=0.0)[..., None] for lse in (a_lse, b_lse))
+        close(f"{first} and {second} keys together", a * a_share + b * b_share, want, dtype)
+        close(f"the lse of {first} and {second} keys together", both, want_lse, dtype, "lse")
+
+
+@law(where=(conditions.is_causal, conditions.default_positions))
+def decode(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Under a causal mask, every split into steps gives what the whole gives."""
+    problem = case.problem(dtype, subject.device)
+    whole = subject.output(problem)
+    steps = range(1, case.q_len) if case.q_len <= 16 else (1, case.q_len // 2, case.q_len - 1)
+    for split in steps:
+        first, rest = subject.output(problem.step(0, split)), subject.output(problem.step(split, case.q_len))
+        close(f"a prefill of {split}", first, whole[:, :, :split], dtype)
+        close(f"the rest after a prefill of {split}", rest, whole[:, :, split:], dtype)
+        token = subject.output(problem.step(split, split + 1))
+        close(f"the token at {split} alone", token, whole[:, :, split : split + 1], dtype)
+
+
+LAWS = (ones, linear, gqa, batch, heads, key_order, shift, merge, decode)

@@ -1,0 +1,68 @@
+"""What a law is: a sentence, and a function that tries to break it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from saccade.testing.case import Case
+from saccade.testing.subject import Subject
+
+__all__ = ["Condition", "Law", "law"]
+
+Trial = Callable[[Subject, Case, torch.dtype], None]
+Condition = Callable[[Subject, Case], str | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A statement about attention that a function keeps or breaks.
+
+    Calling a law tries it: ``law(subject, case, dtype)`` returns, or raises `LawBroken` with a counter-example.
+
+    Attributes:
+        name: one word or two.
+        statement: the law in one sentence.
+        trial: the function behind it.
+        needs: what a function must offer to be tried: options by name, or "lse".
+        where: conditions on the case; each gives the reason why the law says nothing there, or None.
+        cases: cases of its own, for a law about something else than masks; None for those of the suite.
+        dtypes: dtypes of its own; None for those of the suite.
+    """
+
+    name: str
+    statement: str
+    trial: Trial
+    needs: tuple[str, ...] = ()
+    where: tuple[Condition, ...] = ()
+    cases: tuple[Case, ...] | None = None
+    dtypes: tuple[torch.dtype, ...] | None = None
+
+    def __call__(self, subject: Subject, case: Case, dtype: torch.dtype) -> None:
+        self.trial(subject, case, dtype)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def reasons(self, subject: Subject, case: Case) -> tuple[str, ...]:
+        """Why the law says nothing about a case; empty if it does."""
+        found = (condition(subject, case) for condition in self.where)
+        return tuple(reason for reason in found if reason is not None)
+
+
+def law(
+    *,
+    needs: tuple[str, ...] = (),
+    where: tuple[Condition, ...] = (),
+    cases: tuple[Case, ...] | None = None,
+    dtypes: tuple[torch.dtype, ...] | None = None,
+) -> Callable[[Trial], Law]:
+    """Make a law of a function: its name is the law's, and the first paragraph of its docstring the statement."""
+
+    def make(trial: Trial) -> Law:
+        statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
+        return Law(trial.__name__, statement, trial, needs, where, cases, dtypes)
+
+    return make

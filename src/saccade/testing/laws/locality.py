@@ -1,0 +1,144 @@
+"""Laws about who reaches whom: what a mask forbids must not matter, and what it allows must."""
+
+import torch
+from torch import Tensor
+
+from saccade.testing.case import Case
+from saccade.testing.laws import conditions
+from saccade.testing.laws.backward import gradients
+from saccade.testing.laws.expect import close, holds
+from saccade.testing.laws.law import law
+from saccade.testing.problem import Problem
+from saccade.testing.subject import Subject
+
+__all__ = ["LAWS"]
+
+_NOT_FINITE = {"NaN": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
+
+
+@law(where=(conditions.has_queries_and_keys,))
+def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The gradient of a row reaches the values that it may attend to, and no other."""
+    problem = case.problem(dtype, subject.device).leaves()
+    out = subject.output(problem)
+    holds(out.requires_grad, "the output does not depend differentiably on the values")
+    for head in range(problem.repeats):  # one head of every group at a time
+        heads = slice(head, None, problem.repeats)
+        for row in _spread(range(out.shape[2]), 8):
+            upstream = torch.zeros_like(out)
+            upstream[:, heads, row] = 1.0
+            (reached,) = torch.autograd.grad(
+                out, problem.value, upstream, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            got, want = reached.ne(0).any(-1), problem.allowed[:, heads, row]
+            sentence = f"row {row} of head {head} reaches keys {_ones(got)}, but may attend to {_ones(want)}"
+            holds(torch.equal(got, want), sentence)
+
+
+@law(where=(conditions.has_queries_and_keys,))
+def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Changing a key and its value changes nothing for a query that may not attend to it."""
+    problem = case.problem(dtype, subject.device)
+    before = subject.output(problem)
+    for key in _spread(_blind_keys(problem), 4):
+        at = torch.tensor([key], device=problem.key.device)
+        changed = problem.but(
+            key=problem.key.index_add(2, at, torch.full_like(problem.key[:, :, :1], 9.0)),
+            value=problem.value.index_add(2, at, torch.full_like(problem.value[:, :, :1], 9.0)),
+        )
+        blind = ~problem.allowed[..., key]
+        close(f"after key {key} changed, a row blind to it", subject.output(changed)[blind], before[blind], dtype)
+
+
+@law(where=(conditions.has_queries_and_keys, conditions.is_causal))
+def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Under a causal mask, changing the future changes nothing before it."""
+    problem = case.problem(dtype, subject.device)
+    before = subject.output(problem)
+    standing = [case.standing(b) for b in range(case.batch)]
+    for now in _spread(sorted({q for queries, _ in standing for q in queries if q is not None}), 4):
+        past = _table([[q is None or q <= now for q in queries] for queries, _ in standing], problem)[:, None]
+        future = _table([[kv is None or kv > now for kv in keys] for _, keys in standing], problem)[:, None]
+        changed = problem.but(
+            key=problem.key + 7.0 * future[..., None], value=problem.value + 7.0 * future[..., None]
+        )
+        rows = past.expand(problem.query.shape[:3])
+        what = f"after everything behind position {now} changed, a row up to there"
+        close(what, subject.output(changed)[rows], before[rows], dtype)
+
+
+@law(where=(conditions.has_empty_rows,))
+def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A row that may attend to nothing gives exactly 0, its lse is -inf, and its gradients are 0."""
+    problem = case.problem(dtype, subject.device)
+    empty = ~problem.sees_something
+    found = subject.output(problem)[empty]
+    holds((found == 0).all(), f"a row that sees nothing gives {found.flatten()[:3].tolist()}, not 0")
+    if "lse" in subject.offers:
+        found = subject.output_and_lse(problem)[1][empty]
+        holds(found.isneginf().all(), f"the lse of a row that sees nothing is {found[:3].tolist()}, not -inf")
+    for name, gradient in gradients(subject, problem).items():
+        holds(torch.isfinite(gradient).all(), f"the gradient of {name} is not finite")
+        if name == "query":
+            holds((gradient[empty] == 0).all(), "the gradient of a query that sees nothing is not 0")
+
+
+@law(where=(conditions.has_queries_and_keys,))
+def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """NaN or inf in a key or value does not reach a query that may not attend to it, forward or backward."""
+    problem = case.problem(dtype, subject.device)
+    clean = subject.output(problem)
+    for key in _spread(_blind_keys(problem), 2):
+        blind = ~problem.allowed[..., key]
+        want = gradients(subject, problem, blind)
+        # What a row that does see the key hands to another key is undefined, so those keys are not looked at.
+        seen = problem.allowed[..., key, None] & problem.allowed
+        untouched = ~seen.any(2).unflatten(1, (-1, problem.repeats)).any(2)
+        for name, kind in (("key", "NaN"), ("value", "NaN"), ("key", "inf"), ("value", "-inf")):
+            dirty = _poisoned(problem, name, key, kind)
+            what = f"with {kind} in {name} {key}"
+            close(f"{what}, a row blind to it", subject.output(dirty)[blind], clean[blind], dtype)
+            got = gradients(subject, dirty, blind)
+            for of, rows in (("query", blind), ("key", untouched), ("value", untouched)):
+                close(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
+
+
+@law(where=(conditions.has_queries_and_keys,))
+def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A NaN in a key or value shows in the output of every query that may attend to it."""
+    problem = case.problem(dtype, subject.device)
+    for key in _spread(range(problem.key.shape[2]), 2):
+        sees = problem.allowed[..., key]
+        for name in ("key", "value"):
+            found = subject.output(_poisoned(problem, name, key, "NaN"))[sees]
+            holds(not torch.isfinite(found).any(), f"with NaN in {name} {key}, a row that sees it is finite")
+
+
+def _poisoned(problem: Problem, name: str, key: int, kind: str) -> Problem:
+    poisoned = getattr(problem, name).clone()
+    poisoned[:, :, key] = _NOT_FINITE[kind]
+    return problem.but(**{name: poisoned})
+
+
+def _blind_keys(problem: Problem) -> list[int]:
+    """Keys that some query may not attend to."""
+    return torch.nonzero(~problem.allowed.flatten(0, 2).all(0))[:, 0].tolist()
+
+
+def _spread(items: list[int] | range, at_most: int) -> list[int]:
+    """Some of the items, evenly spread, first and last among them."""
+    if len(items) <= at_most:
+        return list(items)
+    return [items[round(n * (len(items) - 1) / (at_most - 1))] for n in range(at_most)]
+
+
+def _ones(row: Tensor) -> list[list[int]]:
+    """Which keys, per batch item and group, of the first few."""
+    return [torch.nonzero(keys)[:, 0].tolist() for keys in row.flatten(0, 1)[:2]]
+
+
+def _table(rows: list[list[bool]], problem: Problem) -> Tensor:
+    return torch.tensor(rows, device=problem.query.device)
+
+
+LAWS = (sensitivity, polarity, causality, empty_rows, isolation, honesty)

@@ -1,0 +1,54 @@
+"""The definition of attention, dense and in float64: what every implementation is judged by.
+
+It imports nothing but torch and shares no line with any implementation, so it cannot share a mistake with one. Who
+may attend to whom comes in as a tensor that says so pair by pair; inputs must be finite.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["attention"]
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention as it is written in a textbook, in float64.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key, value: ``[batch, kv_heads, kv_len, head_dim or value_dim]``; head h reads group
+            ``h // (heads // kv_heads)``.
+        allowed: bool ``[batch, heads, q_len, kv_len]``, True = may attend.
+        bias: added to the scores after the softcap; broadcasts to the shape of ``allowed``.
+        scale: ``head_dim ** -0.5`` when None.
+        softcap: scores become ``softcap * tanh(scores / softcap)`` when given.
+
+    Returns:
+        (out, lse) in float64: ``[batch, heads, q_len, value_dim]`` and ``[batch, heads, q_len]``. A row that may
+        attend to nothing gives 0 and -inf.
+    """
+    query, key, value = query.double(), key.double(), value.double()
+    num_heads, head_dim = query.shape[1], query.shape[3]
+    group = torch.arange(num_heads, device=query.device) // (num_heads // key.shape[1])
+    key, value = key[:, group], value[:, group]
+
+    scores = query @ key.transpose(2, 3) * (head_dim**-0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias.double()
+
+    # A row that sees nothing is computed as if it saw everything, and then overwritten: its gradients are zero.
+    some = allowed.any(-1, keepdim=True)
+    scores = scores.masked_fill(~(allowed | ~some), -torch.inf)
+    weights = torch.where(some, torch.softmax(scores, dim=-1), 0.0)
+    lse = torch.where(some[..., 0], torch.logsumexp(scores, dim=-1), -torch.inf)
+    return weights @ value, lse

@@ -1,0 +1,153 @@
+"""One attention problem with all its ingredients; laws make other problems of it and compare the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from saccade.masks import Mask, Padding, Predicate
+from saccade.testing import oracle
+
+__all__ = ["Part", "Problem"]
+
+Part = Literal["early", "late", "even", "odd"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """What an attention function is given, and the truth about who may attend to whom.
+
+    Attributes:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key, value: ``[batch, kv_heads, kv_len, head_dim or value_dim]``.
+        allowed: bool ``[batch, heads, q_len, kv_len]``, the truth; laws judge by it.
+        mask: the same as a rule on positions (None: everyone sees everyone), for functions that take masks.
+        bias, scale, softcap: options of the function; None where not used.
+        q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    allowed: Tensor
+    mask: Mask | None = None
+    bias: Tensor | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    q_positions: Tensor | None = None
+    kv_positions: Tensor | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options in use, as keyword arguments."""
+        names = ("bias", "scale", "softcap")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def positions(self) -> dict[str, Tensor]:
+        """Explicit positions, as keyword arguments."""
+        given = {"q_positions": self.q_positions, "kv_positions": self.kv_positions}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+    @property
+    def repeats(self) -> int:
+        """Query heads per group."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    @property
+    def sees_something(self) -> Tensor:
+        """Bool ``[batch, heads, q_len]``: the row may attend to at least one key."""
+        return self.allowed.any(-1)
+
+    def but(self, **changes: Any) -> Problem:
+        """The same problem with some ingredients replaced."""
+        return dataclasses.replace(self, **changes)
+
+    def truth(self) -> tuple[Tensor, Tensor]:
+        """(out, lse) by definition, in float64."""
+        return oracle.attention(self.query, self.key, self.value, self.allowed, **self.options)
+
+    def leaves(self, *, bias: bool = False) -> Problem:
+        """The same numbers as fresh leaves that gradients can be taken of; the bias only if asked."""
+        fresh = {name: getattr(self, name).detach().clone().requires_grad_() for name in ("query", "key", "value")}
+        if bias and self.bias is not None:
+            fresh["bias"] = self.bias.detach().clone().requires_grad_()
+        return self.but(**fresh)
+
+    def item(self, index: int) -> Problem:
+        """Batch item ``index`` alone."""
+
+        def one(x: Tensor | None, dims: int) -> Tensor | None:
+            return x if x is None or x.dim() < dims or x.shape[0] == 1 else x[index : index + 1]
+
+        mask = self.mask
+        if mask is not None and mask.shape[0] > 1:
+            everyone = mask
+            mask = Predicate(lambda b, h, q, kv: everyone.allows(b + index, h, q, kv))
+        here = slice(index, index + 1)
+        return self.but(
+            query=self.query[here],
+            key=self.key[here],
+            value=self.value[here],
+            allowed=self.allowed[here],
+            mask=mask,
+            bias=one(self.bias, 4),
+            q_positions=one(self.q_positions, 2),
+            kv_positions=one(self.kv_positions, 2),
+        )
+
+    def step(self, start: int, stop: int) -> Problem:
+        """Queries ``start`` to ``stop`` and the keys that exist by then: a decoder's step, for default positions."""
+        keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
+        return self.but(
+            query=self.query[:, :, start:stop],
+            key=self.key[:, :, :keys],
+            value=self.value[:, :, :keys],
+            allowed=self.allowed[:, :, start:stop, :keys],
+            bias=None if self.bias is None else self.bias.expand_as(self.allowed)[:, :, start:stop, :keys],
+        )
+
+    def part(self, which: Part) -> Problem:
+        """The same queries with only the early or late half of the keys, or those at even or odd positions."""
+        half = self.key.shape[2] // 2
+        position = torch.arange(self.key.shape[2], device=self.key.device)
+        if self.kv_positions is not None:
+            position = self.kv_positions.reshape(-1, 1, 1, position.shape[0])
+        keys: Mask = Padding((half,)) if which in ("early", "late") else Predicate(lambda b, h, q, kv: kv % 2 == 0)
+        inside = (position >= 0) & (position < half) if which in ("early", "late") else position % 2 == 0
+        if which in ("late", "odd"):
+            keys, inside = ~keys, ~inside
+        return self.but(allowed=self.allowed & inside, mask=keys if self.mask is None else self.mask & keys)
+
+    def heads_reversed(self) -> Problem:
+        """The heads in reverse order; groups are reversed with them, so every head keeps its keys."""
+        mask, last = self.mask, self.query.shape[1] - 1
+        if mask is not None and mask.shape[1] > 1:
+            forward = mask
+            mask = Predicate(lambda b, h, q, kv: forward.allows(b, last - h, q, kv))
+        return self.but(
+            query=self.query.flip(1),
+            key=self.key.flip(1),
+            value=self.value.flip(1),
+            allowed=self.allowed.flip(1),
+            mask=mask,
+            bias=None if self.bias is None else self.bias.flip(1),
+        )
+
+    def keys_reversed(self) -> Problem:
+        """Keys and values in reverse order; only where every query may attend to every key."""
+        return self.but(
+            key=self.key.flip(2),
+            value=self.value.flip(2),
+            bias=None if self.bias is None else self.bias.flip(3),
+        )
+
+    def ungrouped(self) -> Problem:
+        """Every head with its own copy of the keys and values that it reads."""
+        return self.but(
+            key=self.key.repeat_interleave(self.repeats, dim=1),
+            value=self.value.repeat_interleave(self.repeats, dim=1),
+        )

@@ -1,0 +1,119 @@
+"""The function under test, and how it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.testing.case import Case
+from saccade.testing.problem import Problem
+
+__all__ = ["Claims", "OPTIONS", "Subject"]
+
+OPTIONS = ("bias", "scale", "softcap", "lse")
+_POSITIONS = ("q_positions", "kv_positions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """What an author says about a function beyond what every function must keep; a claim is tested, silence is not.
+
+    Attributes:
+        memory_exponent: the largest tensor made on the way grows as length to this power: 1.0 is linear memory.
+    """
+
+    memory_exponent: float | None = None
+
+
+class Subject:
+    """An attention function in the kit's calling convention.
+
+    Args:
+        function: ``function(query, key, value, mask, **options) -> out``. Options (``bias``, ``scale``, ``softcap``,
+            and with ``masks="objects"`` also ``q_positions`` and ``kv_positions``) are passed only where used.
+        call: ``call(function, query, key, value, mask, **options)`` for a function with another convention.
+        with_lse: the same function returning ``(out, lse)``, called in the same way.
+        offers: the options that it takes; None reads them off the signature. "lse" is offered by ``with_lse``.
+        masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend;
+            "objects" as a `saccade.masks.Mask` or None.
+        claims: what its author says about it.
+        device: where the inputs are put.
+
+    Raises:
+        TypeError: not callable.
+        ValueError: an unknown option among the offers, or masks handed over in an unknown form.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        call: Callable[..., Any] | None = None,
+        with_lse: Callable[..., Any] | None = None,
+        offers: Collection[str] | None = None,
+        masks: Literal["dense", "objects"] = "dense",
+        claims: Claims | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        for name, given in (("function", function), ("call", call), ("with_lse", with_lse)):
+            if given is not None and not callable(given):
+                raise type_error("testing.check", name, "be callable", type(given).__name__)
+        if masks not in ("dense", "objects"):
+            raise value_error("testing.check", "masks", "be 'dense' or 'objects'", repr(masks))
+        unknown = set(offers or ()) - {*OPTIONS, *_POSITIONS}
+        if unknown:
+            rule = f"be among {', '.join((*OPTIONS, *_POSITIONS))}"
+            raise value_error("testing.check", "offers", rule, ", ".join(sorted(unknown)))
+        self.function, self.call, self.lse_function = function, call, with_lse
+        self.masks, self.device = masks, device
+        self.claims = Claims() if claims is None else claims
+        offered = _signature_offers(call or function) if offers is None else frozenset(offers)
+        self.offers = offered - {"lse"} | ({"lse"} if with_lse is not None else frozenset())
+
+    def output(self, problem: Problem) -> Tensor:
+        """The function's answer to a problem."""
+        out = self._answer(self.function, problem)
+        if not isinstance(out, Tensor):
+            hint = "pass call= to pick the output, or with_lse= if it returns (out, lse)"
+            raise type_error("testing.check", "function", "return one tensor", type(out).__name__, hint=hint)
+        return out
+
+    def output_and_lse(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """The function's answer with the log-sum-exp of each row."""
+        if self.lse_function is None:
+            raise value_error("testing.check", "with_lse", "be given to ask for the lse", None)
+        out, lse = self._answer(self.lse_function, problem)
+        return out, lse
+
+    def lacks(self, case: Case, needed: Collection[str]) -> tuple[str, ...]:
+        """Why it cannot be tried: one reason for each thing that is needed, by the case or besides, and not offered."""
+        required = [*needed, *case.needs, *(case.explicit_positions if self.masks == "objects" else ())]
+        missing = [name for name in dict.fromkeys(required) if name not in self.offers]
+        return tuple("gives no lse" if name == "lse" else f"takes no {name}" for name in missing)
+
+    def _answer(self, function: Callable[..., Any], problem: Problem) -> Any:
+        mask: object = problem.allowed
+        options = problem.options
+        if self.masks == "objects":
+            mask = problem.mask
+            options |= problem.positions
+        tensors = (problem.query, problem.key, problem.value)
+        if self.call is None:
+            return function(*tensors, mask, **options)
+        return self.call(function, *tensors, mask, **options)
+
+
+def _signature_offers(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin does not say what it takes
+        return frozenset()
+    named = {parameter.name for parameter in parameters}
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return frozenset(name for name in (*OPTIONS, *_POSITIONS) if name != "lse" and (anything or name in named))

@@ -1,0 +1,66 @@
+"""How wrong a number may be: one table, the same on every machine.
+
+The error of a tensor is its largest absolute difference to the reference, divided by the largest magnitude of the
+reference, or by 1 where that is smaller. (The inputs of all cases are of order one, so that is the scale of results;
+and a gradient that ought to be zero has nothing to be relative to.) Infinities are equal to themselves; NaN is not.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Quantity", "Tolerance", "TOLERANCES", "error", "tolerance"]
+
+Quantity = Literal["output", "lse", "gradient"]
+
+
+class Tolerance(NamedTuple):
+    """The largest error that counts as rounding, and why it is that large."""
+
+    limit: float
+    reason: str
+
+
+TOLERANCES: dict[tuple[torch.dtype, Quantity], Tolerance] = {
+    (torch.float64, "output"): Tolerance(
+        1e-11, "sums of up to 1e4 terms of 1.1e-16 each, in any order; float32 anywhere would show as 1e-8"
+    ),
+    (torch.float64, "lse"): Tolerance(1e-11, "as the output"),
+    (torch.float64, "gradient"): Tolerance(1e-10, "a second chain of sums on top of the first"),
+    (torch.float32, "output"): Tolerance(
+        1e-5, "sums of up to 1e3 terms of 6e-8 each, in any order; half precision anywhere would show as 1e-3"
+    ),
+    (torch.float32, "lse"): Tolerance(1e-5, "as the output"),
+    (torch.float32, "gradient"): Tolerance(1e-5, "as the output: both chains of sums together stay below it"),
+    (torch.bfloat16, "output"): Tolerance(
+        1e-2, "rounded once at the end (2e-3), and the weights once before they meet the values (2e-3 each)"
+    ),
+    (torch.bfloat16, "lse"): Tolerance(1e-5, "a float32 result of float32 sums of exact products"),
+    (torch.bfloat16, "gradient"): Tolerance(
+        2e-2, "weights, their gradients and the output that enters them are each rounded (2e-3) before a sum"
+    ),
+    (torch.float16, "output"): Tolerance(2e-3, "as bfloat16, with three bits more"),
+    (torch.float16, "lse"): Tolerance(1e-5, "as bfloat16"),
+    (torch.float16, "gradient"): Tolerance(4e-3, "as bfloat16, with three bits more"),
+}
+
+
+def tolerance(dtype: torch.dtype, quantity: Quantity) -> float:
+    """The largest error that counts as rounding, for inputs of a dtype."""
+    return TOLERANCES[dtype, quantity].limit
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """The error of ``got`` as defined above; inf if anything is NaN, 0 if there is nothing to compare."""
+    if want.numel() == 0:
+        return 0.0
+    differences = difference(got, want)
+    finite = torch.where(torch.isfinite(want), want.double().abs(), 0.0)
+    return float(differences.max() / finite.max().clamp_min(1.0))
+
+
+def difference(got: Tensor, want: Tensor) -> Tensor:
+    """Absolute differences in float64: 0 between equal infinities, inf wherever there is a NaN."""
+    got, want = got.double(), want.double()
+    return torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -1,0 +1,8 @@
+"""Figures of arrays and matrices. Needs matplotlib, which is imported when the first figure is drawn."""
+
+from saccade.viz.fonts import MissingGlyphsWarning
+from saccade.viz.heatmaps import heatmap
+from saccade.viz.mosaics import mosaic
+from saccade.viz.saving import save
+
+__all__ = ["heatmap", "mosaic", "save", "MissingGlyphsWarning"]

@@ -1,0 +1,91 @@
+"""Whatever holds numbers, as an array fit to be drawn."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from saccade.errors import type_error, value_error
+
+__all__ = ["Array", "as_maps", "as_matrix", "limits_of", "max_pool"]
+
+Array = npt.NDArray[np.floating[Any]]
+
+
+def as_matrix(where: str, weights: object) -> Array:
+    """Read a matrix from a tensor, an array or nested lists: ``[q_len, kv_len]``, infinities as NaN.
+
+    Raises:
+        TypeError: not numbers.
+        ValueError: not two axes, an empty axis, or nothing finite in it.
+    """
+    return _checked(where, weights, "[q_len, kv_len]", axes=(2,))
+
+
+def as_maps(where: str, weights: object) -> Array:
+    """Read many matrices of one shape: ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
+    return _checked(where, weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
+
+
+def max_pool(matrix: Array, rows: int, columns: int) -> Array:
+    """Keep the largest of every group of neighbours, so that at most ``[rows, columns]`` groups remain.
+
+    The largest, because the mean of a thin diagonal over its neighbours is next to nothing. NaN loses against
+    any number.
+    """
+    for axis, most in enumerate((rows, columns)):
+        if matrix.shape[axis] > most:
+            starts = np.arange(most) * matrix.shape[axis] // most
+            matrix = np.fmax.reduceat(matrix, starts, axis=axis)
+    return matrix
+
+
+def limits_of(where: str, matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
+    """Decide the values that the two ends of the colour scale stand for.
+
+    Zero is one end whenever no value lies beyond it: weights are compared with nothing, not with the least.
+    """
+    if limits is not None:
+        low, high = (float(limit) for limit in limits)
+        if not (np.isfinite(low) and np.isfinite(high) and low < high):
+            raise value_error(where, "limits", "be two finite numbers, low < high", (low, high))
+        return low, high
+    low, high = float(np.fmin.reduce(matrix, axis=None)), float(np.fmax.reduce(matrix, axis=None))
+    if low >= 0:
+        low = 0.0
+    elif high <= 0:
+        high = 0.0
+    return (low, high) if low < high else (0.0, 1.0)  # also when nothing is finite: NaN is below nothing
+
+
+def _checked(where: str, weights: object, shape: str, axes: tuple[int, ...]) -> Array:
+    array = _as_array(where, weights)
+    if array.ndim not in axes:
+        raise value_error(where, "weights", f"be {shape}", f"shape {list(array.shape)}")
+    if array.size == 0:
+        raise value_error(where, "weights", "have no empty axis", f"shape {list(array.shape)}")
+    finite = np.isfinite(array)
+    if not finite.any():
+        raise value_error(where, "weights", "hold at least one finite number", "only NaN and infinities")
+    return array if finite.all() else np.where(finite, array, np.nan)
+
+
+def _as_array(where: str, weights: object) -> Array:
+    if isinstance(weights, torch.Tensor):
+        tensor = weights.detach()
+        if tensor.is_complex():
+            raise type_error(where, "weights", "be real numbers", tensor.dtype)
+        # NumPy has no bfloat16; everything narrower than float64 fits in float32 for the eye.
+        return tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32).numpy()
+    try:
+        array = np.asarray(weights)
+    except ValueError:
+        raise value_error(
+            where, "weights", "have rows of equal length", "rows of different lengths"
+        ) from None
+    if array.dtype.kind not in "fiub":
+        raise type_error(
+            where, "weights", "be real numbers", f"{type(weights).__name__} of dtype {array.dtype}"
+        )
+    return array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)

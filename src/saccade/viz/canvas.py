@@ -1,0 +1,110 @@
+"""A figure that grows around a map of a given size, measured rather than guessed."""
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.errors import missing_extra
+from saccade.viz.fonts import drawable_title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import RendererAgg
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+__all__ = ["DPI", "INK", "Canvas", "blank", "colours"]
+
+DPI = 150
+_NOTHING = "#c9d1d3"  # cells that hold no finite number: a grey that is not in the scale
+INK = "#2b2b33"
+_MARGIN = 21 / DPI  # inches
+_TITLE_SIZE = 11.0  # points
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A white figure with one set of axes, whose size is set once everything around the map is drawn."""
+
+    figure: "Figure"
+    axes: "Axes"
+
+    def head(self, title: str, width: float) -> None:
+        """Write ``title`` above a map that is ``width`` inches wide, in as many lines as that takes."""
+        shown, families = drawable_title(title)
+        lines = textwrap.fill(shown, max(int(width * 72 / (0.55 * _TITLE_SIZE)), 28))
+        self.axes.set_title(
+            lines,
+            loc="left",
+            size=_TITLE_SIZE,
+            family=families,
+            color=INK,
+            pad=10,
+            parse_math=False,
+            usetex=False,
+        )
+
+    def add_scale(self, image: "AxesImage") -> None:
+        """Draw the colour scale of ``image`` at the map's right."""
+        scale = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        self.figure.colorbar(image, cax=scale).outline.set_visible(False)
+        scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
+
+    def fit(self, width: float, height: float) -> None:
+        """Give the map ``width`` x ``height`` inches, in whole pixels, and the figure what all else needs."""
+        left = bottom = right = top = 1.0
+        # The first round measures; the last one measures again because ticks may move when the axes do.
+        for _ in range(2):
+            self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
+            drawn = self.figure.get_tightbbox(self._renderer())
+            right += _whole(drawn.x1) - (left + width + right) + _MARGIN
+            top += _whole(drawn.y1) - (bottom + height + top) + _MARGIN
+            left -= _whole(drawn.x0) - _MARGIN
+            bottom -= _whole(drawn.y0) - _MARGIN
+        self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
+
+    def _place(self, frame: tuple[float, float, float, float], size: tuple[float, float]) -> None:
+        (left, bottom, width, height), (across, up) = frame, size
+        self.figure.set_size_inches(across, up)
+        self.axes.set_position((left / across, bottom / up, width / across, height / up))
+        for scale in self.figure.axes[1:]:
+            scale.set_position(((left + width + 0.14) / across, bottom / up, 0.13 / across, height / up))
+
+    def _renderer(self) -> "RendererAgg":
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  matplotlib is optional
+
+        canvas = self.figure.canvas
+        assert isinstance(canvas, FigureCanvasAgg), "blank() made it so"
+        return canvas.get_renderer()
+
+
+def colours() -> "Colormap":
+    """White for nothing, then magma backwards: its lightness falls evenly, so it reads without colour too."""
+    from matplotlib import colormaps  # noqa: PLC0415  matplotlib is optional
+    from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415
+
+    steps = [(1.0, 1.0, 1.0), *colormaps["magma_r"](np.linspace(0, 1, 9))[1:, :3]]
+    return LinearSegmentedColormap.from_list("saccade", steps).with_extremes(bad=_NOTHING)
+
+
+def _whole(inches: float) -> float:
+    return round(inches * DPI) / DPI
+
+
+def blank(where: str) -> Canvas:
+    """Make an empty figure outside pyplot's global list, so that nobody has to close it.
+
+    Raises:
+        ImportError: matplotlib is not installed; ``where`` is named.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise missing_extra(where, "matplotlib", "viz") from None
+    figure = Figure(dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    return Canvas(figure, figure.add_axes((0.0, 0.0, 1.0, 1.0)))

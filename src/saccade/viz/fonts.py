@@ -1,0 +1,166 @@
+"""Fonts that have the characters of our labels, and what to show when no font has them."""
+
+import contextlib
+import sys
+import unicodedata
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from saccade.text import shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.font_manager import FontProperties
+
+__all__ = ["MissingGlyphsWarning", "covering_families", "drawable_labels", "drawable_title"]
+
+LABEL_WIDTH = 18  # columns; a longer label would take more room than the picture
+
+# Upright faces that read well next to Latin text, best first; any other installed font comes after them.
+_PREFERRED = (
+    "Noto Sans CJK SC",
+    "Source Han Sans SC",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Microsoft YaHei",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "SimHei",
+    "Noto Sans CJK JP",
+    "Noto Sans",
+)
+# Has a box for every character there is: it would make every label "covered" and none readable.
+_PLACEHOLDER = "Last Resort"
+_CJK_NAMES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC", "FULLWIDTH")
+
+_Face = tuple[str, str, int]  # family, file, number of the face in the file
+
+_warned = False
+
+
+class MissingGlyphsWarning(UserWarning):
+    """No installed font has some character of a label."""
+
+
+def drawable_labels(labels: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Make labels that can be drawn, and name the font families to draw them with.
+
+    Invisible characters are escaped and long labels cut. A label with a character that no installed font has
+    becomes its number, counted from 1: ``#4``.
+
+    Warns:
+        MissingGlyphsWarning: once in the life of the process, naming the characters and a package that helps.
+    """
+    shown = [shorten(visible(label), LABEL_WIDTH) for label in labels]
+    families, missing = covering_families(set().union(*shown))
+    if missing:
+        _warn_once(missing)
+        shown = [f"#{i}" if missing & set(label) else label for i, label in enumerate(shown, start=1)]
+    return shown, families
+
+
+def drawable_title(title: str) -> tuple[str, list[str]]:
+    """Make a title that can be drawn: a character that no installed font has is written as its escape."""
+    shown = visible(title)
+    families, missing = covering_families(set(shown))
+    if missing:
+        _warn_once(missing)
+    return "".join(ascii(c)[1:-1] if c in missing else c for c in shown), families
+
+
+def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
+    """Find installed font families that together have all ``characters``.
+
+    Returns:
+        The families, the user's own default first (matplotlib falls back from one to the next, glyph by
+        glyph), and the characters that no installed font has.
+
+    Cost: opens fonts only while a character is still missing; each is opened once in the life of the process.
+    """
+    from matplotlib import font_manager, rcParams  # noqa: PLC0415  matplotlib is optional
+
+    families = list(rcParams["font.family"])
+    missing = {character for character in characters if not character.isspace()}
+    missing -= _characters_drawn_with(font_manager.FontProperties())
+    for search in (_known_faces, _new_faces):
+        for name, path, face in search() if missing else ():
+            # A family has many faces: what counts is the one that matplotlib draws with.
+            if missing & _characters(path, face):
+                covered = missing & _characters_drawn_with(font_manager.FontProperties(family=[name]))
+                families += [name] if covered else []
+                missing -= covered
+            if not missing:
+                break
+    return families, missing
+
+
+def _known_faces() -> list[_Face]:
+    """The faces that matplotlib knows, the families that read best first."""
+    from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
+
+    rank = {name: number for number, name in enumerate(_PREFERRED)}
+    faces = [
+        (entry.name, entry.fname, getattr(entry, "index", 0))
+        for entry in font_manager.fontManager.ttflist
+        if not entry.name.startswith(_PLACEHOLDER)
+    ]
+    return sorted(faces, key=lambda face: (rank.get(face[0], len(rank)), *face))
+
+
+def _new_faces() -> list[_Face]:
+    """The faces installed since matplotlib last made its list, which it does not renew by itself."""
+    from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
+
+    before = _known_faces()
+    for path in sorted({*font_manager.findSystemFonts()} - {path for _, path, _ in before}):
+        # A file that is no font we can draw with is no reason to draw nothing.
+        with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
+            font_manager.fontManager.addfont(path)
+    return [face for face in _known_faces() if face not in before]
+
+
+def _characters_drawn_with(properties: "FontProperties") -> frozenset[str]:
+    from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
+
+    path = font_manager.findfont(properties)
+    return _characters(str(path), getattr(path, "face_index", 0))
+
+
+@cache
+def _characters(path: str, face: int) -> frozenset[str]:
+    """The characters that a face has; none when it cannot be read, for then it cannot be drawn with."""
+    from matplotlib.ft2font import FT2Font  # noqa: PLC0415  matplotlib is optional
+
+    try:
+        # Only matplotlib >= 3.11 tells the faces of a collection apart; before, there is no other face.
+        font = FT2Font(path, face_index=face) if face else FT2Font(path)
+    except (OSError, RuntimeError):
+        return frozenset()
+    return frozenset(chr(code) for code in font.get_charmap())
+
+
+def _warn_once(missing: set[str]) -> None:
+    global _warned  # noqa: PLW0603  a fact about the process: its user has been told
+    if _warned:
+        return
+    _warned = True
+    names = ", ".join(sorted(missing)[:12]) + (" and more" if len(missing) > 12 else "")
+    cjk = any(unicodedata.name(character, "").startswith(_CJK_NAMES) for character in missing)
+    package, kind = (
+        ("fonts-noto-cjk", "any CJK font") if cjk else ("fonts-noto-core", "any font that has them")
+    )
+    warnings.warn(
+        f"no installed font has {names}: labels with them are drawn as their number. "
+        f"Debian and Ubuntu: apt install {package}; elsewhere {kind}.",
+        MissingGlyphsWarning,
+        stacklevel=_callers_level(),
+    )
+
+
+def _callers_level() -> int:
+    """How many calls up, seen from `_warn_once`, the code stands that asked for a figure."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("saccade.viz"):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,154 @@
+"""One matrix as a picture: rows are queries, columns are keys."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.errors import type_error, value_error
+from saccade.viz.arrays import Array, as_matrix, limits_of, max_pool
+from saccade.viz.canvas import DPI, Canvas, blank, colours
+from saccade.viz.ticks import name_columns, name_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+__all__ = ["ANNOTATED_AT_MOST", "heatmap"]
+
+ANNOTATED_AT_MOST = 40  # rows or columns: a figure with more numbers is a table
+_LONGEST, _PLAIN = 9.0, 5.0  # inches of the map's longer side at most, with labels and without
+_SHORTEST = 0.9  # inches of the shorter side at least
+_LINES = "#e4e4e9"  # between cells: there, and no more than that
+
+
+def heatmap(
+    weights: object,
+    *,
+    x_labels: Sequence[str] | None = None,
+    y_labels: Sequence[str] | None = None,
+    annotate: bool = False,
+    title: str | None = None,
+    x_name: str = "key",
+    y_name: str = "query",
+    limits: tuple[float, float] | None = None,
+) -> "Figure":
+    """Draw any matrix: rows are queries from top to bottom, columns are keys.
+
+    With more cells than pixels the largest value of every group of neighbours is drawn, so a thin diagonal or
+    a single bright key stays visible; axes and labels still count the matrix's own rows and columns.
+    NaN and infinite entries are drawn grey.
+
+    Args:
+        weights: ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
+        x_labels: one per key. Shown as text, never as mathematics; as many as fit. Long ones are cut, and one
+            with a character that no installed font has is shown by its number, counted from 1: ``#4``.
+        y_labels: one per query.
+        annotate: write every value into its cell; at most 40 rows and 40 columns.
+        title: stands above the picture.
+        x_name: what the columns are.
+        y_name: what the rows are.
+        limits: the values at the two ends of the colour scale; from the matrix when None.
+
+    Returns:
+        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+
+    Raises:
+        TypeError: ``weights`` are not real numbers, or labels are one string.
+        ValueError: not a matrix, nothing finite in it, or labels of another length.
+        ImportError: matplotlib is not installed.
+
+    Cost: O(q_len * kv_len) time and memory.
+    """
+    matrix = as_matrix("heatmap", weights)
+    low, high = limits_of("heatmap", matrix, limits)
+    _check_labels("x_labels", x_labels, matrix.shape[1], "columns")
+    _check_labels("y_labels", y_labels, matrix.shape[0], "rows")
+    if annotate and max(matrix.shape) > ANNOTATED_AT_MOST:
+        raise value_error(
+            "heatmap",
+            "a matrix to annotate",
+            f"have at most {ANNOTATED_AT_MOST} rows and columns",
+            f"shape {list(matrix.shape)}",
+            hint="annotate=False draws a matrix of any size.",
+        )
+    canvas = blank("heatmap")
+    width, height = _size(matrix, annotate, x_labels is not None or y_labels is not None)
+    image = _draw_cells(canvas, matrix, (low, high), width, height)
+    name_columns(canvas.axes, x_labels, x_name, matrix.shape[1], width)
+    name_rows(canvas.axes, y_labels, y_name, matrix.shape[0], height)
+    if annotate:
+        _draw_values(canvas.axes, image, matrix)
+    if title is not None:
+        canvas.head(title, width)
+    canvas.add_scale(image)
+    canvas.fit(width, height)
+    return canvas.figure
+
+
+def _check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
+    if isinstance(labels, str):
+        raise type_error(
+            "heatmap",
+            argument,
+            "be a list of strings",
+            "one string",
+            hint="list(text) is one label per character.",
+        )
+    if labels is not None and len(labels) != count:
+        raise value_error("heatmap", argument, f"have one label for each of the {count} {lines}", len(labels))
+
+
+def _size(matrix: Array, annotate: bool, labelled: bool) -> tuple[float, float]:
+    """Width and height of the map in inches, in whole pixels: square cells unless that leaves a thread."""
+    rows, columns = matrix.shape
+    longer = max(rows, columns)
+    if annotate:
+        longest = longer * 0.44
+    else:
+        longest = min(longer * 0.34, _LONGEST) if labelled else min(longer * 0.6, _PLAIN)
+    side = longest / longer
+    width, height = max(columns * side, _SHORTEST), max(rows * side, _SHORTEST)
+    return round(width * DPI) / DPI, round(height * DPI) / DPI
+
+
+def _draw_cells(
+    canvas: Canvas, matrix: Array, limits: tuple[float, float], width: float, height: float
+) -> "AxesImage":
+    rows, columns = matrix.shape
+    axes = canvas.axes
+    image = axes.imshow(
+        max_pool(matrix, round(height * DPI), round(width * DPI)),
+        cmap=colours(),
+        vmin=limits[0],
+        vmax=limits[1],
+        aspect="auto",
+        interpolation="nearest",
+        # The axes count the matrix's own rows and columns, pooled or not.
+        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+    )
+    # Below the image, which would else lose its outermost pixels to the frame.
+    axes.spines[:].set(color=_LINES, linewidth=1.2, zorder=-1)
+    if max(matrix.shape) <= ANNOTATED_AT_MOST:
+        axes.set_xticks(np.arange(1, columns) - 0.5, minor=True)
+        axes.set_yticks(np.arange(1, rows) - 0.5, minor=True)
+        axes.grid(which="minor", color=_LINES, linewidth=0.8)
+        axes.tick_params(which="minor", length=0)
+    return image
+
+
+def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
+    """Write each value in black or white, whichever stands out more from its cell."""
+    pattern = "{:.2f}" if np.nanmax(np.abs(matrix)) < 10 else "{:.3g}"
+    for (row, column), value in np.ndenumerate(matrix):
+        red, green, blue, _ = image.to_rgba(np.array([value]))[0]
+        text = pattern.format(value) if np.isfinite(value) else "–"
+        colour = "black" if _luminance(red, green, blue) > 0.179 else "white"
+        axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
+
+
+def _luminance(red: float, green: float, blue: float) -> float:
+    """Relative luminance (WCAG 2): above 0.179 black has the higher contrast, below it white."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

@@ -1,0 +1,104 @@
+"""Every head's map at a glance."""
+
+from math import ceil, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.errors import value_error
+from saccade.viz.arrays import Array, as_maps, limits_of, max_pool
+from saccade.viz.canvas import DPI, INK, blank, colours
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["mosaic"]
+
+# All in pixels: the longer side of a map, its shorter side at least, what is between maps, what is above each
+# for its name, and the frame of the chosen one.
+_TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 26, 4
+_FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
+
+
+def mosaic(
+    weights: object,
+    *,
+    title: str | None = None,
+    highlight: tuple[int, ...] | None = None,
+    shared_scale: bool = False,
+) -> "Figure":
+    """Draw every head's small map in one figure, each under its name: ``L0 H3`` is layer 0, head 3.
+
+    Each map runs from nothing to its own largest weight, so that a spread-out head shows its shape as
+    clearly as a sharp one; with ``shared_scale`` equal colours mean equal weights in all of them. Maps with
+    more cells than pixels show the largest value of every group of neighbours.
+
+    Args:
+        weights: ``[layers, heads, q_len, kv_len]``, a row of maps per layer, or ``[heads, q_len, kv_len]``:
+            a tensor, an array or nested lists.
+        title: stands above the picture.
+        highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
+        shared_scale: one colour scale for all maps.
+
+    Returns:
+        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+
+    Raises:
+        TypeError: ``weights`` are not real numbers.
+        ValueError: other axes, nothing finite, or ``highlight`` names no map.
+        ImportError: matplotlib is not installed.
+
+    Cost: O(layers * heads * q_len * kv_len) time and memory; the picture is one image, however many maps.
+    """
+    maps = as_maps("mosaic", weights)
+    grid = maps.shape[:-2]
+    _check_highlight(highlight, grid)
+    canvas = blank("mosaic")
+    flat = maps.reshape(-1, *maps.shape[-2:])
+    limits = [limits_of("mosaic", maps if shared_scale else one, None) for one in flat]
+    height, width = _tile_size(*flat.shape[1:])
+    columns = grid[1] if len(grid) == 2 else ceil(sqrt(2 * len(flat)))
+    down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE
+    across = columns * (width + _GAP) - _GAP + 2 * _EDGE
+    sheet = np.ones((down, across, 3))
+    palette = colours()
+    for number, index in enumerate(np.ndindex(grid)):
+        row, column = divmod(number, columns)
+        top, left = row * (height + _NAME) + _NAME, column * (width + _GAP) + _EDGE
+        chosen = index == highlight
+        edge, ink = (_EDGE, _CHOSEN) if chosen else (1, _FRAME)
+        sheet[top - edge : top + height + edge, left - edge : left + width + edge] = ink
+        pixels = _enlarged(flat[number], height, width)
+        low, high = limits[number]
+        sheet[top : top + height, left : left + width] = palette((pixels - low) / (high - low))[..., :3]
+        name = " ".join(f"{letter}{i}" for letter, i in zip("LH"[-len(index) :], index, strict=True))
+        weight = "bold" if chosen else "normal"
+        canvas.axes.text(left, top - 6, name, size=7, color=INK, weight=weight, va="bottom")
+    canvas.axes.imshow(sheet, interpolation="nearest", aspect="auto", extent=(0, across, down, 0))
+    canvas.axes.set_axis_off()
+    if title is not None:
+        canvas.head(title, across / DPI)
+    canvas.fit(across / DPI, down / DPI)
+    return canvas.figure
+
+
+def _check_highlight(highlight: tuple[int, ...] | None, grid: tuple[int, ...]) -> None:
+    if highlight is None:
+        return
+    if len(highlight) != len(grid) or not all(0 <= i < n for i, n in zip(highlight, grid, strict=True)):
+        names = "(layer, head)" if len(grid) == 2 else "(head,)"
+        raise value_error("mosaic", "highlight", f"be {names} below {grid}", highlight)
+
+
+def _tile_size(q_len: int, kv_len: int) -> tuple[int, int]:
+    """Height and width of a map in pixels."""
+    longer = max(q_len, kv_len)
+    return max(round(_TILE * q_len / longer), _SLIMMEST), max(round(_TILE * kv_len / longer), _SLIMMEST)
+
+
+def _enlarged(matrix: Array, height: int, width: int) -> Array:
+    """Fill a box of pixels with the cells of ``matrix``, or the largest of those that share a pixel."""
+    pooled = max_pool(matrix, height, width)
+    y = np.arange(height) * pooled.shape[0] // height
+    x = np.arange(width) * pooled.shape[1] // width
+    return pooled[y][:, x]

@@ -1,0 +1,59 @@
+"""Names along the two axes of a map: as many as can be read, none on top of another."""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from saccade.text.labels import display_width
+from saccade.viz.canvas import INK
+from saccade.viz.fonts import drawable_labels, drawable_title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+__all__ = ["name_columns", "name_rows"]
+
+_SIZE = 9.0  # points
+_COLUMN = 0.62 * _SIZE  # points that one column of text takes, a little more than it needs
+_PLAIN: dict[str, Any] = {
+    "parse_math": False,
+    "usetex": False,
+    "color": INK,
+}  # `$` and `\` in a label are just that
+
+
+def name_columns(axes: "Axes", labels: Sequence[str] | None, name: str, count: int, width: float) -> None:
+    """Write labels (numbers when None) above a map ``width`` inches wide, slanted where they must be."""
+    axes.xaxis.set_label_position("top")
+    axes.xaxis.tick_top()
+    slanted = _write(axes.xaxis, labels, name, count, width, across=True)
+    for label in axes.get_xticklabels() if slanted else ():
+        label.set(rotation=45, ha="left", va="bottom", rotation_mode="anchor")
+
+
+def name_rows(axes: "Axes", labels: Sequence[str] | None, name: str, count: int, height: float) -> None:
+    """Write labels (numbers when None) at the left of a map ``height`` inches high."""
+    _write(axes.yaxis, labels, name, count, height, across=False)
+
+
+def _write(
+    axis: "Axis", labels: Sequence[str] | None, name: str, count: int, length: float, *, across: bool
+) -> bool:
+    """Write the labels along ``axis``; true when they are too wide to stand level side by side."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
+
+    shown, families = drawable_title(name)
+    axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **_PLAIN)
+    if labels is None:
+        axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
+        # Not more steps than lines fit; a map of few cells has a number for each.
+        axis.set_major_locator(MaxNLocator(nbins=max(1, min(count, int(length * 3), 12)), integer=True))
+        return False
+    drawable, families = drawable_labels(labels)
+    room = length * 72 / count  # points per cell
+    slanted = across and max(map(display_width, drawable)) * _COLUMN > room
+    every = ceil((1.45 if slanted else 1.2) * _SIZE / room) if slanted or not across else 1
+    axis.set_ticks(range(0, count, every), labels=drawable[::every], size=_SIZE, family=families, **_PLAIN)
+    axis.set_tick_params(which="major", length=0)
+    return slanted
