@@ -86,7 +86,7 @@ def colours() -> "Colormap":
     from matplotlib import colormaps  # noqa: PLC0415  matplotlib is optional
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415
 
-    steps = [(1.0, 1.0, 1.0), *colormaps["magma_r"](np.linspace(0, 1, 9))[1:, :3]]
+    steps = [(1.0, 1.0, 1.0), *colormaps["magma_r"](np.linspace(0, 0.96, 9))[1:, :3]]
     return LinearSegmentedColormap.from_list("saccade", steps).with_extremes(bad=_NOTHING)
 
 

@@ -57,7 +57,7 @@ def mosaic(
     flat = maps.reshape(-1, *maps.shape[-2:])
     limits = [limits_of("mosaic", maps if shared_scale else one, None) for one in flat]
     height, width = _tile_size(*flat.shape[1:])
-    columns = grid[1] if len(grid) == 2 else ceil(sqrt(2 * len(flat)))
+    columns = grid[1] if len(grid) == 2 else min(len(flat), ceil(sqrt(2 * len(flat))))
     down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE
     across = columns * (width + _GAP) - _GAP + 2 * _EDGE
     sheet = np.ones((down, across, 3))
