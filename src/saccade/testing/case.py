@@ -17,6 +17,7 @@ from saccade.testing.problem import Problem
 __all__ = ["Case", "Inputs", "Rule"]
 
 Rule = Callable[[int, int, int, int], bool]
+Positions = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 
 class Inputs(NamedTuple):
@@ -35,13 +36,14 @@ class Case:
     Args:
         name: as it reads in a test id.
         mask: None means that everyone may attend to everyone.
-        rule: the same mask over again, as a function ``(b, h, q, kv) -> bool`` of plain ints, positions included.
-            It is what answers are judged by, so a mistake in the mask is found too. None trusts ``mask.to_dense``.
+        rule: the same mask over again, as a function ``(b, h, q, kv) -> bool`` of plain ints, q and kv being
+            positions. Answers are judged by it, so a mistake in the mask is found too. None trusts
+            ``mask.to_dense``.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
         bias: shape of a bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
         scale, softcap: options handed to the function where not None.
-        q_positions, kv_positions: positions of the tokens (-1: no token), per item if nested; None for the default,
-            where key j stands at j and query i at ``kv_len - q_len + i``.
+        q_positions, kv_positions: where the tokens stand (-1: no token), per item if nested; None for the
+            default, where key j stands at j and query i at ``kv_len - q_len + i``.
         seed: of the random inputs.
     """
 
@@ -58,8 +60,8 @@ class Case:
     bias: tuple[int, int, int, int] | None = None
     scale: float | None = None
     softcap: float | None = None
-    q_positions: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
-    kv_positions: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
+    q_positions: Positions | None = None
+    kv_positions: Positions | None = None
     seed: int = 0
 
     def __str__(self) -> str:
@@ -102,11 +104,7 @@ class Case:
     def standing(self, b: int) -> tuple[list[int | None], list[int | None]]:
         """Positions of the queries and of the keys of a batch item; None where no token stands."""
         default = range(self.kv_len - self.q_len, self.kv_len), range(self.kv_len)
-        queries, keys = (
-            list(usual) if given is None else [p if p >= 0 else None for p in _of_item(given, b)]
-            for usual, given in zip(default, (self.q_positions, self.kv_positions), strict=True)
-        )
-        return queries, keys
+        return _standing(self.q_positions, b, default[0]), _standing(self.kv_positions, b, default[1])
 
     def inputs(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Inputs:
         """Normal random tensors from the seed: the same numbers on every machine, rounded to the dtype."""
@@ -152,6 +150,8 @@ class Case:
         )
 
 
-def _of_item(positions: tuple[int, ...] | tuple[tuple[int, ...], ...], b: int) -> tuple[int, ...]:
-    own = positions[b] if positions and isinstance(positions[0], tuple) else positions
-    return own  # type: ignore[return-value]
+def _standing(given: Positions | None, b: int, default: range) -> list[int | None]:
+    if given is None:
+        return list(default)
+    own = [row for row in given if isinstance(row, tuple)]
+    return [p if p >= 0 else None for p in (own[b] if own else given) if isinstance(p, int)]

@@ -1,4 +1,4 @@
-"""The cases that the laws are tried on: every kind of mask, joined masks, and every shape that has ever gone wrong."""
+"""The cases that the laws are tried on: every kind of mask, joined masks, and shapes that often go wrong."""
 
 import torch
 

@@ -1,7 +1,7 @@
 """The definition of attention, dense and in float64: what every implementation is judged by.
 
-It imports nothing but torch and shares no line with any implementation, so it cannot share a mistake with one. Who
-may attend to whom comes in as a tensor that says so pair by pair; inputs must be finite.
+It imports nothing but torch and shares no line with any implementation, so it cannot share a mistake either.
+Who may attend to whom comes in as a tensor that says so pair by pair. Inputs must be finite.
 """
 
 import torch
@@ -24,16 +24,16 @@ def attention(
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
-        key, value: ``[batch, kv_heads, kv_len, head_dim or value_dim]``; head h reads group
-            ``h // (heads // kv_heads)``.
+        key: ``[batch, kv_heads, kv_len, head_dim]``; head h reads group ``h // (heads // kv_heads)``.
+        value: ``[batch, kv_heads, kv_len, value_dim]``.
         allowed: bool ``[batch, heads, q_len, kv_len]``, True = may attend.
         bias: added to the scores after the softcap; broadcasts to the shape of ``allowed``.
         scale: ``head_dim ** -0.5`` when None.
         softcap: scores become ``softcap * tanh(scores / softcap)`` when given.
 
     Returns:
-        (out, lse) in float64: ``[batch, heads, q_len, value_dim]`` and ``[batch, heads, q_len]``. A row that may
-        attend to nothing gives 0 and -inf.
+        (out, lse) in float64: ``[batch, heads, q_len, value_dim]`` and ``[batch, heads, q_len]``. A row that
+        may attend to nothing gives 0 and -inf.
     """
     query, key, value = query.double(), key.double(), value.double()
     num_heads, head_dim = query.shape[1], query.shape[3]
@@ -46,7 +46,7 @@ def attention(
     if bias is not None:
         scores = scores + bias.double()
 
-    # A row that sees nothing is computed as if it saw everything, and then overwritten: its gradients are zero.
+    # A row that sees nothing is computed as if it saw everything, then overwritten: its gradients are zero.
     some = allowed.any(-1, keepdim=True)
     scores = scores.masked_fill(~(allowed | ~some), -torch.inf)
     weights = torch.where(some, torch.softmax(scores, dim=-1), 0.0)

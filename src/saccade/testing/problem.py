@@ -100,7 +100,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """Queries ``start`` to ``stop`` and the keys that exist by then: a decoder's step, for default positions."""
+        """A decoder's step: queries ``start`` to ``stop`` and the keys that exist by then (default positions)."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],
@@ -111,7 +111,7 @@ class Problem:
         )
 
     def part(self, which: Part) -> Problem:
-        """The same queries with only the early or late half of the keys, or those at even or odd positions."""
+        """The same queries with a part of the keys: the early or late half, or even or odd positions."""
         half = self.key.shape[2] // 2
         position = torch.arange(self.key.shape[2], device=self.key.device)
         if self.kv_positions is not None:

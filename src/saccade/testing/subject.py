@@ -22,10 +22,10 @@ _POSITIONS = ("q_positions", "kv_positions")
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """What an author says about a function beyond what every function must keep; a claim is tested, silence is not.
+    """What an author says about a function beyond what every function must keep. A claim is tested.
 
     Attributes:
-        memory_exponent: the largest tensor made on the way grows as length to this power: 1.0 is linear memory.
+        memory_exponent: the largest tensor on the way grows as length to this power; 1.0 is linear memory.
     """
 
     memory_exponent: float | None = None
@@ -35,13 +35,14 @@ class Subject:
     """An attention function in the kit's calling convention.
 
     Args:
-        function: ``function(query, key, value, mask, **options) -> out``. Options (``bias``, ``scale``, ``softcap``,
-            and with ``masks="objects"`` also ``q_positions`` and ``kv_positions``) are passed only where used.
-        call: ``call(function, query, key, value, mask, **options)`` for a function with another convention.
+        function: ``function(query, key, value, mask, **options) -> out``. Options (``bias``, ``scale``,
+            ``softcap``; with ``masks="objects"`` also ``q_positions`` and ``kv_positions``) are passed only
+            where they are used.
+        call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
         with_lse: the same function returning ``(out, lse)``, called in the same way.
-        offers: the options that it takes; None reads them off the signature. "lse" is offered by ``with_lse``.
-        masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend;
-            "objects" as a `saccade.masks.Mask` or None.
+        offers: the options that it takes; None reads them off the signature. "lse" comes with ``with_lse``.
+        masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
+            attend; "objects" as a `saccade.masks.Mask` or None.
         claims: what its author says about it.
         device: where the inputs are put.
 
@@ -92,7 +93,7 @@ class Subject:
         return out, lse
 
     def lacks(self, case: Case, needed: Collection[str]) -> tuple[str, ...]:
-        """Why it cannot be tried: one reason for each thing that is needed, by the case or besides, and not offered."""
+        """Why a case cannot be tried: a reason for each thing that it or the law needs and nobody offers."""
         required = [*needed, *case.needs, *(case.explicit_positions if self.masks == "objects" else ())]
         missing = [name for name in dict.fromkeys(required) if name not in self.offers]
         return tuple("gives no lse" if name == "lse" else f"takes no {name}" for name in missing)

@@ -1,8 +1,9 @@
 """How wrong a number may be: one table, the same on every machine.
 
-The error of a tensor is its largest absolute difference to the reference, divided by the largest magnitude of the
-reference, or by 1 where that is smaller. (The inputs of all cases are of order one, so that is the scale of results;
-and a gradient that ought to be zero has nothing to be relative to.) Infinities are equal to themselves; NaN is not.
+The error of a tensor is its largest absolute difference to the reference, divided by the largest magnitude of
+the reference, or by 1 where that is smaller. (The inputs of all cases are of order one, so that is the scale
+of results; a gradient that ought to be zero has nothing to be relative to.) An infinity equals itself, a NaN
+nothing.
 """
 
 from typing import Literal, NamedTuple

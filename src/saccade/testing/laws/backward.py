@@ -1,4 +1,4 @@
-"""What flows back: gradients of a random weighting of the answer, for a subject and for the definition alike."""
+"""What flows back: gradients of a random weighting of the answer, a subject's or the definition's."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -24,7 +24,12 @@ def random_like(x: Tensor) -> Tensor:
 
 
 def gradients(
-    subject: Subject, problem: Problem, rows: Tensor | None = None, *, through: Through = "out", bias: bool = False
+    subject: Subject,
+    problem: Problem,
+    rows: Tensor | None = None,
+    *,
+    through: Through = "out",
+    bias: bool = False,
 ) -> Gradients:
     """Gradients of a random weighting of the subject's answer, by name of the input.
 

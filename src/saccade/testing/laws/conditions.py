@@ -8,11 +8,14 @@ __all__ = [
     "default_positions",
     "has_empty_rows",
     "has_queries_and_keys",
+    "has_several_items",
+    "has_several_queries",
+    "hides_something",
     "is_causal",
     "is_full",
     "is_small",
-    "several_items",
     "shares_keys",
+    "shows_something",
 ]
 
 
@@ -41,6 +44,21 @@ def has_queries_and_keys(subject: Subject, case: Case) -> str | None:
     return None if case.allowed.numel() else "nothing to attend to"
 
 
+def hides_something(subject: Subject, case: Case) -> str | None:
+    """Some query may not attend to some key."""
+    return None if not bool(case.allowed.all()) else "nothing is hidden"
+
+
+def shows_something(subject: Subject, case: Case) -> str | None:
+    """Some query may attend to some key."""
+    return None if bool(case.allowed.any()) else "nothing is seen"
+
+
+def has_several_queries(subject: Subject, case: Case) -> str | None:
+    """More than one query."""
+    return None if case.q_len > 1 else "a single query"
+
+
 def default_positions(subject: Subject, case: Case) -> str | None:
     """Positions follow from lengths."""
     return None if not case.explicit_positions else "positions are given"
@@ -51,7 +69,7 @@ def shares_keys(subject: Subject, case: Case) -> str | None:
     return None if case.num_kv_heads < case.num_heads else "every head has its own keys"
 
 
-def several_items(subject: Subject, case: Case) -> str | None:
+def has_several_items(subject: Subject, case: Case) -> str | None:
     """More than one batch item."""
     return None if case.batch > 1 else "a single batch item"
 

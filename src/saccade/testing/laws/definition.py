@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
@@ -75,7 +76,7 @@ def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     inputs = (leaves.query, leaves.key, leaves.value)
     try:
         torch.autograd.gradcheck(answer, inputs, fast_mode=True)
-    except torch.autograd.gradcheck.GradcheckError as reason:
+    except GradcheckError as reason:
         raise LawBroken(" ".join(str(reason).split())[:300]) from None
 
 
@@ -121,7 +122,18 @@ def dtypes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 @law(
-    cases=(Case("two-large-scores", batch=1, num_heads=1, num_kv_heads=1, q_len=1, kv_len=2, head_dim=4, value_dim=4),),
+    cases=(
+        Case(
+            "two-large-scores",
+            batch=1,
+            num_heads=1,
+            num_kv_heads=1,
+            q_len=1,
+            kv_len=2,
+            head_dim=4,
+            value_dim=4,
+        ),
+    ),
     dtypes=(torch.bfloat16, torch.float16),
 )
 def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ from saccade.testing.tolerances import Quantity, difference, error, tolerance
 __all__ = ["LawBroken", "close", "holds", "identical"]
 
 
-class LawBroken(AssertionError):
+class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the program
     """A law does not hold; the message is a counter-example."""
 
 

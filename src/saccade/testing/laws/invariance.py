@@ -1,4 +1,4 @@
-"""Laws that compare a function with itself: what may be changed without changing the answer, and how it changes."""
+"""Laws that compare a function with itself: how the answer changes with the question, or does not."""
 
 import torch
 
@@ -39,7 +39,7 @@ def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     close("the output of grouped heads", subject.output(problem), subject.output(problem.ungrouped()), dtype)
 
 
-@law(where=(conditions.several_items,))
+@law(where=(conditions.has_several_items,))
 def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A batch item gives what it gives alone."""
     problem = case.problem(dtype, subject.device)
@@ -67,13 +67,11 @@ def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("bias",))
 def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A constant added to all scores of a row changes nothing, however large; its lse grows by the constant."""
-    # As large as the dtype can add without rounding the scores away. In float64 its exponential is infinite.
-    constant = {torch.float64: 1000.0, torch.float32: 16.0}.get(dtype, 0.25)
-    problem = case.problem(dtype, subject.device)
-    rows, columns = problem.allowed.shape[2:]
-    raised = problem.query.new_full((1, 1, rows, columns), constant)
-    shifted = problem.but(bias=raised if problem.bias is None else problem.bias + raised)
+    """A constant added to all scores changes nothing, however large; the lse grows by the constant."""
+    # In float64 its exponential is infinite; in float32 so large a constant would round the scores away.
+    constant = 1000.0 if dtype == torch.float64 else 16.0
+    problem = case.problem(dtype, subject.device).but(bias=None)
+    shifted = problem.but(bias=problem.query.new_full((1, 1, *problem.allowed.shape[2:]), constant))
     close("the output with raised scores", subject.output(shifted), subject.output(problem), dtype)
     if "lse" in subject.offers:
         got, want = subject.output_and_lse(shifted)[1], subject.output_and_lse(problem)[1] + constant
@@ -95,7 +93,7 @@ def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         close(f"the lse of {first} and {second} keys together", both, want_lse, dtype, "lse")
 
 
-@law(where=(conditions.is_causal, conditions.default_positions))
+@law(where=(conditions.is_causal, conditions.default_positions, conditions.has_several_queries))
 def decode(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Under a causal mask, every split into steps gives what the whole gives."""
     problem = case.problem(dtype, subject.device)

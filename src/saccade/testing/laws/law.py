@@ -20,7 +20,7 @@ Condition = Callable[[Subject, Case], str | None]
 class Law:
     """A statement about attention that a function keeps or breaks.
 
-    Calling a law tries it: ``law(subject, case, dtype)`` returns, or raises `LawBroken` with a counter-example.
+    Calling a law tries it: ``law(subject, case, dtype)`` returns, or raises `LawBroken`: a counter-example.
 
     Attributes:
         name: one word or two.
@@ -41,6 +41,7 @@ class Law:
     dtypes: tuple[torch.dtype, ...] | None = None
 
     def __call__(self, subject: Subject, case: Case, dtype: torch.dtype) -> None:
+        """Return if the law holds, raise `LawBroken` if not."""
         self.trial(subject, case, dtype)
 
     def __str__(self) -> str:
@@ -59,7 +60,7 @@ def law(
     cases: tuple[Case, ...] | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,
 ) -> Callable[[Trial], Law]:
-    """Make a law of a function: its name is the law's, and the first paragraph of its docstring the statement."""
+    """Make a law of a function: its name is the law's, the first paragraph of its docstring the statement."""
 
     def make(trial: Trial) -> Law:
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())

@@ -35,7 +35,7 @@ def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             holds(torch.equal(got, want), sentence)
 
 
-@law(where=(conditions.has_queries_and_keys,))
+@law(where=(conditions.hides_something,))
 def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Changing a key and its value changes nothing for a query that may not attend to it."""
     problem = case.problem(dtype, subject.device)
@@ -47,10 +47,15 @@ def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             value=problem.value.index_add(2, at, torch.full_like(problem.value[:, :, :1], 9.0)),
         )
         blind = ~problem.allowed[..., key]
-        close(f"after key {key} changed, a row blind to it", subject.output(changed)[blind], before[blind], dtype)
+        close(
+            f"after key {key} changed, a row blind to it",
+            subject.output(changed)[blind],
+            before[blind],
+            dtype,
+        )
 
 
-@law(where=(conditions.has_queries_and_keys, conditions.is_causal))
+@law(where=(conditions.is_causal, conditions.hides_something))
 def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Under a causal mask, changing the future changes nothing before it."""
     problem = case.problem(dtype, subject.device)
@@ -59,9 +64,7 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for now in _spread(sorted({q for queries, _ in standing for q in queries if q is not None}), 4):
         past = _table([[q is None or q <= now for q in queries] for queries, _ in standing], problem)[:, None]
         future = _table([[kv is None or kv > now for kv in keys] for _, keys in standing], problem)[:, None]
-        changed = problem.but(
-            key=problem.key + 7.0 * future[..., None], value=problem.value + 7.0 * future[..., None]
-        )
+        changed = problem.but(key=problem.key + 7.0 * future[..., None], value=problem.value + 7.0 * future[..., None])
         rows = past.expand(problem.query.shape[:3])
         what = f"after everything behind position {now} changed, a row up to there"
         close(what, subject.output(changed)[rows], before[rows], dtype)
@@ -83,7 +86,7 @@ def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             holds((gradient[empty] == 0).all(), "the gradient of a query that sees nothing is not 0")
 
 
-@law(where=(conditions.has_queries_and_keys,))
+@law(where=(conditions.hides_something,))
 def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """NaN or inf in a key or value does not reach a query that may not attend to it, forward or backward."""
     problem = case.problem(dtype, subject.device)
@@ -103,7 +106,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
                 close(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
 
 
-@law(where=(conditions.has_queries_and_keys,))
+@law(where=(conditions.shows_something,))
 def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A NaN in a key or value shows in the output of every query that may attend to it."""
     problem = case.problem(dtype, subject.device)

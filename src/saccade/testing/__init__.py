@@ -1,0 +1,42 @@
+"""The laws of attention, to try on ours or on your own function: ``print(testing.check(function))``.
+
+A law is a sentence and a function that tries to break it; a case is a mask with sizes and options; a mutant
+is an implementation with one mistake, which shows that a law can catch it. ``oracle`` is the definition by which
+all are judged.
+"""
+
+from saccade.testing import oracle
+from saccade.testing.case import Case, Inputs
+from saccade.testing.cases import CASES, LARGE_CASES
+from saccade.testing.conformance import check, trials, try_law
+from saccade.testing.laws import LAWS, Law, LawBroken
+from saccade.testing.mutants import MUTANTS, Mutant
+from saccade.testing.problem import Problem
+from saccade.testing.report import Report, Result
+from saccade.testing.subject import Claims, Subject
+from saccade.testing.tolerances import TOLERANCES, Tolerance, error, tolerance
+
+__all__ = [
+    "check",
+    "Report",
+    "Result",
+    "LAWS",
+    "Law",
+    "LawBroken",
+    "CASES",
+    "LARGE_CASES",
+    "Case",
+    "Inputs",
+    "Problem",
+    "Subject",
+    "Claims",
+    "trials",
+    "try_law",
+    "MUTANTS",
+    "Mutant",
+    "TOLERANCES",
+    "Tolerance",
+    "tolerance",
+    "error",
+    "oracle",
+]

@@ -1,0 +1,101 @@
+"""Try the laws on anybody's attention function, in five lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from saccade.testing.case import Case
+from saccade.testing.cases import CASES
+from saccade.testing.laws import LAWS, Law, LawBroken
+from saccade.testing.report import Report, Result
+from saccade.testing.subject import Claims, Subject
+
+__all__ = ["check", "trials", "try_law"]
+
+
+def check(
+    function: Callable[..., Any],
+    *,
+    call: Callable[..., Any] | None = None,
+    with_lse: Callable[..., Any] | None = None,
+    offers: Collection[str] | None = None,
+    masks: Literal["dense", "objects"] = "dense",
+    cases: Sequence[Case] = CASES,
+    laws: Sequence[Law] = LAWS,
+    dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
+    claims: Claims | None = None,
+    device: torch.device | str = "cpu",
+) -> Report:
+    """Try every law on every case in every dtype, and report.
+
+    Example:
+        >>> import torch.nn.functional as F
+        >>> from saccade import testing
+        >>> report = testing.check(
+        ...     lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True),
+        ...     cases=testing.CASES[:3],
+        ... )
+        >>> sorted({result.law for result in report.broken})
+        []
+
+    What the function does not offer (an option that it does not take, or anything for which it raises
+    `NotImplementedError`) is listed with the reason, and not counted as kept. Anything else that it raises
+    breaks the law in question.
+
+    Args:
+        function: ``function(query, key, value, mask, **options) -> out``, in the layout
+            ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``) are passed only
+            where they are used.
+        call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
+        with_lse: the same function returning ``(out, lse)``, if there is one.
+        offers: the options that it takes; None reads them off the signature (a builtin has none to read).
+        masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
+            attend; "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions``
+            where a case has them.
+        cases: what to try the laws on; some laws bring cases of their own.
+        laws: what to try.
+        dtypes: of the inputs; some laws bring dtypes of their own.
+        claims: what its author promises beyond the laws that hold for all.
+        device: where the inputs are put.
+
+    Returns:
+        A `Report`.
+    """
+    subject = Subject(function, call=call, with_lse=with_lse, offers=offers, masks=masks, claims=claims, device=device)
+    return Report(tuple(try_law(subject, *trial) for trial in trials(laws, cases, dtypes)), tuple(laws))
+
+
+def trials(
+    laws: Iterable[Law], cases: Sequence[Case], dtypes: Sequence[torch.dtype]
+) -> Iterator[tuple[Law, Case, torch.dtype]]:
+    """Every combination to try: a law's own cases and dtypes stand in for those of the suite."""
+    for law in laws:
+        for case in cases if law.cases is None else law.cases:
+            for dtype in dtypes if law.dtypes is None else law.dtypes:
+                yield law, case, dtype
+
+
+def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
+    """Try one law on one case in one dtype."""
+    reasons = law.reasons(subject, case)
+    if reasons:
+        return Result(law.name, case.name, dtype, "not applicable", "; ".join(reasons))
+    lacks = subject.lacks(case, law.needs)
+    if lacks:
+        return Result(law.name, case.name, dtype, "not offered", "; ".join(lacks))
+    try:
+        law(subject, case, dtype)
+    except LawBroken as broken:
+        return Result(law.name, case.name, dtype, "broken", str(broken))
+    except NotImplementedError as refusal:
+        return Result(law.name, case.name, dtype, "not offered", _one_line(refusal))
+    except Exception as crash:
+        return Result(law.name, case.name, dtype, "broken", f"raised {type(crash).__name__}: {_one_line(crash)}")
+    return Result(law.name, case.name, dtype, "kept")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

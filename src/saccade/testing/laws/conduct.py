@@ -1,0 +1,148 @@
+"""Laws about a function as a program: what it does to its inputs, which inputs it takes, what it costs."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from saccade.masks import Causal, Window
+from saccade.testing.case import Case
+from saccade.testing.laws import conditions
+from saccade.testing.laws.backward import gradients, random_like
+from saccade.testing.laws.expect import close, holds, identical
+from saccade.testing.laws.law import law
+from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.problem import Problem
+from saccade.testing.subject import Subject
+
+__all__ = ["LAWS"]
+
+
+@law()
+def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The inputs are bit for bit what they were before the call."""
+    problem = case.problem(dtype, subject.device)
+    tensors = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.allowed}
+    tensors |= problem.positions
+    if problem.bias is not None:
+        tensors["bias"] = problem.bias
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    subject.output(problem)
+    for name, tensor in tensors.items():
+        identical(f"after the call, {name}", tensor, copies[name])
+
+
+@law()
+def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The same question twice gives the same bits twice."""
+    problem = case.problem(dtype, subject.device)
+    first, second = subject.output(problem), subject.output(problem)
+    identical("the second answer", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
+
+
+@law(where=(conditions.has_queries_and_keys,))
+def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Transposed, sliced and expanded inputs, and gradients so laid out, give what contiguous copies give."""
+    problem = case.problem(dtype, subject.device)
+    for how, layout in _LAYOUTS.items():
+        laid = problem.but(
+            query=layout(problem.query),
+            key=layout(problem.key),
+            value=layout(problem.value),
+            allowed=layout(problem.allowed),
+            bias=None if problem.bias is None else layout(problem.bias),
+        )
+        plain = laid.but(
+            query=laid.query.contiguous(),
+            key=laid.key.contiguous(),
+            value=laid.value.contiguous(),
+            allowed=laid.allowed.contiguous(),
+            bias=None if laid.bias is None else laid.bias.contiguous(),
+        )
+        close(f"the output for {how} inputs", subject.output(laid), subject.output(plain), dtype)
+        upstream = layout(random_like(problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[3])))
+        got, want = _pull_back(subject, laid, upstream), _pull_back(subject, plain, upstream.contiguous())
+        for name in ("query", "key", "value"):
+            close(f"the gradient of a {how} {name}", got[name], want[name], dtype, "gradient")
+
+
+@law(
+    cases=tuple(
+        Case(f"{name}-without-{what}", mask, rule, batch=batch, q_len=q_len, kv_len=kv_len)
+        for name, mask, rule in (("none", None, None), ("causal", Causal(), lambda b, h, q, kv: kv <= q))
+        for what, batch, q_len, kv_len in (("queries", 2, 0, 7), ("keys", 2, 7, 0), ("items", 0, 7, 7))
+    )
+)
+def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """No queries, no keys or no batch items give an answer of the right shape; without keys it is 0."""
+    problem = case.problem(dtype, subject.device)
+    want, want_lse = problem.truth()
+    close("the output", subject.output(problem), want, dtype)
+    if "lse" in subject.offers:
+        close("the lse", subject.output_and_lse(problem)[1], want_lse, dtype, "lse")
+    for name, gradient in gradients(subject, problem).items():
+        holds((gradient == 0).all(), f"the gradient of {name} is not 0")
+
+
+@law(
+    where=(conditions.claims_memory,),
+    cases=tuple(
+        Case(name, mask, batch=1, num_heads=2, num_kv_heads=1, q_len=1024, kv_len=1024, head_dim=4, value_dim=4)
+        for name, mask in (("full", None), ("causal", Causal()), ("window", Window(64, 0)))
+    ),
+    dtypes=(torch.float32,),
+)
+def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Twice the length does not make the largest tensor, forward or backward, grow faster than is claimed."""
+    claimed = subject.claims.memory_exponent or 0.0
+    sizes = []
+    for length in (case.q_len, 2 * case.q_len):
+        problem = dataclasses.replace(case, q_len=length, kv_len=length).problem(dtype, subject.device)
+        sizes.append(largest_tensor(partial(gradients, subject, problem)))
+    exponent = math.log2(sizes[1] / sizes[0])
+    sentence = f"the largest tensor grew from {sizes[0]} to {sizes[1]} bytes: length to the power {exponent:.2f}"
+    holds(exponent <= claimed + 0.25, f"{sentence}, not {claimed:.2f}")
+
+
+def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:
+    """Gradients of the inputs as they lie, not of fresh copies."""
+    names = ("query", "key", "value")
+    roots = {name: getattr(problem, name).detach().requires_grad_() for name in names}
+    out = subject.output(problem.but(**roots))
+    found = torch.autograd.grad(out, list(roots.values()), upstream, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """Stored as ``[batch, len, heads, dim]``, as a projection leaves it."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _last_transposed(x: Tensor) -> Tensor:
+    """The last axis is not the one that lies together in memory."""
+    return x.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def _sliced(x: Tensor) -> Tensor:
+    """Every other element of something larger, from an odd offset on."""
+    larger = x.new_zeros(tuple(2 * size + 3 for size in x.shape))
+    view = larger[tuple(slice(3, None, 2) for _ in x.shape)]
+    return view.copy_(x)
+
+
+def _expanded(x: Tensor) -> Tensor:
+    """The first batch item for all of them, without copies."""
+    return x[:1].expand_as(x)
+
+
+_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": _transposed,
+    "column-wise": _last_transposed,
+    "sliced": _sliced,
+    "expanded": _expanded,
+}
+
+LAWS = (pure, determinism, strides, zero_lengths, cost)

@@ -1,0 +1,143 @@
+"""Mistakes in what surrounds the arithmetic: gradients, precision, memory, inputs."""
+
+import torch
+from torch import Tensor
+
+from saccade.testing.mutants.mutant import mutants_of
+from saccade.testing.mutants.stepwise import Stepwise
+
+__all__ = ["MUTANTS"]
+
+
+class KeyDetached(Stepwise):
+    """Keys receive no gradient."""
+
+    def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
+        return super().scores(query, key.detach(), allowed, factor)
+
+
+class ConstantNormaliser(Stepwise):
+    """The backward pass forgets that the sum of a row depends on its scores."""
+
+    def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        lse = super().normalise(scores, allowed)[1]
+        level = lse.detach().masked_fill(lse.isneginf(), 0.0)[..., None]
+        return torch.where(allowed, (torch.where(allowed, scores, level) - level).exp(), 0.0), lse
+
+
+class GradientLeak(Stepwise):
+    """Every value receives a gradient from every row, although the output is right."""
+
+    def product(self, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+        everyone = value.sum(2, keepdim=True)
+        return super().product(weights, value, allowed) + (everyone - everyone.detach())
+
+
+class BiasDetached(Stepwise):
+    """A bias receives no gradient."""
+
+    def add(self, scores: Tensor, bias: Tensor | None) -> Tensor:
+        return super().add(scores, None if bias is None else bias.detach())
+
+
+class LseDetached(Stepwise):
+    """The lse is a by-product without a gradient."""
+
+    def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        weights, lse = super().normalise(scores, allowed)
+        return weights, lse.detach()
+
+
+class HalfSoftmax(Stepwise):
+    """Scores leave the first product in half precision."""
+
+    def block(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed: Tensor,
+        *,
+        bias: Tensor | None,
+        scale: float | None,
+        softcap: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        self.narrow = query.dtype
+        return super().block(query, key, value, allowed, bias=bias, scale=scale, softcap=softcap)
+
+    def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
+        return super().scores(query, key, allowed, factor).to(self.narrow).to(query.dtype)
+
+
+class Float32Inside(Stepwise):
+    """Everything is computed in float32, also for float64."""
+
+    def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
+        return super().scores(query.float(), key.float(), allowed, factor).to(query.dtype)
+
+
+class WideOutput(Stepwise):
+    """The output stays in the dtype of the accumulators."""
+
+    def give(self, out: Tensor, dtype: torch.dtype) -> Tensor:
+        return out
+
+
+class InPlace(Stepwise):
+    """The caller's query is scaled where it lies."""
+
+    def take(self, query: Tensor) -> Tensor:
+        return query if query.requires_grad else query.mul_(1 + 1e-6)
+
+
+class DropoutLeftOn(Stepwise):
+    """A tenth of the weights is dropped in evaluation, too."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        weights, lse = super().normalise(scores, allowed)
+        kept = torch.rand(weights.shape, generator=self.generator) >= 0.1
+        return weights * kept.to(weights.device) / 0.9, lse
+
+
+class StridesIgnored(Stepwise):
+    """The query is read as if it were contiguous."""
+
+    def take(self, query: Tensor) -> Tensor:
+        return query.as_strided(query.shape, torch.empty(query.shape, device="meta").stride())
+
+
+class NoEmptyLengths(Stepwise):
+    """The largest score of a row is asked for, of which there is none without keys."""
+
+    def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        largest = scores.detach().nan_to_num(nan=0.0).amax(-1, keepdim=True)
+        weights, lse = super().normalise(scores - largest, allowed)
+        return weights, lse + largest[..., 0]
+
+
+class HiddenSquare(Stepwise):
+    """All rows are computed at once."""
+
+    rows_at_once = 1 << 30
+
+
+MUTANTS = mutants_of(
+    {
+        KeyDetached: ("gradients_of_inputs", "gradcheck", "gradients_through_lse"),
+        ConstantNormaliser: ("gradients_of_inputs", "gradcheck"),
+        GradientLeak: ("sensitivity", "gradients_of_inputs"),
+        BiasDetached: ("gradient_of_bias",),
+        LseDetached: ("gradients_through_lse",),
+        HalfSoftmax: ("half_precision",),
+        Float32Inside: ("oracle",),
+        WideOutput: ("dtypes",),
+        InPlace: ("pure",),
+        DropoutLeftOn: ("determinism", "ones"),
+        StridesIgnored: ("strides",),
+        NoEmptyLengths: ("zero_lengths",),
+        HiddenSquare: ("cost",),
+    }
+)

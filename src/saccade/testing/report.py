@@ -1,0 +1,115 @@
+"""What a conformance run found, as a value that prints as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+
+from saccade.testing.laws import Law, LawBroken
+
+__all__ = ["Report", "Result", "Verdict"]
+
+Verdict = Literal["kept", "broken", "not offered", "not applicable"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One law tried on one case in one dtype.
+
+    Attributes:
+        law, case: names.
+        dtype: of the inputs.
+        verdict: "kept" only if the law was tried and held.
+        message: the counter-example, or the reason why it was not tried; empty if kept.
+    """
+
+    law: str
+    case: str
+    dtype: torch.dtype
+    verdict: Verdict
+    message: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.law}[{self.case}-{str(self.dtype).removeprefix('torch.')}]"
+        return f"{name} {self.verdict}{f': {self.message}' if self.message else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All results of a run. ``print(report)`` is the table of laws and verdicts, with a counter-example each.
+
+    Attributes:
+        results: one per law, case and dtype.
+        laws: the laws that were tried, in order.
+    """
+
+    results: tuple[Result, ...]
+    laws: tuple[Law, ...]
+
+    @property
+    def kept(self) -> tuple[Result, ...]:
+        """Laws that were tried and held."""
+        return self._with("kept")
+
+    @property
+    def broken(self) -> tuple[Result, ...]:
+        """Laws that were tried and did not hold; each carries its counter-example."""
+        return self._with("broken")
+
+    @property
+    def not_offered(self) -> tuple[Result, ...]:
+        """Laws that could not be tried, since the function does not offer what they need."""
+        return self._with("not offered")
+
+    @property
+    def ok(self) -> bool:
+        """Something was tried, and nothing is broken."""
+        return bool(self.kept) and not self.broken
+
+    def raise_if_broken(self) -> Report:
+        """Raise `LawBroken` with the table and all counter-examples, or return the report itself."""
+        if self.broken:
+            raise LawBroken("\n".join([str(self), "", *(str(result) for result in self.broken)]))
+        return self
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [
+            ("law", "kept", "broken", "not offered", "first counter-example, or why it could not be tried")
+        ]
+        for law in self.laws:
+            own = [result for result in self.results if result.law == law.name]
+            counts = [self._count(own, verdict) for verdict in ("kept", "broken", "not offered")]
+            rows.append((law.name, *counts, _remark(own)))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:4], widths[1:]), row[4]]) for row in rows]
+        lines.append(self._summary())
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _with(self, verdict: Verdict) -> tuple[Result, ...]:
+        return tuple(result for result in self.results if result.verdict == verdict)
+
+    def _count(self, results: Iterable[Result], verdict: str) -> str:
+        return str(sum(result.verdict == verdict for result in results) or ".")
+
+    def _summary(self) -> str:
+        broken = list(dict.fromkeys(result.law for result in self.broken))
+        tried = {result.law for result in (*self.kept, *self.broken)}
+        if not tried:
+            return "No law could be tried."
+        if not broken:
+            return f"All {len(tried)} laws that could be tried hold."
+        return f"{len(broken)} of the {len(tried)} laws that could be tried are broken: {', '.join(broken)}."
+
+
+def _remark(results: list[Result]) -> str:
+    for verdict in ("broken", "not offered"):
+        for result in results:
+            if result.verdict == verdict:
+                dtype = str(result.dtype).removeprefix("torch.")
+                return f"{result.case}-{dtype}: {result.message}" if verdict == "broken" else f"({result.message})"
+    if all(result.verdict == "not applicable" for result in results):
+        return "(no case that it speaks of)"
+    return ""
