@@ -1,0 +1,217 @@
+"""An encoder of the BERT family whose attention can be looked at."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import describe, type_error, value_error
+from saccade.masks import Padding
+from saccade.matrix import Matrix
+from saccade.models.bert import config_from_bert, encoder_weights, weight_names
+from saccade.models.config import EncoderConfig
+from saccade.models.embeddings import Embeddings
+from saccade.models.encoder_layer import EncoderLayer
+from saccade.models.folder import read_config, read_tokenizer, read_weights
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Encoder"]
+
+
+class Encoder(nn.Module):
+    """Embeddings and a stack of post-norm layers, as BERT has them.
+
+    Args:
+        config: its sizes.
+        tokenizer: makes tokens of text; `tokenize` needs it, nothing else does.
+
+    Cost: O(num_layers * (len * embed_dim ** 2 + len ** 2 * embed_dim)) time; memory linear in len.
+
+    Example:
+        >>> config = EncoderConfig(
+        ...     vocab_size=100, max_len=32, embed_dim=16, num_heads=4, num_layers=2, feed_forward_dim=64
+        ... )
+        >>> encoder = Encoder(config).eval()
+        >>> tokens = torch.tensor([[1, 2, 3]])
+        >>> encoder(tokens).shape
+        torch.Size([1, 3, 16])
+        >>> [matrix.shape for matrix in encoder.matrices(tokens)]
+        [(1, 4, 3, 3), (1, 4, 3, 3)]
+
+    Reference: Devlin et al. 2019, arXiv:1810.04805.
+    """
+
+    def __init__(self, config: EncoderConfig, tokenizer: "Tokenizer | None" = None):
+        super().__init__()
+        self.config = config
+        self.tokenizer = tokenizer
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        self.apply(_start)
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
+        """Load a published model from a folder on disk, in float32 and eval mode.
+
+        Reads ``config.json``, ``model.safetensors`` and, where there is one, ``tokenizer.json``; pickled weights
+        never. A pooler or a task's head in the file is left alone; anything else must fit exactly.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            UnsupportedError: not a BERT encoder as we compute it; every reason is listed.
+            ValueError: a file is missing or broken, or the weights do not fit the configuration.
+            ImportError: safetensors or tokenizers is not installed.
+        """
+        where, folder = "Encoder.from_pretrained", Path(path)
+        config = config_from_bert(where, read_config(where, folder))
+        weights = encoder_weights(read_weights(where, folder))
+        with torch.device("meta"):  # shapes only: the weights are about to be replaced
+            encoder = cls(config, read_tokenizer(where, folder))
+        names = weight_names(config.num_layers)
+        parameters = encoder.state_dict()
+        shapes = {name: parameters[ours].shape for name, ours in names.items()}
+        _check_fit(where, weights, shapes)
+        # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
+        own = {names[name]: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
+        encoder.load_state_dict(own, assign=True)
+        return encoder.eval()
+
+    def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
+        """Encode.
+
+        Args:
+            tokens: int ``[batch, len]``, at most ``config.max_len`` long.
+            mask: who may attend to whom, anything that `saccade.attention` takes; ``Padding(lengths)`` for a
+                batch of sequences of different lengths.
+            token_types: int ``[batch, len]``; all 0 when None.
+
+        Returns:
+            ``[batch, len, embed_dim]``.
+
+        Raises:
+            TypeError: tokens are not integers.
+            ValueError: another shape, or too long.
+        """
+        hidden = self._embedded(tokens, token_types)
+        for layer in self.layers:
+            hidden = layer(hidden, mask=mask)
+        return hidden
+
+    def matrices(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> list[Matrix]:
+        """Say who attends to whom in every layer when `forward` gets the same arguments.
+
+        Returns:
+            One matrix per layer, ``[batch, num_heads, len, len]``; lazy, so nothing of that size is built.
+
+        Cost: a forward pass; memory linear in len.
+        """
+        hidden = self._embedded(tokens, token_types)
+        matrices = []
+        for layer in self.layers:
+            matrices.append(cast(EncoderLayer, layer).matrix(hidden, mask=mask))
+            hidden = layer(hidden, mask=mask)
+        return matrices
+
+    def embed(self, tokens: Tensor, lengths: Sequence[int] | Tensor, *, normalize: bool = True) -> Tensor:
+        """Make one vector of each sequence: the mean of its real tokens' hidden states.
+
+        Args:
+            tokens: int ``[batch, len]``, right padded, as `tokenize` returns them.
+            lengths: real tokens of each sequence.
+            normalize: scale each vector to length 1, as MiniLM's sentence embeddings are.
+
+        Returns:
+            ``[batch, embed_dim]``; zeros for a sequence without tokens.
+
+        Raises:
+            ValueError: not one length per sequence, or one beyond ``len``.
+        """
+        _check_tokens("tokens", tokens)
+        mask = Padding(lengths)
+        batch, longest = tokens.shape
+        if len(mask.lengths) != batch or max(mask.lengths) > longest:
+            rule = f"be one for each of the {batch} sequences, at most {longest}"
+            raise value_error("Encoder.embed", "lengths", rule, list(mask.lengths))
+        hidden = self(tokens, mask=mask)
+        counts = torch.tensor(mask.lengths, device=hidden.device)[:, None]  # [batch, 1]
+        is_real = torch.arange(longest, device=hidden.device) < counts  # [batch, len]
+        mean = hidden.masked_fill(~is_real[..., None], 0).sum(1) / counts.clamp(min=1)
+        return nn.functional.normalize(mean, dim=-1) if normalize else mean
+
+    def tokenize(self, sentences: Sequence[str]) -> tuple[Tensor, tuple[int, ...]]:
+        """Make tokens of sentences, with the special tokens that the model was trained with.
+
+        Returns:
+            Tokens, int64 ``[batch, len]``, right padded, and the length of each sentence without padding.
+
+        Raises:
+            TypeError: one string instead of a list of them.
+            ValueError: no tokenizer, no sentence, or one that is longer than ``config.max_len`` tokens.
+        """
+        where = "Encoder.tokenize"
+        if isinstance(sentences, str):
+            hint = "[sentence] is a batch of one."
+            raise type_error(where, "sentences", "be a list of strings", "one string", hint=hint)
+        if self.tokenizer is None:
+            raise value_error(where, "tokenizer", "be there", None, hint="the model's folder had no tokenizer.json.")
+        if not sentences:
+            raise value_error(where, "sentences", "have at least one", "none")
+        encoded = [torch.tensor(one.ids) for one in self.tokenizer.encode_batch(list(sentences))]
+        lengths = tuple(len(ids) for ids in encoded)
+        if max(lengths) > self.config.max_len:
+            got = f"{max(lengths)} (sentence {lengths.index(max(lengths)) + 1})"
+            raise value_error(where, "sentences", f"have at most {self.config.max_len} tokens each", got)
+        padded = nn.utils.rnn.pad_sequence(encoded, batch_first=True, padding_value=self.config.pad_token)
+        return padded.to(self.embeddings.word.weight.device), lengths
+
+    def _embedded(self, tokens: Tensor, token_types: Tensor | None) -> Tensor:
+        _check_tokens("tokens", tokens)
+        if tokens.shape[1] > self.config.max_len:
+            raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", tokens.shape[1])
+        if token_types is not None:
+            _check_tokens("token_types", token_types)
+            if token_types.shape != tokens.shape:
+                facts = (describe("tokens", tokens), describe("token_types", token_types))
+                raise value_error("Encoder", "token_types", "have the shape of tokens", "another", facts=facts)
+        return self.embeddings(tokens, token_types)
+
+
+def _check_tokens(argument: str, tokens: object) -> None:
+    if not isinstance(tokens, Tensor):
+        raise type_error("Encoder", argument, "be a tensor", type(tokens).__name__)
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise type_error("Encoder", argument, "be int64 or int32", tokens.dtype)
+    if tokens.ndim != 2:
+        raise value_error("Encoder", argument, "be [batch, len]", list(tokens.shape))
+
+
+def _check_fit(where: str, weights: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
+    """Refuse weights that are not exactly those of the model, and say which ones are not."""
+    facts = [f"missing     {name}" for name in shapes if name not in weights]
+    facts += [f"unexpected  {name}" for name in weights if name not in shapes]
+    for name, shape in shapes.items():
+        if name in weights and weights[name].shape != shape:
+            facts.append(f"misfit      {name} {list(weights[name].shape)}, not {list(shape)}")
+    facts += [f"no floats   {name} {w.dtype}" for name, w in weights.items() if not w.is_floating_point()]
+    if facts:
+        shown = facts if len(facts) <= 12 else [*facts[:12], f"and {len(facts) - 12} more"]
+        got = f"{len(facts)} that do not"
+        raise value_error(where, "model.safetensors", "have the weights that config.json tells of", got, facts=shown)
+
+
+def _start(module: nn.Module) -> None:
+    """Begin as BERT begins: small normal weights, zero biases, norms that change nothing."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        with torch.no_grad():
+            module.weight[module.padding_idx].zero_()
