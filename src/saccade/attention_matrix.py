@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
+from saccade import dropout
 from saccade.explanation import Explanation
 from saccade.kernels import choose
 from saccade.kernels.nonfinite import is_finite, isolate
 from saccade.kernels.reference import normalised
 from saccade.masks import Mask
 from saccade.matrix import Block, Matrix
-from saccade.plan import Strip, Tile
+from saccade.plan import Ranges, Strip, Tile
 from saccade.score_matrix import ScoreMatrix
 from saccade.token_positions import Positions
 
@@ -142,6 +142,11 @@ class AttentionMatrix(Matrix):
         choice = choose(self.scores, dropout_p, self.impl)
         return Explanation.of(self.scores, choice, value_dim or self.scores.query.shape[3])
 
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        batch, heads, _, _ = self.shape
+        strips = tuple(Strip(span, True) for span in columns)
+        return self.scores.positions(Tile(slice(0, batch), slice(0, heads), (rows,), strips))
+
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         scores, bad = self.scores, None
         if not (scores.plan.is_full or is_finite(scores.key.detach())):
@@ -161,7 +166,7 @@ class AttentionMatrix(Matrix):
     def _product(self, value: Tensor, dropout_p: float = 0.0, seed: int | None = None) -> tuple[Tensor, Tensor]:
         self.scores.check_value(value)
         if dropout_p:
-            _check_dropout(dropout_p, self.scores.where)
+            dropout.check(dropout_p, self.scores.where)
         out, lse = choose(self.scores, dropout_p, self.impl).kernel.run(
             self.scores, value, dropout_p=dropout_p, seed=seed
         )
@@ -249,13 +254,6 @@ def attention_with_lse(
     )
     # fmt: on
     return matrix._product(value, dropout_p)
-
-
-def _check_dropout(dropout_p: float, where: str) -> None:
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
-        raise type_error(where, "dropout_p", "be a float", type(dropout_p).__name__)
-    if not 0.0 <= dropout_p < 1.0:
-        raise value_error(where, "dropout_p", "be at least 0 and below 1", dropout_p)
 
 
 def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:

@@ -72,7 +72,7 @@ class Explanation:
             f"shape    {list(self.shape)}  [batch, heads, q_len, kv_len]",
             f"mask     {self.mask}",
             f"tiles    {self.tiles:,}, holding {self.pairs:,} of {total:,} pairs ({share:.3g} %)",
-            f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} MiB beside inputs and output",
+            f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} MiB besides tensors",
         ]
         for name, reasons in self.passed_over.items():
             lines += [f"not {name}: {reason}" for reason in reasons]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade import dropout
 from saccade.errors import describe, type_error, value_error
 from saccade.grouping import groups_of, product, take
 from saccade.plan import Ranges
@@ -77,25 +78,29 @@ class Matrix(ABC):
         """The transpose, for ``A.mT @ x``: how much each key is looked at, weighted by x."""
         return Transposed(self)
 
-    def matmul(self, value: Tensor) -> Tensor:
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """``A @ value``.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
+            dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
+            seed: of the dropout; drawn from torch's generator when None. The same seed drops the same
+                (batch item, head, query position, key position).
 
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the value's dtype.
         """
         self._check_operand(value, "value", self.kv_heads, self.shape[3])
+        dropout.check(dropout_p, type(self).__name__)
+        seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
         batch, heads, q_len, _ = self.shape
-        parts = []
-        for block in self.blocks():
-            groups = groups_of(block.heads, heads, self.kv_heads)
-            values = take(value[block.batch, groups], block.columns, 2).to(block.weights.dtype)
-            parts.append((block, product(block.weights, values)))
         out = value.new_zeros(batch, heads, q_len, value.shape[3], dtype=_wide(value))
-        for block, part in parts:
-            out[block.batch, block.heads, block.rows.start : block.rows.stop] = part
+        for block in self.blocks():
+            weights, groups = block.weights, groups_of(block.heads, heads, self.kv_heads)
+            if seed is not None and dropout_p > 0.0:
+                weights = weights * self._kept(block, dropout_p, seed) / (1.0 - dropout_p)
+            values = take(value[block.batch, groups], block.columns, 2).to(weights.dtype)
+            out[block.batch, block.heads, block.rows.start : block.rows.stop] = product(weights, values)
         return out.to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
@@ -161,6 +166,22 @@ class Matrix(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={list(self.shape)}, {self.dtype}, {self.device})"
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        """Where queries and keys stand, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
+
+        By default key j stands at j and query i at ``kv_len - q_len + i``.
+        """
+        first = self.shape[3] - self.shape[2]
+        q = torch.arange(rows.start + first, rows.stop + first, device=self.device)
+        kv = torch.cat([torch.arange(span.start, span.stop, device=self.device) for span in columns])
+        return q[None, None, :, None], kv[None, None, None, :]
+
+    def _kept(self, block: Block, dropout_p: float, seed: int) -> Tensor:
+        q, kv = (x if len(x) == 1 else x[block.batch] for x in self.positions(block.rows, block.columns))
+        b = torch.arange(block.batch.start, block.batch.stop, device=self.device)[:, None, None, None]
+        h = torch.arange(block.heads.start, block.heads.stop, device=self.device)[None, :, None, None]
+        return dropout.keep(seed, b, h, q, kv, dropout_p)
 
     def _checked_index(self, index: int, axis: int) -> int:
         size, name = self.shape[axis], ("batch", "head", "query")[axis]

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from saccade.spans import Bounds, Ints, Spans, Universe
+from saccade.spans import Bounds, Ints, Universe
 
 __all__ = ["ALL", "Box", "Groups", "Plan", "Ranges", "Rule", "Strip", "Tile", "Triangle", "make"]
 
@@ -186,7 +186,7 @@ class _Layout(NamedTuple):
         unsure = self.bounds.needed.minus(sure, self.keys)
         for i, batch in enumerate(self.groups.batch.tolist()):
             rows = range(int(self.groups.first[i]), int(self.groups.last[i]) + 1)
-            strips = [(keys, True) for keys in sure.ranges(i)]
+            strips: list[tuple[range, bool | Hashable]] = [(keys, True) for keys in sure.ranges(i)]
             strips += [(keys, rule.residual(Box(batch, rows, keys))) for keys in unsure.ranges(i)]
             columns = tuple(
                 Strip(range(keys.start - kv_first, keys.stop - kv_first), residual)
@@ -212,9 +212,7 @@ def _layouts(rule: Rule, shape: tuple[int, int, int, int], q_first: int, kv_firs
                     np.concatenate(starts),
                     np.concatenate([np.append(own[1:], q_first + q_len) - 1 for own in starts]),
                 )
-                keys = Universe(
-                    np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len)
-                )
+                keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
                 layout = _Layout(groups, keys, rule.bounds(groups, keys), (q_first, kv_first))
                 yield layout
                 # Blocks below 192 rows are slower to run; they are for rules that leave too much unsure.

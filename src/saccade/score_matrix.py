@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from saccade.errors import describe, type_error, value_error
 from saccade.grouping import groups_of, product, take
-from saccade.masks import Mask, as_mask
+from saccade.masks import as_mask
 from saccade.masks.base import plan_of
-from saccade.plan import Plan, Strip, Tile
+from saccade.plan import Strip, Tile
 from saccade.token_positions import AtPositions, Positions, check_positions, first_position
 
 __all__ = ["ScoreMatrix"]
@@ -38,6 +37,7 @@ class ScoreMatrix:
         shape: (batch, heads, q_len, kv_len).
         scale: a float; the default already filled in.
         rule: the mask on the positions that the plan counts.
+        plan: the tiles that hold every allowed pair.
         compute_dtype: float64 for float64 inputs, else float32.
     """
 
@@ -66,6 +66,7 @@ class ScoreMatrix:
             self.origin = (kv_len - q_len, 0)
         else:
             self._place(q_positions, kv_positions, raw_tensor=isinstance(mask, Tensor))
+        self.plan = plan_of(self.rule, shape, *self.origin)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -74,11 +75,6 @@ class ScoreMatrix:
     @property
     def device(self) -> torch.device:
         return self.query.device
-
-    @cached_property
-    def plan(self) -> Plan:
-        """The tiles that hold every allowed pair."""
-        return plan_of(self.rule, self.shape, *self.origin)
 
     def everything(self) -> Tile:
         """The whole matrix as one tile."""
@@ -146,7 +142,7 @@ class ScoreMatrix:
         return _count(columns, self.origin[1], self.device)[None, None, None, :]
 
     def positions(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Positions of a tile's rows and columns, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
+        """Where a tile's rows and columns stand, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
         q, kv = self.q_index(tile), self.kv_index(tuple(strip.keys for strip in tile.columns))
         if isinstance(self.rule, AtPositions):
             return self.rule.positions(self.batch_index(tile), q, kv)
@@ -167,11 +163,12 @@ class ScoreMatrix:
         where, key = self.where, self.key
         if not isinstance(value, Tensor):
             raise type_error(where, "value", "be a tensor", type(value).__name__)
-        if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+        if value.shape[:-1] != key.shape[:-1]:
             expected = f"[{key.shape[0]}, {key.shape[1]}, {key.shape[2]}, value_dim]"
             facts = [describe("key", key), describe("value", value)]
             raise value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
-        _check_alike(where, {"query": self.query, "key": key, "value": value})
+        if value.dtype != key.dtype or value.device != key.device:
+            _check_alike(where, query=self.query, key=key, value=value)
 
     def _place(self, q_positions: Positions, kv_positions: Positions, *, raw_tensor: bool) -> None:
         batch, _, q_len, kv_len = self.shape
@@ -204,37 +201,45 @@ def _check_query_key(query: Tensor, key: Tensor, where: str) -> tuple[int, int, 
         if not isinstance(x, Tensor):
             raise type_error(where, name, "be a tensor", type(x).__name__)
     q_shape, k_shape = query.shape, key.shape
-    if len(q_shape) != 4 or len(k_shape) != 4:
-        name, x = ("query", query) if len(q_shape) != 4 else ("key", key)
-        rule = "have four dimensions, [batch, heads, len, head_dim]"
-        raise value_error(where, name, rule, list(x.shape), facts=[describe("query", query), describe("key", key)])
+    if len(q_shape) == 4 and len(k_shape) == 4 and query.dtype in _DTYPES:
+        batch, heads, q_len, head_dim = q_shape
+        kv_batch, groups, kv_len, key_dim = k_shape
+        divides = heads == groups or (groups and heads % groups == 0)
+        if batch == kv_batch and head_dim == key_dim and divides:
+            if query.dtype != key.dtype or query.device != key.device:
+                _check_alike(where, query=query, key=key)
+            return (batch, heads, q_len, kv_len)
+    raise _explained(query, key, where)
+
+
+def _explained(query: Tensor, key: Tensor, where: str) -> Exception:
+    """Why this query and key do not fit: found out only once it is known that they do not."""
+    facts = [describe("query", query), describe("key", key)]
+    for name, x in (("query", query), ("key", key)):
+        if x.dim() != 4:
+            rule = "have four dimensions, [batch, heads, len, head_dim]"
+            return value_error(where, name, rule, list(x.shape), facts=facts)
     if query.dtype not in _DTYPES:
         rule = "be float32, float64, bfloat16 or float16"
-        raise type_error(where, "query", rule, str(query.dtype).removeprefix("torch."))
-    _check_alike(where, {"query": query, "key": key})
-    facts = [describe("query", query), describe("key", key)]
-    if q_shape[0] != k_shape[0]:
-        raise value_error(where, "batch", "be the same for query and key", f"{q_shape[0]} and {k_shape[0]}", facts=facts)
-    if q_shape[3] != k_shape[3]:
-        got = f"{q_shape[3]} and {k_shape[3]}"
-        raise value_error(where, "head_dim", "be the same for query and key", got, facts=facts)
-    heads, groups = q_shape[1], k_shape[1]
-    if heads != groups and (groups == 0 or heads % groups):
-        hint = "head h reads key head h // (heads // kv_heads)"
-        got = f"{heads} query heads and {groups} key heads"
-        raise value_error(where, "key heads", "divide query heads", got, facts=facts, hint=hint)
-    return (q_shape[0], heads, q_shape[2], k_shape[2])
+        return type_error(where, "query", rule, str(query.dtype).removeprefix("torch."), facts=facts)
+    for axis, name in ((0, "batch"), (3, "head_dim")):
+        if query.shape[axis] != key.shape[axis]:
+            got = f"{query.shape[axis]} and {key.shape[axis]}"
+            return value_error(where, name, "be the same for query and key", got, facts=facts)
+    hint = "head h reads key head h // (heads // kv_heads)"
+    got = f"{query.shape[1]} query heads and {key.shape[1]} key heads"
+    return value_error(where, "key heads", "divide query heads", got, facts=facts, hint=hint)
 
 
-def _check_alike(where: str, tensors: dict[str, Tensor]) -> None:
+def _check_alike(where: str, **tensors: Tensor) -> None:
     first, *others = tensors.values()
+    dtype, device = first.dtype, first.device
     for other in others:
-        if other.dtype != first.dtype or other.device != first.device:
-            what = "dtype" if other.dtype != first.dtype else "device"
+        if other.dtype != dtype or other.device != device:
+            what = "dtype" if other.dtype != dtype else "device"
             got = " and ".join(str(getattr(x, what)).removeprefix("torch.") for x in (first, other))
             facts = [describe(name, x) for name, x in tensors.items()]
-            names = ", ".join(tensors)
-            raise value_error(where, what, f"be the same for {names}", got, facts=facts)
+            raise value_error(where, what, f"be the same for {', '.join(tensors)}", got, facts=facts)
 
 
 def _check_scale(scale: float | None, where: str) -> float:

@@ -98,9 +98,7 @@ class Spans(NamedTuple):
         if missing == 0:
             return self
         filler = np.repeat(self.ends[:, -1:], missing, axis=1)
-        return Spans(
-            np.concatenate([self.starts, filler], axis=1), np.concatenate([self.ends, filler], axis=1)
-        )
+        return Spans(np.concatenate([self.starts, filler], axis=1), np.concatenate([self.ends, filler], axis=1))
 
 
 def _packed(starts: Ints, ends: Ints, universe: Universe) -> tuple[Ints, Ints]:
@@ -128,7 +126,7 @@ def _packed(starts: Ints, ends: Ints, universe: Universe) -> tuple[Ints, Ints]:
 
 
 class Bounds(NamedTuple):
-    """What a rule knows about the keys of a row group: ``needed`` ⊇ keys some row sees, ``sure`` ⊆ keys all rows see."""
+    """What a rule knows about a group of rows: ``needed`` ⊇ keys some row sees, ``sure`` ⊆ keys all rows see."""
 
     needed: Spans
     sure: Spans
@@ -140,9 +138,7 @@ class Bounds(NamedTuple):
 
     def both(self, other: Bounds, universe: Universe) -> Bounds:
         """Bounds of ``a & b``."""
-        return Bounds(
-            self.needed.intersection(other.needed, universe), self.sure.intersection(other.sure, universe)
-        )
+        return Bounds(self.needed.intersection(other.needed, universe), self.sure.intersection(other.sure, universe))
 
     def either(self, other: Bounds, universe: Universe) -> Bounds:
         """Bounds of ``a | b``."""

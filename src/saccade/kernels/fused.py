@@ -53,7 +53,7 @@ class Fused:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
         del dropout_p, seed
         out, lse = _product(scores, value)
-        if not (scores.plan.is_full or is_finite(out.detach())):
+        if not (scores.plan.is_full or is_finite(out)):
             isolated = isolate(scores, value)
             if isolated:
                 return isolated.mark(*_product(isolated.scores, isolated.value))
@@ -64,7 +64,7 @@ def _product(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
     query, key = scores.query, scores.key
     # The operation wants one width and stride 1; a few more zeros change no product.
     value_dim, width = value.shape[3], max(value.shape[3], query.shape[3], 1)
-    query, key, value = (_prepared(x, width) for x in (query, key, value))
+    query, key, value = _prepared(query, width), _prepared(key, width), _prepared(value, width)
     if query is not scores.query or key is not scores.key:
         scores = scores.replaced(query, key)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
@@ -115,6 +115,21 @@ def _parts(tile: Tile) -> Iterator[_Part]:
         yield _Part(tile.columns, False)
 
 
+def _whole(scores: ScoreMatrix) -> _Part | None:
+    """The one part of a plan that takes every row and column in one call; None if there are several."""
+    plan = scores.plan
+    if "whole" not in plan.memo:
+        parts = list(_parts(plan.tiles[0])) if len(plan) == 1 and plan.pairs == math.prod(plan.shape) else []
+        plan.memo["whole"] = parts[0] if len(parts) == 1 else None
+    whole = plan.memo["whole"]
+    return whole if isinstance(whole, _Part) else None
+
+
+def _causal(scores: ScoreMatrix, part: _Part) -> bool:
+    """Whether the operation's own causal flag says all; with a bias, the triangle is added to the terms instead."""
+    return part.causal and scores.bias is None
+
+
 class _Added(NamedTuple):
     """What the operation adds to the scores of a part, and the rows of it that this leaves without a key."""
 
@@ -128,12 +143,17 @@ class _Added(NamedTuple):
         return cls(terms, empty if bool(empty.any()) else None)
 
 
+_NOTHING = _Added(None, None)
+
+
 def _added(scores: ScoreMatrix, tile: Tile, part: _Part) -> _Added:
     """Bias, and -inf at hidden pairs, for the rows and columns of a part."""
+    if scores.bias is None and part.causal:
+        return _NOTHING
     piece = tile._replace(columns=part.strips)
     bias = scores.bias_tile(piece)
     if bias is None:
-        return _Added(None, None) if part.causal else _hidden(scores, piece)
+        return _hidden(scores, piece)
     hidden = _hidden(scores, piece).terms
     terms = bias.detach() if hidden is None else bias.detach() + hidden
     return _Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
@@ -142,7 +162,7 @@ def _added(scores: ScoreMatrix, tile: Tile, part: _Part) -> _Added:
 def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
     """0 where allowed and -inf elsewhere, in the query's dtype; kept with the plan where the rule is a value."""
     if all(strip.residual is True for strip in piece.columns):
-        return _Added(None, None)
+        return _NOTHING
     key = (
         scores.query.dtype,
         scores.device,
@@ -154,7 +174,7 @@ def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
     if isinstance(kept, _Added):
         return kept
     allowed = scores.allowed(piece)
-    assert allowed is not None  # noqa: S101 - some strip is unsure
+    assert allowed is not None
     terms = torch.zeros(allowed.shape, dtype=scores.query.dtype, device=scores.device)
     made = _Added.of(terms.masked_fill_(~allowed, -math.inf))
     held = sum(x.terms.numel() for x in memo.values() if isinstance(x, _Added) and x.terms is not None)
@@ -166,11 +186,9 @@ def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
 def _forward(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
     query, key, scale, plan = scores.query, scores.key, scores.scale, scores.plan
     batch, heads, q_len, _ = scores.shape
-    if len(plan) == 1 and plan.covers_all_rows and plan.pairs == math.prod(scores.shape):
-        (part, *others) = _parts(plan.tiles[0])
-        if not others:
-            causal = part.causal and scores.bias is None
-            return aten.forward(query, key, value, *_added(scores, plan.tiles[0], part), causal, scale)
+    whole = _whole(scores)
+    if whole is not None:
+        return aten.forward(query, key, value, *_added(scores, plan.tiles[0], whole), _causal(scores, whole), scale)
     width = value.shape[3]
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = query.new_empty(batch, q_len, heads, width).transpose(1, 2)
@@ -185,11 +203,11 @@ def _forward(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
         merged: tuple[Tensor, Tensor] | None = None
         for part in _parts(tile):
             columns = part.columns
-            causal = part.causal and scores.bias is None
             added = _added(scores, tile, part)
+            causal = _causal(scores, part)
             piece = aten.forward(q, take(k, columns, 2), take(v, columns, 2), *added, causal, scale)
             merged = piece if merged is None else _merge(merged, piece)
-        assert merged is not None  # noqa: S101 - a tile has columns
+        assert merged is not None
         out[tile.batch, :, rows.start : rows.stop] = merged[0]
         lse[tile.batch, :, rows.start : rows.stop] = merged[1]
     return out, lse
@@ -245,13 +263,11 @@ def _backward(
     if grad_lse is not None:
         query, key, value, out, grad_out = _with_lse(query, key, value, out, grad_out, grad_lse)
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
-    if len(plan) == 1 and plan.pairs == math.prod(scores.shape):
-        (part, *others) = _parts(plan.tiles[0])
-        if not others:
-            added = _added(scores, plan.tiles[0], part).terms
-            causal = part.causal and scores.bias is None
-            grads = aten.backward(grad_out, query, key, value, out, lse, added, causal, scale)
-            return tuple(grad[..., :width] for grad in grads)  # type: ignore[return-value]
+    whole = _whole(scores)
+    if whole is not None:
+        added = _added(scores, plan.tiles[0], whole).terms
+        grads = aten.backward(grad_out, query, key, value, out, lse, added, _causal(scores, whole), scale)
+        return tuple(grad[..., :width] for grad in grads)  # type: ignore[return-value]
     gq = torch.zeros_like(query)
     # Many tiles add to one key: sums are kept in float32, and rounded once.
     gk, gv = (torch.zeros(x.shape, dtype=scores.compute_dtype, device=x.device) for x in (key, value))
@@ -260,17 +276,15 @@ def _backward(
         at = slice(rows.start, rows.stop)
         q, o, go = (x[tile.batch, :, at] for x in (query, out, grad_out))
         tile_lse = lse[tile.batch, :, at]
-        gq_tile: Tensor | None = None
-        for part in _parts(tile):
+        for number, part in enumerate(_parts(tile)):
             columns = part.columns
             k, v = (take(x[tile.batch], columns, 2) for x in (key, value))
             added = _added(scores, tile, part).terms
-            causal = part.causal and scores.bias is None
+            causal = _causal(scores, part)
             gq_part, gk_part, gv_part = aten.backward(go, q, k, v, o, tile_lse, added, causal, scale)
-            gq_tile = gq_part if gq_tile is None else gq_tile + gq_part
+            gq[tile.batch, :, at] = gq_part if number == 0 else gq[tile.batch, :, at] + gq_part
             _add_columns(gk[tile.batch], gk_part, columns)
             _add_columns(gv[tile.batch], gv_part, columns)
-        gq[tile.batch, :, at] = gq_tile
     return gq[..., :width], gk[..., :width].to(key.dtype), gv[..., :width].to(value.dtype)
 
 

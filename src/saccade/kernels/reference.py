@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
+from saccade import dropout
 from saccade.grouping import product
-from saccade.kernels import dropout
 from saccade.kernels.nonfinite import is_finite, isolate
 from saccade.score_matrix import ScoreMatrix
 
@@ -38,12 +37,10 @@ class Reference:
                 return isolated.mark(*self._run(isolated.scores, isolated.value, dropout_p, seed))
         return self._run(scores, value, dropout_p, seed)
 
-    def _run(
-        self, scores: ScoreMatrix, value: Tensor, dropout_p: float, seed: int | None
-    ) -> tuple[Tensor, Tensor]:
-        weights, lse = normalised(scores.tile(scores.everything()))
+    def _run(self, scores: ScoreMatrix, value: Tensor, dropout_p: float, seed: int | None) -> tuple[Tensor, Tensor]:
+        whole = scores.everything()
+        weights, lse = normalised(scores.tile(whole))
         if dropout_p > 0.0:
-            whole = scores.everything()
             b, h, (q, kv) = scores.batch_index(whole), scores.head_index(whole), scores.positions(whole)
             kept = dropout.keep(dropout.draw_seed() if seed is None else seed, b, h, q, kv, dropout_p)
             weights = weights * kept / (1.0 - dropout_p)

@@ -39,9 +39,7 @@ class Causal(Mask):
         # For several rows the first one's own key is left out of what is sure, although it is: what remains is then
         # the square triangle that kernels run natively.
         sure_stop = np.where(groups.last > groups.first, groups.first, groups.first + 1)
-        return Bounds(
-            Spans.within(keys, keys.first, groups.last + 1), Spans.within(keys, keys.first, sure_stop)
-        )
+        return Bounds(Spans.within(keys, keys.first, groups.last + 1), Spans.within(keys, keys.first, sure_stop))
 
     def residual(self, box: Box) -> bool | Hashable:
         if box.keys.stop - 1 <= box.rows.start:

@@ -53,7 +53,7 @@ def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> 
     dense = Dense(mask)
     pairs = zip(dense.allowed.shape, shape, strict=True)
     if any(own not in (1, expected) for own, expected in pairs):
-        batch, heads, q_len, kv_len = shape
+        batch, _, q_len, kv_len = shape
         rule = f"have shape [{q_len}, {kv_len}], [{batch}, {q_len}, {kv_len}] or broadcast to {list(shape)}"
         raise value_error(where, "mask", rule, list(mask.shape))
     return dense

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,7 +54,7 @@ class Documents(Mask):
     rule: Mask | None
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
-        given = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        given: list[Any] = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
         if given and all(isinstance(n, int) for n in given):
             given = [given]
         items = tuple(tuple(item.tolist() if isinstance(item, Tensor) else item) for item in given)
@@ -135,7 +137,7 @@ class Documents(Mask):
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self.rule is None else self.rule.tensors()
 
-    def _spans(self, groups: Groups) -> tuple[Ints, Ints, np.ndarray]:  # type: ignore[type-arg]
+    def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Per group: start of the first document it touches, end of the last, and whether it lies in just one."""
         start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
         one = np.zeros(groups.first.shape, dtype=bool)

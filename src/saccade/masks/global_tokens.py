@@ -72,9 +72,7 @@ class Global(Mask):
         if not self.sees:
             return Bounds(seen, seen)
         hits = self._count(groups.first, groups.last + 1)
-        return Bounds(
-            everything.where(hits > 0, seen), everything.where(hits == groups.last - groups.first + 1, seen)
-        )
+        return Bounds(everything.where(hits > 0, seen), everything.where(hits == groups.last - groups.first + 1, seen))
 
     def residual(self, box: Box) -> bool | Hashable:
         rows = self._inside(box.rows) if self.sees else ()

@@ -131,9 +131,7 @@ class MultiHeadAttention(nn.Module):
             f"mask={self.mask}, dropout_p={self.dropout_p}"
         )
 
-    def _prepare(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object
-    ) -> tuple[Matrix, Tensor]:
+    def _prepare(self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object) -> tuple[Matrix, Tensor]:
         if value is not None and key is None:
             raise value_error("MultiHeadAttention", "key", "be given where value is", None)
         key = query if key is None else key
@@ -151,8 +149,7 @@ class MultiHeadAttention(nn.Module):
         return self.mechanism(q, k, mask=joined), v
 
     def _finish(self, matrix: Matrix, v: Tensor) -> Tensor:
-        dropped = {"dropout_p": self.dropout_p} if self.training and self.dropout_p else {}
-        heads = matrix.matmul(v, **dropped)
+        heads = matrix.matmul(v, dropout_p=self.dropout_p if self.training else 0.0)
         return self.output_projection(heads.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:

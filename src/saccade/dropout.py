@@ -8,9 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["draw_seed", "keep"]
+from saccade.errors import type_error, value_error
+
+__all__ = ["check", "draw_seed", "keep"]
 
 _WORD = 0xFFFFFFFF
+
+
+def check(dropout_p: float, where: str) -> None:
+    """Raise unless ``dropout_p`` is a probability below 1."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
+        raise type_error(where, "dropout_p", "be a float", type(dropout_p).__name__)
+    if not 0.0 <= dropout_p < 1.0:
+        raise value_error(where, "dropout_p", "be at least 0 and below 1", dropout_p)
 
 
 def draw_seed() -> int:
