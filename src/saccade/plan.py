@@ -215,8 +215,10 @@ def _layouts(rule: Rule, shape: tuple[int, int, int, int], q_first: int, kv_firs
                 keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
                 layout = _Layout(groups, keys, rule.bounds(groups, keys), (q_first, kv_first))
                 yield layout
-                # Blocks below 192 rows are slower to run; they are for rules that leave too much unsure.
-                if block <= 192 and _residual_entries(layout, rule, shape) <= _MAX_RESIDUAL:
+                # Blocks below 192 rows are slower to run; they are for rules that leave too much unsure, even
+                # where the rows are cut as the rule wishes.
+                could_cut = any(wanted) and not cut
+                if block <= 192 and (could_cut or _residual_entries(layout, rule, shape) <= _MAX_RESIDUAL):
                     break
 
 

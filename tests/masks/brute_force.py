@@ -1,0 +1,102 @@
+"""Masks as nested loops over Python ints: the tests' own reading of each definition."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from saccade import masks
+
+Rule = Callable[[int, int, int], bool]
+
+
+def rule(mask: masks.Mask) -> Rule:
+    """``(batch item, query position, key position) -> bool``, written without tensors."""
+    return _RULES[type(mask)](mask)
+
+
+def dense(mask: masks.Mask, batch: int, q_len: int, kv_len: int) -> torch.Tensor:
+    """bool [batch, q_len, kv_len] by loops."""
+    allows = rule(mask)
+    rows = range(kv_len - q_len, kv_len)
+    return torch.tensor(
+        [[[allows(b, i, j) for j in range(kv_len)] for i in rows] for b in range(batch)], dtype=torch.bool
+    ).reshape(batch, q_len, kv_len)
+
+
+def _window(mask: masks.Window) -> Rule:
+    return lambda b, i, j: (mask.left is None or j >= i - mask.left) and (mask.right is None or j <= i + mask.right)
+
+
+def _global(mask: masks.Global) -> Rule:
+    return lambda b, i, j: (mask.sees and i in mask.positions) or (mask.seen and j in mask.positions)
+
+
+def _padding(mask: masks.Padding) -> Rule:
+    def allows(b: int, i: int, j: int) -> bool:
+        length = mask.lengths[b if len(mask.lengths) > 1 else 0]
+        return j < length if mask.side == "right" else mask.padded_len - length <= j < mask.padded_len
+
+    return allows
+
+
+def _documents(mask: masks.Documents) -> Rule:
+    def place(b: int, position: int) -> tuple[int, int] | None:
+        start = 0
+        for number, length in enumerate(mask.lengths[b if len(mask.lengths) > 1 else 0]):
+            if start <= position < start + length:
+                return number, position - start
+            start += length
+        return None
+
+    inner = (lambda b, i, j: True) if mask.rule is None else rule(mask.rule)
+
+    def allows(b: int, i: int, j: int) -> bool:
+        one, other = place(b, i), place(b, j)
+        return one is not None and other is not None and one[0] == other[0] and inner(b, one[1], other[1])
+
+    return allows
+
+
+def _dense(mask: masks.Dense) -> Rule:
+    batch, _, rows, columns = mask.allowed.shape
+
+    def allows(b: int, i: int, j: int) -> bool:
+        row = i - (columns - rows) if columns > 1 else i
+        row, column = (0 if rows == 1 else row), (0 if columns == 1 else j)
+        inside = 0 <= row < rows and 0 <= column < columns
+        return inside and bool(mask.allowed[0 if batch == 1 else b, 0, row, column])
+
+    return allows
+
+
+def _predicate(mask: masks.Predicate) -> Rule:
+    return lambda b, i, j: bool(mask.function(*map(torch.tensor, (b, 0, i, j))))
+
+
+def _joined(test: Callable[..., bool]) -> Callable[[Any], Rule]:
+    def of(mask: masks.And | masks.Or) -> Rule:
+        parts = [rule(part) for part in mask.parts]
+        return lambda b, i, j: test(part(b, i, j) for part in parts)
+
+    return of
+
+
+def _not(mask: masks.Not) -> Rule:
+    part = rule(mask.part)
+    return lambda b, i, j: not part(b, i, j)
+
+
+_RULES: dict[type, Callable[[Any], Rule]] = {
+    masks.Full: lambda mask: lambda b, i, j: True,
+    masks.Causal: lambda mask: lambda b, i, j: j <= i,
+    masks.Window: _window,
+    masks.Global: _global,
+    masks.Padding: _padding,
+    masks.Documents: _documents,
+    masks.Dense: _dense,
+    masks.Predicate: _predicate,
+    masks.And: _joined(all),
+    masks.Or: _joined(any),
+    masks.Not: _not,
+}

@@ -1,0 +1,54 @@
+"""Random mask expressions."""
+
+import torch
+from hypothesis import strategies as st
+
+from saccade import masks
+
+MAX_LEN = 40
+
+
+def _every_third(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    return (3 * q + 5 * kv + b) % 4 != 0
+
+
+def _atoms(batch: int, rules: st.SearchStrategy[masks.Mask] | None) -> st.SearchStrategy[masks.Mask]:
+    width = st.one_of(st.none(), st.integers(0, 12))
+    length = st.integers(0, MAX_LEN)
+    lengths = st.lists(length, min_size=batch, max_size=batch)
+    documents = st.lists(st.integers(0, MAX_LEN // 3), min_size=1, max_size=5)
+    tensor = st.tuples(st.sampled_from([1, batch]), st.integers(1, MAX_LEN), st.integers(0, 99)).map(_random_tensor)
+    return st.one_of(
+        st.just(masks.Full()),
+        st.just(masks.Causal()),
+        st.builds(masks.Window, width, width),
+        st.builds(masks.Global, st.lists(length, min_size=1, max_size=4), st.just(True), st.booleans()),
+        st.builds(masks.Global, st.lists(length, min_size=1, max_size=4), st.just(False), st.just(True)),
+        st.builds(masks.Padding, lengths),
+        st.builds(masks.Padding, lengths, st.just("left"), st.just(MAX_LEN)),
+        st.builds(masks.Documents, documents, st.none() if rules is None else st.one_of(st.none(), rules)),
+        st.builds(masks.Documents, st.lists(documents, min_size=batch, max_size=batch)),
+        st.just(masks.Predicate(_every_third)),
+        tensor,
+    )
+
+
+def _random_tensor(drawn: tuple[int, int, int]) -> masks.Mask:
+    batch, size, seed = drawn
+    generator = torch.Generator().manual_seed(seed)
+    return masks.Dense(torch.rand(batch, 1, size, size, generator=generator) < 0.5)
+
+
+def expressions(batch: int) -> st.SearchStrategy[masks.Mask]:
+    """Masks joined by ``&``, ``|`` and ``~``, for one batch size."""
+    simple = _atoms(batch, None)
+    atoms = _atoms(batch, simple)
+    return st.recursive(
+        atoms,
+        lambda inner: st.one_of(
+            st.tuples(inner, inner).map(lambda pair: pair[0] & pair[1]),
+            st.tuples(inner, inner).map(lambda pair: pair[0] | pair[1]),
+            inner.map(lambda mask: ~mask),
+        ),
+        max_leaves=5,
+    )

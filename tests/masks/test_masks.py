@@ -1,0 +1,153 @@
+"""Every mask is what its definition says, alone and in any combination."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.masks import brute_force
+from tests.masks.expressions import MAX_LEN, expressions
+
+import saccade as sc
+from saccade import masks
+from saccade.plan import ALL, Triangle, make
+
+ATOMS = [
+    masks.Full(),
+    masks.Causal(),
+    masks.Window(2, 1),
+    masks.Window(0, None),
+    masks.Global([0, 4, 5]),
+    masks.Global([3], sees=False),
+    masks.Global([3], seen=False),
+    masks.Padding([3, 7]),
+    masks.Padding([3, 0], side="left", padded_len=9),
+    masks.Documents([2, 0, 4]),
+    masks.Documents([[2, 4], [9]], rule=masks.Causal() & (masks.Window(1, 0) | masks.Global([0]))),
+    masks.Predicate(lambda b, h, q, kv: (q + kv + b) % 3 == 0),
+    masks.Dense(torch.eye(9, dtype=torch.bool)),
+    masks.Causal() & ~masks.Window(1, 1),
+]
+
+
+@pytest.mark.parametrize("mask", ATOMS, ids=str)
+@pytest.mark.parametrize("q_len, kv_len", [(9, 9), (4, 9), (9, 4), (1, 9), (9, 1)])
+def test_to_dense_is_the_definition(mask: masks.Mask, q_len: int, kv_len: int) -> None:
+    dense = mask.to_dense(q_len, kv_len, batch=2)
+    assert torch.equal(dense[:, 0], brute_force.dense(mask, 2, q_len, kv_len))
+
+
+def _covered(mask: masks.Mask, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """Write a plan out; on the way, check that its promises about strips and residual keys hold."""
+    batch, heads, q_len, kv_len = shape
+    plan = make(mask, shape, q_first=kv_len - q_len, kv_first=0)
+    got = torch.zeros(shape, dtype=torch.bool)
+    rows_seen = torch.zeros(batch, heads, q_len, dtype=torch.int64)
+    truth = mask.to_dense(q_len, kv_len, batch=batch, heads=heads)
+    contents: dict[object, torch.Tensor] = {}
+    for tile in plan.tiles:
+        (rows,) = tile.rows
+        at = slice(rows.start, rows.stop)
+        rows_seen[tile.batch, tile.heads, at] += 1
+        for strip in tile.columns:
+            columns = slice(strip.keys.start, strip.keys.stop)
+            part = truth[tile.batch, tile.heads, at, columns]
+            got[tile.batch, tile.heads, at, columns] = part
+            if strip.residual is True:
+                assert part.all()
+            elif isinstance(strip.residual, Triangle):
+                key = strip.residual
+                triangle = torch.ones(key.rows, key.columns, dtype=torch.bool).tril(key.offset)
+                assert torch.equal(part, triangle.expand_as(part))
+            same = contents.setdefault(strip.residual, part)
+            assert strip.residual is True or torch.equal(same, part)
+    assert int(rows_seen.max()) <= 1
+    return got
+
+
+@pytest.mark.parametrize("mask", ATOMS, ids=str)
+@pytest.mark.parametrize("q_len, kv_len", [(9, 9), (4, 9), (9, 4), (1, 9), (9, 1)])
+def test_a_plan_covers_what_is_allowed(mask: masks.Mask, q_len: int, kv_len: int) -> None:
+    got = _covered(mask, (2, 2, q_len, kv_len))
+    assert torch.equal(got, mask.to_dense(q_len, kv_len, batch=2, heads=2))
+
+
+@settings(max_examples=250, deadline=None)
+@given(data=st.data())
+def test_random_expressions(data: st.DataObject) -> None:
+    batch = data.draw(st.sampled_from([1, 2, 3]), label="batch")
+    mask = data.draw(expressions(batch), label="mask")
+    q_len, kv_len = (data.draw(st.integers(1, MAX_LEN), label=name) for name in ("q_len", "kv_len"))
+    blocks = data.draw(st.sampled_from([(768, 192, 48, 12, 1), (16, 7, 1), (5, 1), (1,)]), label="blocks")
+    price = data.draw(st.sampled_from([0, 10, 30_000]), label="price of a tile")
+    most = data.draw(st.sampled_from([1 << 22, 100, 1]), label="largest residual")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("saccade.plan._ROW_BLOCKS", blocks)
+        patch.setattr("saccade.plan._TILE_PRICE", price)
+        patch.setattr("saccade.plan._MAX_RESIDUAL", most)
+        got = _covered(mask, (batch, 1, q_len, kv_len))
+    expected = brute_force.dense(mask, batch, q_len, kv_len)
+    assert torch.equal(mask.to_dense(q_len, kv_len, batch=batch)[:, 0], expected)
+    assert torch.equal(got[:, 0], expected)
+
+
+@pytest.mark.parametrize("mask", [mask for mask in ATOMS if mask.is_value], ids=str)
+def test_masks_are_values(mask: masks.Mask) -> None:
+    assert mask == eval(repr(mask), {**vars(masks)})
+    assert hash(mask) == hash(eval(repr(mask), {**vars(masks)}))
+    assert mask.plan(9, batch=2) is mask.plan(9, batch=2)
+
+
+def test_joining_flattens_and_refuses_what_cannot_fit() -> None:
+    a, b, c = masks.Causal(), masks.Window(1, 1), masks.Global([0])
+    assert (a & b & c).parts == (a, b, c)
+    assert ~~a is a
+    with pytest.raises(ValueError, match="tell apart the same number of batch items"):
+        masks.Padding([1, 2]) & masks.Padding([1, 2, 3])
+    with pytest.raises(TypeError, match=r"masks: & must join two masks; got Tensor\."):
+        a & torch.ones(2, 2, dtype=torch.bool)
+
+
+def test_large_plans_do_not_look_at_pairs() -> None:
+    n = 1 << 20
+    local = masks.Window(256, 256)
+    for mask in (masks.Causal(), local, local | masks.Global([0, 77]), masks.Causal() & masks.Window(1024, 0)):
+        plan = make(mask, (1, 1, n, n), q_first=0, kv_first=0)
+        distinct = {strip.residual for tile in plan.tiles for strip in tile.columns}
+        assert len(distinct) <= 12
+        assert plan.pairs <= n * n if mask == masks.Causal() else plan.pairs < 3000 * n
+
+
+def test_positions_replace_the_default_alignment() -> None:
+    mask = masks.Causal() & (masks.Window(1, 0) | masks.Global([0]))
+    q = torch.tensor([[3, 5, -1], [0, 1, 2]])
+    kv = torch.tensor([[0, 2, 3, -1, 5], [-1, -1, 0, 1, 2]])
+    dense = mask.to_dense(3, 5, batch=2, q_positions=q, kv_positions=kv)
+    allows = brute_force.rule(mask)
+    for b in range(2):
+        for i, at in enumerate(q[b].tolist()):
+            for j, key_at in enumerate(kv[b].tolist()):
+                assert bool(dense[b, 0, i, j]) == (at >= 0 and key_at >= 0 and allows(b, at, key_at))
+
+
+def test_key_padding_masks_are_inverted_once() -> None:
+    is_padding = torch.tensor([[False, False, True], [False, True, True]])
+    assert masks.from_key_padding_mask(is_padding) == masks.Padding([2, 1])
+    assert masks.from_key_padding_mask(is_padding.flip(1)) == masks.Padding([2, 1], side="left", padded_len=3)
+    scattered = torch.tensor([[False, True, False]])
+    mask = masks.from_key_padding_mask(scattered)
+    assert torch.equal(mask.to_dense(3)[0, 0, 0], ~scattered[0])
+
+
+def test_a_predicate_may_tell_batch_items_and_heads_apart() -> None:
+    mask = masks.Predicate(lambda b, h, q, kv: (b + h + q + kv) % 2 == 0)
+    x = torch.randn(2, 4, 6, 8)
+    expected = mask.to_dense(6, batch=2, heads=4)
+    assert torch.equal(sc.AttentionMatrix(x, x, mask).to_dense() > 0, expected)
+    assert expected[0, 0].ne(expected[1, 0]).any()
+
+
+def test_batch_facts_apply_to_one_item_or_all() -> None:
+    mask = masks.Padding([2, 4])
+    assert mask.residual(sc.plan.Box(0, range(4), range(3))) is not True
+    assert mask.residual(sc.plan.Box(1, range(4), range(3))) is True
+    assert mask.residual(sc.plan.Box(ALL, range(4), range(2))) is True
