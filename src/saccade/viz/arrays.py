@@ -81,11 +81,7 @@ def _as_array(where: str, weights: object) -> Array:
     try:
         array = np.asarray(weights)
     except ValueError:
-        raise value_error(
-            where, "weights", "have rows of equal length", "rows of different lengths"
-        ) from None
+        raise value_error(where, "weights", "have rows of equal length", "rows of different lengths") from None
     if array.dtype.kind not in "fiub":
-        raise type_error(
-            where, "weights", "be real numbers", f"{type(weights).__name__} of dtype {array.dtype}"
-        )
+        raise type_error(where, "weights", "be real numbers", f"{type(weights).__name__} of dtype {array.dtype}")
     return array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)

@@ -35,7 +35,7 @@ class Canvas:
     def head(self, title: str, width: float) -> None:
         """Write ``title`` above a map that is ``width`` inches wide, in as many lines as that takes."""
         shown, families = drawable_title(title)
-        lines = textwrap.fill(shown, max(int(width * 72 / (0.55 * _TITLE_SIZE)), 28))
+        lines = textwrap.fill(shown, max(int(width * 72 / (0.55 * _TITLE_SIZE)), 40), break_on_hyphens=False)
         self.axes.set_title(
             lines,
             loc="left",

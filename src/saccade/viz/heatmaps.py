@@ -104,18 +104,14 @@ def _size(matrix: Array, annotate: bool, labelled: bool) -> tuple[float, float]:
     """Width and height of the map in inches, in whole pixels: square cells unless that leaves a thread."""
     rows, columns = matrix.shape
     longer = max(rows, columns)
-    if annotate:
-        longest = longer * 0.44
-    else:
-        longest = min(longer * 0.34, _LONGEST) if labelled else min(longer * 0.6, _PLAIN)
-    side = longest / longer
+    # Inches of a cell, and of the longer side at most. Annotation has its own limit, in cells.
+    cell, most = (0.44, np.inf) if annotate else (0.34, _LONGEST) if labelled else (0.6, _PLAIN)
+    side = min(longer * cell, most) / longer
     width, height = max(columns * side, _SHORTEST), max(rows * side, _SHORTEST)
     return round(width * DPI) / DPI, round(height * DPI) / DPI
 
 
-def _draw_cells(
-    canvas: Canvas, matrix: Array, limits: tuple[float, float], width: float, height: float
-) -> "AxesImage":
+def _draw_cells(canvas: Canvas, matrix: Array, limits: tuple[float, float], width: float, height: float) -> "AxesImage":
     rows, columns = matrix.shape
     axes = canvas.axes
     image = axes.imshow(

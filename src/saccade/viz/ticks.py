@@ -37,9 +37,7 @@ def name_rows(axes: "Axes", labels: Sequence[str] | None, name: str, count: int,
     _write(axes.yaxis, labels, name, count, height, across=False)
 
 
-def _write(
-    axis: "Axis", labels: Sequence[str] | None, name: str, count: int, length: float, *, across: bool
-) -> bool:
+def _write(axis: "Axis", labels: Sequence[str] | None, name: str, count: int, length: float, *, across: bool) -> bool:
     """Write the labels along ``axis``; true when they are too wide to stand level side by side."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 

@@ -1,0 +1,30 @@
+"""The commands and the options that all of them share."""
+
+from typing import Annotated
+
+import typer
+
+from saccade import __version__
+from saccade.cli.look import look
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+app.command()(look)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"saccade {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Attention as a matrix you never have to build."""

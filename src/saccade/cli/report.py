@@ -1,0 +1,95 @@
+"""What ``saccade look`` prints. Words come from outside: they are styled, never read as markup."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from saccade.cli.telling import Head, Statistic
+from saccade.text import Word, shorten, visible
+
+__all__ = ["print_choice", "print_notes", "print_words"]
+
+_MOST, _LEAST = 4, 0.05  # words that one word is said to look at: how many at most, and from which weight on
+_WIDEST = 32  # columns of a word
+
+
+def print_choice(
+    console: Console, model: str, ranking: Sequence[Head], statistic: Statistic, *, lost: float, is_asked: bool
+) -> None:
+    """Say which head is shown and why.
+
+    Args:
+        console: where to.
+        model: its name.
+        ranking: heads, the one that is shown first.
+        statistic: what they are ranked by.
+        lost: the part of the words' attention that goes to special tokens, which the statistic leaves out.
+        is_asked: the head was asked for, not chosen.
+    """
+    best = ranking[0]
+    why = "asked for" if is_asked else f"the most telling of {len(ranking)}"
+    console.print(Text.assemble((f"layer {best.layer}, head {best.head}", "bold"), f" of {model}, {why}"))
+    console.print(f"{statistic.label}: {best.information:.2f} nats ({statistic.meaning})")
+    if len(ranking) > 1:
+        second = ranking[1]
+        console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.information:.2f} nats")
+    console.print(f"[CLS] and [SEP] get {lost:.0%} of the words' attention; the statistic leaves them out")
+
+
+def print_words(console: Console, words: Sequence[Word], weights: torch.Tensor) -> None:
+    """Print a table: each word, and what it looks at.
+
+    Args:
+        console: where to.
+        words: rows and columns of the weights.
+        weights: ``[words, words]``.
+    """
+    names = _names(words)
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("#", justify="right", style="dim")
+    table.add_column("word", style="bold")
+    table.add_column("looks at")
+    for number, (word, row) in enumerate(zip(words, weights, strict=True), start=1):
+        values, keys = row.topk(min(_MOST, len(words)))
+        shown = [
+            Text.assemble(names[key], (f" {value:.0%}", "cyan"))
+            for value, key in zip(values.tolist(), keys.tolist(), strict=True)
+            if value >= _LEAST or key == int(keys[0])
+        ]
+        mark = Text(" ?", "yellow") if word.unknown else Text()
+        table.add_row(str(number), Text.assemble(_shown(word), mark), Text("  ").join(shown))
+    console.print(table)
+
+
+def print_notes(console: Console, words: Sequence[Word], notes: Sequence[str]) -> None:
+    """Print what the reader has to know to read the table and the pictures rightly."""
+    unknown = list(dict.fromkeys(_shown(word) for word in words if word.unknown))
+    if unknown:
+        console.print(
+            Text.assemble(
+                ("? unknown: ", "yellow"),
+                ", ".join(unknown),
+                " - not in the model's vocabulary, or not whole; it saw [UNK] there, "
+                "so what these words look at says little",
+            )
+        )
+    for note in notes:
+        console.print(Text.assemble(("note: ", "yellow"), visible(note)))
+
+
+def _shown(word: Word) -> str:
+    return shorten(visible(word.text), _WIDEST)
+
+
+def _names(words: Sequence[Word]) -> list[str]:
+    """Words as they are looked at: one that occurs more than once is told apart by its number in the table."""
+    counts = Counter(word.text for word in words)
+    return [
+        _shown(word) if counts[word.text] == 1 else f"{_shown(word)} #{number}"
+        for number, word in enumerate(words, start=1)
+    ]

@@ -1,0 +1,194 @@
+"""`saccade look` shows what the trained model attends to, and says plainly what it cannot do."""
+
+import re
+
+import matplotlib.image
+import pytest
+import torch
+
+from saccade import __version__
+from saccade.cli.telling import position_information
+from saccade.models.minilm import MINILM_SHA256
+from saccade.text import merge, words
+
+SENTENCE = "The cat, which was very hungry, ate the fish."
+
+
+def rows(output):
+    """The table, number -> what stands behind it."""
+    found = re.findall(r"^ *(\d+) {2,}(.*?) *$", output, re.MULTILINE)
+    return {int(number): line for number, line in found}
+
+
+def word_weights(encoder, text):
+    encoding = encoder.tokenizer.encode(text)
+    found = words(encoding, text)
+    with torch.no_grad():
+        matrices = encoder.matrices(torch.tensor([encoding.ids]))
+    return found, torch.stack([merge(matrix.to_dense()[0], found) for matrix in matrices])
+
+
+def test_the_demo_shows_words_and_writes_pictures(run, tmp_path):
+    result = run("look", SENTENCE, "--out", "pictures")
+    assert result.exit_code == 0, result.output
+    assert len(rows(result.output)) == 14
+    assert rows(result.output)[8].startswith("hungry")
+    for name in ("heatmap.png", "mosaic.png"):
+        assert f"wrote pictures/{name}" in result.output
+        height, width, _ = matplotlib.image.imread(tmp_path / "pictures" / name).shape
+        assert min(height, width) > 500
+    assert result.output.rstrip().splitlines()[-1].startswith("wrote ")
+
+
+def test_the_most_telling_head_is_the_one_it_says(run, encoder):
+    found, weights = word_weights(encoder, SENTENCE)
+    ordinary = [n for n, word in enumerate(found) if not word.special]
+    values, order = position_information(weights[:, :, ordinary][..., ordinary]).flatten().sort(descending=True)
+    (layer, head), (layer2, head2) = (divmod(int(n), 12) for n in order[:2])
+    output = run("look", SENTENCE).output
+    assert f"layer {layer}, head {head} of all-MiniLM-L6-v2, the most telling of 72" in output
+    assert f"position mutual information: {values[0]:.2f} nats" in output
+    assert f"runner-up: layer {layer2}, head {head2} with {values[1]:.2f} nats" in output
+
+
+def test_percentages_are_the_models_weights(run, encoder):
+    found, weights = word_weights(encoder, SENTENCE)
+    output = run("look", SENTENCE, "--layer", "0", "--head", "10").output
+    assert "layer 0, head 10 of all-MiniLM-L6-v2, asked for" in output
+    assert "runner-up" not in output
+    ate = [word.text for word in found].index("ate")
+    row = weights[0, 10, ate]
+    first, second = row.topk(2).indices.tolist()
+    shown = f"{found[first].text} {row[first]:.0%}  {found[second].text} {row[second]:.0%}"
+    assert shown in rows(output)[ate + 1]
+    assert shown.startswith("fish 41%  cat 27%")
+
+
+def test_one_option_leaves_the_other_to_the_statistic(run):
+    assert "layer 3, head" in run("look", SENTENCE, "--layer", "3").output
+    assert re.search(r"layer \d, head 7 of .*, the most telling of 6", run("look", SENTENCE, "--head", "7").output)
+
+
+def test_another_statistic_finds_what_words_mean_to_each_other(run):
+    output = run("look", "The trophy does not fit in the suitcase because it is too big.", "--by", "unexplained").output
+    assert "unexplained information: 0.2" in output
+    it = next(line for line in rows(output).values() if line.startswith("it "))
+    assert re.search(r"^it +trophy \d\d%", it)
+
+
+def test_given_words_stay_whole_and_unknown_ones_are_pointed_out(run):
+    result = run("look", "--tokens", "小狗", "看见", "了", "一只", "猫")
+    assert result.exit_code == 0, result.output
+    table = rows(result.output)
+    assert [table[n].split()[0] for n in range(1, 8)] == ["[CLS]", "小狗", "看见", "了", "一只", "猫", "[SEP]"]
+    assert table[2].split()[1] == "?"
+    assert "? unknown: 小狗, 看见" in result.output
+    assert "[UNK]" in result.output
+
+
+def test_a_missing_font_is_noted_once(run, monkeypatch):
+    monkeypatch.setattr("saccade.viz.fonts._known_faces", list)
+    monkeypatch.setattr("saccade.viz.fonts._new_faces", list)
+    output = run("look", "--tokens", "小狗", "猫").output
+    assert output.count("apt install fonts-noto-cjk") == 1
+    assert "note: no installed font has 小, 狗, 猫" in " ".join(output.split())
+
+
+def test_several_arguments_are_one_text(run):
+    apart, together = run("look", "The", "cat", "sat."), run("look", "The cat sat.")
+    assert rows(apart.output) == rows(together.output)
+    assert len(rows(apart.output)) == 6
+
+
+def test_words_that_occur_twice_are_told_apart(run):
+    output = run("look", "the cat and the dog", "--layer", "0", "--head", "2").output
+    assert "the #2" in output
+    assert "the #5" in output
+    assert "cat #" not in output
+
+
+def test_text_is_text_and_not_markup(run):
+    result = run("look", "--tokens", "[/red]", "[bold]x[/bold]", ":smile:", "[CLS]", "a\x1b[31mb")
+    assert result.exit_code == 0, result.output
+    table = rows(result.output)
+    assert [table[n].split("  ")[0] for n in (2, 3, 4, 5)] == ["[/red]", "[bold]x[/bold]", ":smile:", "[CLS]"]
+    assert table[6].startswith(r"a\x1b[31mb")
+    assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize("width", ["20", "40", "300"])
+def test_any_width_will_do(run, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", width)
+    result = run("look", SENTENCE, "--out", "a/rather/long/folder/name/for/so/narrow/a/terminal")
+    assert result.exit_code == 0
+    assert "wrote a/rather/long/folder/name/for/so/narrow/a/terminal/heatmap.png" in result.output
+    assert max(map(len, result.output.split("wrote")[0].splitlines())) <= int(width)
+
+
+@pytest.mark.parametrize("text", ["hi", "word " * 500])
+def test_short_and_long_texts(run, text):
+    result = run("look", text)
+    assert result.exit_code == 0, result.output
+    assert len(rows(result.output)) == len(text.split()) + 2
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ([""], "TEXT must have at least one word; got nothing to look at"),
+        (["  ", "\n"], "TEXT must have at least one word; got nothing to look at"),
+        (["\u200b"], "TEXT must have at least one word; got only characters that the model does not read"),
+        (["\udcff"], "TEXT must be valid UTF-8; got bytes that are not"),
+        (["word " * 511], "TEXT must have at most 512 tokens; got 513, all-MiniLM-L6-v2 reads no more"),
+        (["--tokens", "cat", ""], "words: every given word must leave at least one token; got nothing for '' (word 2)"),
+        (["cat", "--layer", "6"], "--layer must be from 0 to 5; got 6"),
+        (["cat", "--layer", "-1"], "--layer must be from 0 to 5; got -1"),
+        (["cat", "--head", "12"], "--head must be from 0 to 11; got 12"),
+        (["cat", "--out", "file"], "--out must be a folder that can be written; got file (File exists)"),
+        (
+            ["cat", "--out", "file/below"],
+            "--out must be a folder that can be written; got file/below (Not a directory)",
+        ),
+    ],
+)
+def test_bad_arguments_are_one_line_and_no_traceback(run, tmp_path, arguments, sentence):
+    (tmp_path / "file").write_text("in the way")
+    result = run("look", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr == f"saccade look: {sentence}.\n"
+    assert result.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["look"], ["look", "cat", "--unknown"], ["look", "cat", "--layer", "x"], ["watch"]]
+)
+def test_arguments_that_cannot_be_read(run, arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_a_model_that_cannot_be_loaded_is_one_sentence(run, monkeypatch):
+    def tampered():
+        raise ValueError(f"minilm: model.safetensors must have sha256 {MINILM_SHA256}; got 00.")
+
+    monkeypatch.setattr("saccade.cli.look.minilm", tampered)
+    result = run("look", "cat")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("saccade look: minilm: model.safetensors must have sha256 53aa")
+
+
+def test_a_disk_that_is_full_is_one_sentence(run, monkeypatch):
+    def full(figure, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("saccade.viz.save", full)
+    result = run("look", "cat")
+    assert result.exit_code == 2
+    assert "(No space left on device)" in result.stderr
+
+
+def test_version(run):
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"saccade {__version__}\n")
