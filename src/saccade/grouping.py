@@ -24,6 +24,8 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
     """The groups that a slice of heads reads; the slice holds one head, or whole groups."""
+    if num_kv_heads == 0:
+        return slice(0, 0)
     share = num_heads // num_kv_heads
     return slice(heads.start // share, (heads.stop - 1) // share + 1)
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from saccade.errors import unsupported
 from saccade.grouping import take
 from saccade.kernels import aten
 from saccade.kernels.nonfinite import is_finite, isolate
@@ -232,20 +232,43 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         # Unpacking also raises if a mask or bias was changed in place since the forward pass.
         query, key, value, out, lse, *_ = ctx.saved_tensors
-        scores = ctx.scores
         if grad_out is None and grad_lse is None:
             return None, None, None, None
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        return *_Gradients.apply(query, key, value, out, lse, grad_out, grad_lse, ctx.scores), None
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass, as a function of its own so that asking for its derivative is an error, not a silence."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad_out: Tensor,
+        grad_lse: Tensor | None,
+        scores: ScoreMatrix,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        del ctx
         grads = _backward(scores, query, key, value, out, lse, grad_out, grad_lse)
         if not (scores.plan.is_full or is_finite(*grads)):
             # A key of -inf that is hidden, or never chosen, leaves the output alone; here 0 * inf would spread.
             bad = ~torch.isfinite(key).all(-1, keepdim=True)
             grads = _backward(scores, query, key.masked_fill(bad, 0), value, out, lse, grad_out, grad_lse)
-        return *grads, None
+        return grads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        del ctx, grads
+        reason = "torch's operation has no second derivative"
+        raise unsupported("attention", 'impl="fused"', [reason], hint='impl="reference" has one')
 
 
 def _backward(

@@ -1,0 +1,262 @@
+"""What is special to the fused kernel: the traps of the private operation, and life without it."""
+
+import math
+
+import pytest
+import torch
+from tests import definition
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import saccade as sc
+from saccade import masks
+from saccade.kernels import aten
+
+MASKS = [
+    masks.Full(),
+    masks.Causal(),
+    masks.Window(5, 2),
+    masks.Causal() & (masks.Window(3, 0) | masks.Global([0])),
+    masks.Documents([7, 3, 11], rule=masks.Causal()),
+    masks.Padding([21, 4]),
+    masks.Causal() & masks.Padding([5, 21], side="left", padded_len=21),
+    ~masks.Causal(),
+    ~masks.Full(),
+]
+
+
+def _inputs(*, heads: int = 4, kv_heads: int = 2, q_len: int = 21, kv_len: int = 21, dim: int = 8, dtype=torch.float64):
+    q = torch.randn(2, heads, q_len, dim, dtype=dtype)
+    k, v = torch.randn(2, 2, kv_heads, kv_len, dim, dtype=dtype)
+    return [x.requires_grad_() for x in (q, k, v)]
+
+
+def _agrees(mask: masks.Mask, *, q_len: int = 21, impl: str = "fused") -> None:
+    q, k, v = _inputs(q_len=q_len)
+    allowed = mask.to_dense(q_len, 21, batch=2, heads=4)
+    expected, lse = definition.attention(q, k, v, allowed)
+    out, own_lse = sc.attention_with_lse(q, k, v, mask, impl=impl)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(own_lse, lse, rtol=1e-10, atol=1e-10)
+    seen = lse > -math.inf
+    weights = torch.randn_like(out)
+    grads = [
+        torch.autograd.grad((o * weights).sum() + s[seen].sum(), (q, k, v))
+        for o, s in ((out, own_lse), (expected, lse))
+    ]
+    for own, other in zip(*grads, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("q_len", [21, 6])
+def test_groups_written_out_where_torch_cannot_read_them(
+    mask: masks.Mask, q_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aten, "reads_groups", lambda: False)
+    _agrees(mask, q_len=q_len)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("wide", [1, 8])
+def test_parts_of_a_tile_merge(mask: masks.Mask, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.kernels.fused._WIDE", wide)
+    monkeypatch.setattr("saccade.plan._ROW_BLOCKS", (4, 1))
+    monkeypatch.setattr("saccade.plan._TILE_PRICE", 0)
+    monkeypatch.setattr("saccade.masks.base._kept_plan", sc.masks.base._kept_plan.__wrapped__)
+    _agrees(mask)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_without_the_private_operation_another_kernel_runs(mask: masks.Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def removed(*args: object, **kwargs: object) -> None:
+        pytest.fail("the private operation was called although it is not available")
+
+    monkeypatch.setattr(aten, "_forward", removed)
+    monkeypatch.setattr(aten, "_backward", removed)
+    monkeypatch.setattr(aten, "is_available", lambda: False)
+    _agrees(mask, impl="auto")
+    q, k, _ = _inputs()
+    explanation = sc.AttentionMatrix(q, k, mask).explain()
+    assert explanation.kernel == "reference"
+    assert "lacks the operation" in explanation.passed_over["fused"][0]
+    with pytest.raises(sc.UnsupportedError, match="lacks the operation"):
+        sc.attention(q, k, k, mask, impl="fused")
+
+
+@pytest.mark.parametrize("missing", ["_forward", "_backward"])
+def test_the_probe_notices_a_missing_operation(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert aten.is_available()
+    monkeypatch.setattr(aten, missing, None)
+    assert not aten.is_available.__wrapped__()
+
+
+def test_the_probe_notices_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = aten._forward
+    monkeypatch.setattr(aten, "_forward", lambda *args, **kwargs: tuple(1.1 * x for x in original(*args, **kwargs)))
+    assert not aten.is_available.__wrapped__()
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 80, 256, 512])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_head_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
+    q, k, v = _inputs(dim=dim, dtype=dtype)
+    mask = masks.Causal() & masks.Window(6, 0)
+    allowed = mask.to_dense(21)
+    expected, lse = definition.attention(q, k, v, allowed)
+    out, own_lse = sc.attention_with_lse(q, k, v, mask, impl="fused")
+    assert out.dtype == dtype
+    assert own_lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    error = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=error, atol=error)
+    torch.testing.assert_close(own_lse.double(), lse, rtol=error, atol=error)
+    grads = [torch.autograd.grad(x.sum(), (q, k, v)) for x in (out.double(), expected)]
+    for own, other in zip(*grads, strict=True):
+        torch.testing.assert_close(own, other, rtol=5 * error, atol=5 * error)
+
+
+@pytest.mark.parametrize("value_dim", [1, 5, 8, 20])
+def test_value_dim_may_differ(value_dim: int) -> None:
+    q, k, _ = _inputs()
+    v = torch.randn(2, 2, 21, value_dim, dtype=torch.float64, requires_grad=True)
+    mask = masks.Causal()
+    expected, _ = definition.attention(q, k, v, mask.to_dense(21))
+    out = sc.attention(q, k, v, mask, impl="fused")
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    for own, other in zip(*(torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, expected)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-10)
+
+
+def _transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.mT.contiguous().mT
+
+
+def _every_other(x: torch.Tensor) -> torch.Tensor:
+    return x.repeat_interleave(2, 2)[:, :, ::2]
+
+
+def _shared_batch(x: torch.Tensor) -> torch.Tensor:
+    return x[:1].expand_as(x)
+
+
+@pytest.mark.parametrize("view", [_transposed, _every_other, _shared_batch])
+@pytest.mark.parametrize("mask", [masks.Causal(), masks.Window(4, 4)], ids=str)
+def test_odd_strides(view, mask: masks.Mask) -> None:
+    views = [view(x.detach()).requires_grad_() for x in _inputs()]
+    plain = [x.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for x in views]
+    out, expected = (sc.attention(*three, mask, impl="fused") for three in (views, plain))
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    weights = _transposed(torch.randn_like(out))
+    for own, other in zip(
+        torch.autograd.grad(out, views, weights), torch.autograd.grad(expected, plain, weights), strict=True
+    ):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2, 2, 3, 4)])
+@pytest.mark.parametrize("kv_len", [0, 3])
+@pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
+def test_zero_lengths(impl: str, shape: tuple[int, ...], kv_len: int, mask: masks.Mask | None) -> None:
+    batch, heads, q_len, dim = shape
+    q = torch.randn(shape, requires_grad=True)
+    k = torch.randn(batch, heads, kv_len, dim, requires_grad=True)
+    v = torch.randn(batch, heads, kv_len, 5, requires_grad=True)
+    out, lse = sc.attention_with_lse(q, k, v, mask, impl=impl)
+    assert out.shape == (batch, heads, q_len, 5)
+    assert lse.shape == (batch, heads, q_len)
+    if kv_len == 0:
+        assert not out.any()
+        assert (lse == -math.inf).all()
+    for grad, x in zip(torch.autograd.grad(out.sum(), (q, k, v)), (q, k, v), strict=True):
+        assert grad.shape == x.shape
+        assert torch.isfinite(grad).all()
+
+
+def test_rows_without_keys_take_no_gradient() -> None:
+    q, k, v = _inputs()
+    out, lse = sc.attention_with_lse(q, k, v, ~masks.Causal(), impl="fused")
+    assert not out[:, :, -1].any()
+    assert (lse[:, :, -1] == -math.inf).all()
+    grads = torch.autograd.grad(out.sum() + lse[:, :, :-1].sum(), (q, k, v))
+    assert all(torch.isfinite(grad).all() for grad in grads)
+    assert not grads[0][:, :, -1].any()
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["key", "value"])
+def test_what_is_hidden_cannot_spread(impl: str, bad: float, where: str) -> None:
+    mask = masks.Causal() & masks.Padding([18, 21])
+    q, k, v = (x.detach() for x in _inputs())
+    clean = sc.attention(q, k, v, mask, impl=impl)
+    broken = {"key": k, "value": v}[where].clone()
+    broken[0, 0, 19] = bad  # padding: no one may attend
+    broken[1, 0, 10, 3] = bad  # later queries of two heads may attend
+    k, v = (broken, v) if where == "key" else (k, broken)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out = sc.attention(q, k, v, mask, impl=impl)
+    hit = torch.zeros(2, 4, 21, dtype=torch.bool)
+    hit[1, :2, 10:] = True
+    torch.testing.assert_close(out[~hit], clean[~hit])
+    assert out[hit].isnan().all() if where == "key" else out[hit].isnan().all(-1).all()
+    grads = torch.autograd.grad(out[~hit].sum(), (q, k, v))
+    assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+def test_second_derivatives_are_refused() -> None:
+    q, k, v = _inputs()
+    out = sc.attention(q, k, v, masks.Causal(), impl="fused")
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(sc.UnsupportedError, match="no second derivative"):
+        grad.sum().backward()
+    assert torch.autograd.gradgradcheck(
+        lambda *x: sc.attention(*x, masks.Causal(), impl="reference"), [x[:1, :2, :4, :3] for x in (q, k, v)]
+    )
+
+
+def test_a_mask_changed_before_backward_is_noticed() -> None:
+    q, k, v = _inputs()
+    allowed = torch.ones(21, 21, dtype=torch.bool).tril()
+    out = sc.attention(q, k, v, allowed, impl="fused")
+    allowed.fill_(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation returns."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        for x in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(x, torch.Tensor):
+                self.entries = max(self.entries, x.untyped_storage().nbytes() // x.element_size())
+        return results
+
+
+@pytest.mark.parametrize(
+    "mask", [masks.Window(16, 16), masks.Causal() & (masks.Window(32, 0) | masks.Global([0])), masks.Causal()], ids=str
+)
+def test_no_tensor_grows_faster_than_the_inputs(mask: masks.Mask) -> None:
+    largest = []
+    for n in (2048, 4096):
+        q, k, v = (torch.randn(1, 2, n, 16, requires_grad=True) for _ in range(3))
+        with _Largest() as mode:
+            sc.attention(q, k, v, mask, impl="fused").sum().backward()
+        largest.append(mode.entries)
+    assert largest[1] <= 4096 * 2 * 16
+    assert largest[1] <= 2 * largest[0]
+
+
+def test_residual_masks_are_kept_with_the_plan_and_bounded() -> None:
+    q, k, v = (torch.randn(1, 1, 600, 8) for _ in range(3))
+    mask = masks.Window(33, 21)
+    sc.attention(q, k, v, mask)
+    plan = mask.plan(600)
+    kept = [x for x in plan.memo.values() if hasattr(x, "terms")]
+    assert kept
+    before = dict(plan.memo)
+    sc.attention(q, k, v, mask)
+    assert plan.memo == before

@@ -1,0 +1,70 @@
+"""Dropout: the right rate, independent of tilings, and nothing to do with the matrix itself."""
+
+import pytest
+import torch
+
+import saccade as sc
+from saccade import dropout, masks
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
+def test_the_rate_and_the_independence_of_rows_columns_and_neighbours(p: float) -> None:
+    n = 512
+    b, h = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.arange(4)[None, :, None, None]
+    at = torch.arange(n)
+    kept = dropout.keep(7, b, h, at[None, None, :, None], at[None, None, None, :], p).double()[0]
+    spread = (p * (1 - p)) ** 0.5
+    z = (kept - (1 - p)) / spread
+    assert abs(z.mean()) * z.numel() ** 0.5 < 4
+    for axis in (1, 2):  # means of rows and columns vary as those of independent draws
+        assert abs(z.mean(axis).var() * n - 1) < 0.15
+    for other in (z.roll(1, 1), z.roll(1, 2), z.roll(1, 0)):  # neighbours and heads do not know of each other
+        assert abs((z * other).mean()) * z.numel() ** 0.5 < 4
+    assert torch.linalg.matrix_norm(z, 2).max() < 1.1 * 2 * n**0.5  # no hidden structure: a random matrix's norm
+
+
+@pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(3, 3), masks.Documents([5, 9, 6])], ids=str)
+def test_kernel_and_blocks_drop_the_same_weights(mask: masks.Mask | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = torch.randn(2, 4, 20, 8, dtype=torch.float64), torch.randn(2, 2, 20, 8, dtype=torch.float64)
+    v = torch.randn(2, 2, 20, 6, dtype=torch.float64)
+    matrix = sc.AttentionMatrix(q, k, mask)
+    whole = matrix.matmul(v, dropout_p=0.3, seed=5)
+    torch.testing.assert_close(sc.Matrix.matmul(matrix, v, dropout_p=0.3, seed=5), whole)
+    monkeypatch.setattr("saccade.attention_matrix._BLOCK_ENTRIES", 64)
+    torch.testing.assert_close(sc.Matrix.matmul(matrix, v, dropout_p=0.3, seed=5), whole)
+    assert not torch.equal(matrix.matmul(v, dropout_p=0.3, seed=6), whole)
+
+
+def test_a_slice_of_the_sequence_drops_what_the_whole_drops() -> None:
+    q, k, v = (torch.randn(1, 2, 16, 8, dtype=torch.float64) for _ in range(3))
+    whole = sc.AttentionMatrix(q, k).matmul(v, dropout_p=0.4, seed=3)
+    some = torch.tensor([3, 4, 11])
+    part = sc.AttentionMatrix(q[:, :, some], k, q_positions=some, kv_positions=range(16))
+    torch.testing.assert_close(part.matmul(v, dropout_p=0.4, seed=3), whole[:, :, some])
+
+
+def test_torch_s_generator_makes_it_repeatable_and_the_matrix_is_untouched() -> None:
+    q, k, v = (torch.randn(1, 2, 16, 8) for _ in range(3))
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(sc.attention(q, k, v, dropout_p=0.5))
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    dense = sc.AttentionMatrix(q, k).to_dense()
+    torch.testing.assert_close(dense.sum(-1), torch.ones(1, 2, 16))
+
+
+def test_its_mean_is_the_product_without_dropout() -> None:
+    q, k, v = (torch.randn(1, 1, 8, 4, dtype=torch.float64) for _ in range(3))
+    matrix = sc.AttentionMatrix(q, k)
+    draws = torch.stack([matrix.matmul(v, dropout_p=0.3, seed=seed) for seed in range(2000)])
+    standard_error = draws.std(0) / 2000**0.5
+    assert ((draws.mean(0) - matrix @ v).abs() < 5 * standard_error).all()
+
+
+def test_explain_says_why_the_fused_kernel_does_not_run() -> None:
+    q = torch.randn(1, 1, 8, 4)
+    explanation = sc.AttentionMatrix(q, q).explain(dropout_p=0.1)
+    assert explanation.kernel == "reference"
+    assert explanation.passed_over == {"fused": ("it has no dropout",)}
