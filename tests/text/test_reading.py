@@ -60,7 +60,10 @@ def test_pieces_become_words_spelled_as_written(tokenizer):
         ("Don't", ["Don't"]),
         ("don’t", ["don’t"]),
         ("don ' t", ["don", "'", "t"]),
-        ("'cat'", ["'", "cat", "'"]),
+        ("the 'cat' naive", ["the", "'", "cat", "'", "naive"]),
+        ("don 't", ["don", "'", "t"]),
+        ("don' t", ["don", "'", "t"]),
+        ("3 .14", ["3", ".", "14"]),
         ("3.14", ["3.14"]),
         ("3,14,3", ["3,14,3"]),
         ("cat.the", ["cat", ".", "the"]),
@@ -80,10 +83,11 @@ def test_contractions_numbers_and_accents_stay_whole(tokenizer, text, expected):
 
 
 def test_unknown_words_are_flagged_also_by_one_piece_of_many(tokenizer):
-    flags = {word.text: word.unknown for word in read(tokenizer, ["小狗", "小", "dog", "cat", "dog's"])}
+    flags = {word.text: word.unknown for word in read(tokenizer, ["小狗", "狗小", "小", "dog", "cat", "dog's"])}
     assert flags == {
         "[CLS]": False,
         "小狗": True,
+        "狗小": True,
         "小": False,
         "dog": True,
         "cat": False,

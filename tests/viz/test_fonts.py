@@ -49,9 +49,7 @@ def test_several_fonts_together_cover(only_bundled_fonts, make_font, tmp_path):
     assert covering_families("小狗") == (["sans-serif", "Test A", "Test B"], set())
 
 
-def test_a_font_installed_since_matplotlib_looked_is_found(
-    only_bundled_fonts, make_font, tmp_path, monkeypatch
-):
+def test_a_font_installed_since_matplotlib_looked_is_found(only_bundled_fonts, make_font, tmp_path, monkeypatch):
     font = make_font(tmp_path / "late.ttf", "Test Late", "小")
     (tmp_path / "broken.ttf").write_bytes(b"no font")
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(tmp_path / "broken.ttf"), str(font)])

@@ -127,9 +127,7 @@ def test_everything_stands_inside_the_figure(shape):
         "x_labels": ["electroencephalography"] * shape[1],
         "y_labels": ["electroencephalography"] * shape[0],
     }
-    figure = viz.heatmap(
-        np.ones(shape), title="A title that is much wider than such a narrow map " * 2, **labels
-    )
+    figure = viz.heatmap(np.ones(shape), title="A title that is much wider than such a narrow map " * 2, **labels)
     figure.canvas.draw()
     box, size = figure.get_tightbbox(), figure.get_size_inches()
     assert 0 < box.x0 < box.x1 < size[0]
@@ -232,7 +230,5 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(
-        ImportError, match=r"heatmap: matplotlib must be installed(.|\n)*pip install 'saccade\[viz\]'"
-    ):
+    with pytest.raises(ImportError, match=r"heatmap: matplotlib must be installed(.|\n)*pip install 'saccade\[viz\]'"):
         viz.heatmap(np.eye(2))

@@ -21,8 +21,7 @@ def visible(text: str) -> str:
         'red\\x1b[31m'
     """
     return "".join(
-        character if character.isprintable() or character in _JOINERS else ascii(character)[1:-1]
-        for character in text
+        character if character.isprintable() or character in _JOINERS else ascii(character)[1:-1] for character in text
     )
 
 

@@ -10,9 +10,7 @@ from saccade.text.reading import Word
 __all__ = ["merge"]
 
 
-def merge(
-    weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequence[Word] | None = None
-) -> torch.Tensor:
+def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequence[Word] | None = None) -> torch.Tensor:
     """Merge the rows and columns of word pieces into words.
 
     What a word receives is all that its tokens receive, what a word attends to is what its tokens attend to
@@ -41,14 +39,10 @@ def merge(
     columns = query_words if key_words is None else key_words
     q_len, kv_len = weights.shape[-2:]
     row_owner = _owner("query_words", query_words, q_len).to(weights.device)
-    column_owner = _owner("query_words" if key_words is None else "key_words", columns, kv_len).to(
-        weights.device
-    )
+    column_owner = _owner("query_words" if key_words is None else "key_words", columns, kv_len).to(weights.device)
     wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
     summed = wide.new_zeros(*wide.shape[:-1], len(columns)).index_add_(-1, column_owner, wide)
-    totals = summed.new_zeros(*wide.shape[:-2], len(query_words), len(columns)).index_add_(
-        -2, row_owner, summed
-    )
+    totals = summed.new_zeros(*wide.shape[:-2], len(query_words), len(columns)).index_add_(-2, row_owner, summed)
     sizes = torch.tensor([word.stop - word.start for word in query_words], device=weights.device)
     return totals / sizes[:, None]
 

@@ -111,8 +111,7 @@ def _given(pieces: list[_Piece], given: list[str]) -> tuple[Word, ...]:
         names = ", ".join(f"{given[number]!a} (word {number + 1})" for number in lost)
         raise value_error("words", "every given word", "leave at least one token", f"nothing for {names}")
     return tuple(
-        piece.word if piece.number is None else replace(piece.word, text=given[piece.number])
-        for piece in pieces
+        piece.word if piece.number is None else replace(piece.word, text=given[piece.number]) for piece in pieces
     )
 
 
@@ -120,8 +119,7 @@ def _is_one_word(first: _Piece, middle: _Piece, last: _Piece, text: str) -> bool
     """Whether ``middle`` is an apostrophe inside a word or a separator inside a number."""
     if first.word.special or last.word.special or middle.word.special:
         return False
-    if first.span[1] != middle.span[0] or middle.span[1] != last.span[0]:
-        return False
+    # The characters next to it, not the pieces: where there is a space, they are not next to each other.
     start, stop = middle.span
     before, sign, after = text[start - 1 : start], text[start:stop], text[stop : stop + 1]
     if before.isdigit() and after.isdigit():
