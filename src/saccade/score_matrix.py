@@ -142,7 +142,7 @@ class ScoreMatrix:
         return _count(columns, self.origin[1], self.device)[None, None, None, :]
 
     def positions(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Where a tile's rows and columns stand, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
+        """Where rows and columns of a tile stand, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
         q, kv = self.q_index(tile), self.kv_index(tuple(strip.keys for strip in tile.columns))
         if isinstance(self.rule, AtPositions):
             return self.rule.positions(self.batch_index(tile), q, kv)
@@ -270,7 +270,7 @@ def _check_bias(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], w
         raise type_error(where, "bias", "be a float tensor", "bool", hint=hint)
     fitting = {query.dtype, torch.float32} if query.dtype != torch.float64 else {torch.float64}
     if bias.dtype not in fitting:
-        rule = "have " + " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in fitting))
+        rule = "be " + " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in fitting))
         raise value_error(where, "dtype of bias", rule, str(bias.dtype).removeprefix("torch."))
     if bias.device != query.device:
         raise value_error(where, "device", "be the same for query and bias", f"{query.device} and {bias.device}")

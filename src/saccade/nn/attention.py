@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from saccade.errors import describe, type_error, value_error
@@ -167,10 +168,17 @@ class MultiHeadAttention(nn.Module):
             if x.dim() != 3 or x.shape[2] != widths[name]:
                 rule = f"have shape [batch, len, {widths[name]}]"
                 raise value_error(where, name, rule, list(x.shape), facts=facts)
+        own = self.query_projection.weight
+        for x in given.values():
+            if x.dtype != own.dtype and not torch.is_autocast_enabled(x.device.type):
+                rule = f"be {str(own.dtype).removeprefix('torch.')}, like the parameters"
+                raise value_error(where, "dtype", rule, str(x.dtype).removeprefix("torch."), facts=facts)
         if not query.shape[0] == key.shape[0] == value.shape[0]:
-            raise value_error(where, "batch", "be the same for all inputs", "others", facts=facts)
+            got = f"{query.shape[0]}, {key.shape[0]} and {value.shape[0]}"
+            raise value_error(where, "batch", "be the same for all inputs", got, facts=facts)
         if key.shape[1] != value.shape[1]:
-            raise value_error(where, "key and value", "be equally long", "others", facts=facts)
+            got = f"{key.shape[1]} and {value.shape[1]}"
+            raise value_error(where, "key and value", "be equally long", got, facts=facts)
 
 
 def _check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, dropout_p: float) -> None:
