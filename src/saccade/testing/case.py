@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
-from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -83,23 +82,24 @@ class Case:
         shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
         if self.rule is None:
             return self._as_the_mask_says()
-        allowed = torch.zeros(shape, dtype=torch.bool)
-        for b in range(self.batch):
-            queries, keys = self.standing(b)
-            for h, (i, q), (j, kv) in product(range(self.num_heads), enumerate(queries), enumerate(keys)):
-                allowed[b, h, i, j] = q is not None and kv is not None and self.rule(b, h, q, kv)
-        return allowed
+        rows = [
+            [q is not None and kv is not None and self.rule(b, h, q, kv) for kv in keys]
+            for b in range(self.batch)
+            for queries, keys in [self.standing(b)]
+            for h in range(self.num_heads)
+            for q in queries
+        ]
+        return torch.tensor(rows, dtype=torch.bool).reshape(shape)
 
     @cached_property
     def is_causal(self) -> bool:
         """No query may attend to a key that stands after it."""
-        return not any(
-            bool(self.allowed[b, :, i, j].any())
-            for b in range(self.batch)
-            for i, q in enumerate(self.standing(b)[0])
-            for j, kv in enumerate(self.standing(b)[1])
-            if q is not None and kv is not None and kv > q
-        )
+        later = [
+            [[q is not None and kv is not None and kv > q for kv in keys] for q in queries]
+            for queries, keys in map(self.standing, range(self.batch))
+        ]
+        future = torch.tensor(later, dtype=torch.bool).reshape(self.batch, 1, self.q_len, self.kv_len)
+        return not bool((self.allowed & future).any())
 
     def standing(self, b: int) -> tuple[list[int | None], list[int | None]]:
         """Positions of the queries and of the keys of a batch item; None where no token stands."""

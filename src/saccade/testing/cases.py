@@ -134,7 +134,15 @@ _POSITIONS = (
         q_positions=((2, 3, 4), (0, 1, -1)),
         kv_positions=((0, 1, 2, 3, 4), (0, 1, -1, -1, -1)),
     ),
-    Case("holes", None, lambda b, h, q, kv: True, q_len=3, kv_len=4, kv_positions=(0, -1, 2, -1)),
+    Case(
+        "holes",
+        None,
+        lambda b, h, q, kv: True,
+        q_len=3,
+        kv_len=4,
+        q_positions=(1, -1, 3),
+        kv_positions=(0, -1, 2, -1),
+    ),
     Case(
         "shuffled",
         Window(2, 0),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from saccade.errors import UnsupportedError
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 from saccade.testing.laws import LAWS, Law, LawBroken
@@ -22,6 +23,7 @@ def check(
     call: Callable[..., Any] | None = None,
     with_lse: Callable[..., Any] | None = None,
     offers: Collection[str] | None = None,
+    gqa: bool = True,
     masks: Literal["dense", "objects"] = "dense",
     cases: Sequence[Case] = CASES,
     laws: Sequence[Law] = LAWS,
@@ -52,6 +54,7 @@ def check(
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
         with_lse: the same function returning ``(out, lse)``, if there is one.
         offers: the options that it takes; None reads them off the signature (a builtin has none to read).
+        gqa: it takes fewer key heads than query heads; if not, every head is handed its own copy of the keys.
         masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
             attend; "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions``
             where a case has them.
@@ -64,7 +67,16 @@ def check(
     Returns:
         A `Report`.
     """
-    subject = Subject(function, call=call, with_lse=with_lse, offers=offers, masks=masks, claims=claims, device=device)
+    subject = Subject(
+        function,
+        call=call,
+        with_lse=with_lse,
+        offers=offers,
+        gqa=gqa,
+        masks=masks,
+        claims=claims,
+        device=device,
+    )
     return Report(tuple(try_law(subject, *trial) for trial in trials(laws, cases, dtypes)), tuple(laws))
 
 
@@ -91,7 +103,8 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
     except LawBroken as broken:
         return Result(law.name, case.name, dtype, "broken", str(broken))
     except NotImplementedError as refusal:
-        return Result(law.name, case.name, dtype, "not offered", _one_line(refusal))
+        why = "; ".join(refusal.reasons) if isinstance(refusal, UnsupportedError) else _one_line(refusal)
+        return Result(law.name, case.name, dtype, "not offered", why)
     except Exception as crash:
         return Result(law.name, case.name, dtype, "broken", f"raised {type(crash).__name__}: {_one_line(crash)}")
     return Result(law.name, case.name, dtype, "kept")

@@ -83,9 +83,8 @@ class Problem:
         def one(x: Tensor | None, dims: int) -> Tensor | None:
             return x if x is None or x.dim() < dims or x.shape[0] == 1 else x[index : index + 1]
 
-        mask = self.mask
-        if mask is not None and mask.shape[0] > 1:
-            everyone = mask
+        mask, everyone = self.mask, self.mask
+        if everyone is not None and (everyone.shape[0] > 1 or not _alike(self.allowed, 0)):
             mask = Predicate(lambda b, h, q, kv: everyone.allows(b + index, h, q, kv))
         here = slice(index, index + 1)
         return self.but(
@@ -124,9 +123,8 @@ class Problem:
 
     def heads_reversed(self) -> Problem:
         """The heads in reverse order; groups are reversed with them, so every head keeps its keys."""
-        mask, last = self.mask, self.query.shape[1] - 1
-        if mask is not None and mask.shape[1] > 1:
-            forward = mask
+        mask, forward, last = self.mask, self.mask, self.query.shape[1] - 1
+        if forward is not None and (forward.shape[1] > 1 or not _alike(self.allowed, 1)):
             mask = Predicate(lambda b, h, q, kv: forward.allows(b, last - h, q, kv))
         return self.but(
             query=self.query.flip(1),
@@ -151,3 +149,8 @@ class Problem:
             key=self.key.repeat_interleave(self.repeats, dim=1),
             value=self.value.repeat_interleave(self.repeats, dim=1),
         )
+
+
+def _alike(allowed: Tensor, axis: int) -> bool:
+    """Whether all batch items (axis 0) or heads (axis 1) have the same rows. A predicate's shape does not tell."""
+    return bool((allowed == allowed.narrow(axis, 0, 1)).all())

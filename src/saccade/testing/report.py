@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -76,15 +77,15 @@ class Report:
         return self
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [
-            ("law", "kept", "broken", "not offered", "first counter-example, or why it could not be tried")
-        ]
+        rows: list[tuple[str, ...]] = [("law", "kept", "broken", "not offered", "first counter-example")]
         for law in self.laws:
             own = [result for result in self.results if result.law == law.name]
             counts = [self._count(own, verdict) for verdict in ("kept", "broken", "not offered")]
-            rows.append((law.name, *counts, _remark(own)))
+            rows.append((law.name, *counts, _first_broken(own)))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:4], widths[1:]), row[4]]) for row in rows]
+        reasons = Counter(reason for result in self.not_offered for reason in result.message.split("; "))
+        lines += [f"not offered {count} times: {reason}" for reason, count in reasons.most_common()]
         lines.append(self._summary())
         return "\n".join(line.rstrip() for line in lines)
 
@@ -104,12 +105,8 @@ class Report:
         return f"{len(broken)} of the {len(tried)} laws that could be tried are broken: {', '.join(broken)}."
 
 
-def _remark(results: list[Result]) -> str:
-    for verdict in ("broken", "not offered"):
-        for result in results:
-            if result.verdict == verdict:
-                dtype = str(result.dtype).removeprefix("torch.")
-                return f"{result.case}-{dtype}: {result.message}" if verdict == "broken" else f"({result.message})"
-    if all(result.verdict == "not applicable" for result in results):
-        return "(no case that it speaks of)"
-    return ""
+def _first_broken(results: list[Result]) -> str:
+    for result in results:
+        if result.verdict == "broken":
+            return f"{result.case}-{str(result.dtype).removeprefix('torch.')}: {result.message}"
+    return "" if any(result.verdict != "not applicable" for result in results) else "(no case that it speaks of)"

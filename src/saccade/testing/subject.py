@@ -16,8 +16,9 @@ from saccade.testing.problem import Problem
 
 __all__ = ["Claims", "OPTIONS", "Subject"]
 
-OPTIONS = ("bias", "scale", "softcap", "lse")
+OPTIONS = ("bias", "scale", "softcap")
 _POSITIONS = ("q_positions", "kv_positions")
+_LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Subject:
             where they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
         with_lse: the same function returning ``(out, lse)``, called in the same way.
-        offers: the options that it takes; None reads them off the signature. "lse" comes with ``with_lse``.
+        offers: the options that it takes; None reads them off the signature.
+        gqa: it takes fewer key heads than query heads; otherwise every head is handed its own copy.
         masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
             attend; "objects" as a `saccade.masks.Mask` or None.
         claims: what its author says about it.
@@ -58,6 +60,7 @@ class Subject:
         call: Callable[..., Any] | None = None,
         with_lse: Callable[..., Any] | None = None,
         offers: Collection[str] | None = None,
+        gqa: bool = True,
         masks: Literal["dense", "objects"] = "dense",
         claims: Claims | None = None,
         device: torch.device | str = "cpu",
@@ -74,8 +77,9 @@ class Subject:
         self.function, self.call, self.lse_function = function, call, with_lse
         self.masks, self.device = masks, device
         self.claims = Claims() if claims is None else claims
-        offered = _signature_offers(call or function) if offers is None else frozenset(offers)
-        self.offers = offered - {"lse"} | ({"lse"} if with_lse is not None else frozenset())
+        options = _signature_offers(call or function) if offers is None else frozenset(offers)
+        besides = {"lse": with_lse is not None, "gqa": gqa}
+        self.offers = options | {name for name, offered in besides.items() if offered}
 
     def output(self, problem: Problem) -> Tensor:
         """The function's answer to a problem."""
@@ -96,9 +100,11 @@ class Subject:
         """Why a case cannot be tried: a reason for each thing that it or the law needs and nobody offers."""
         required = [*needed, *case.needs, *(case.explicit_positions if self.masks == "objects" else ())]
         missing = [name for name in dict.fromkeys(required) if name not in self.offers]
-        return tuple("gives no lse" if name == "lse" else f"takes no {name}" for name in missing)
+        return tuple(_LACKS.get(name, f"takes no {name}") for name in missing)
 
     def _answer(self, function: Callable[..., Any], problem: Problem) -> Any:
+        if "gqa" not in self.offers:
+            problem = problem.ungrouped()
         mask: object = problem.allowed
         options = problem.options
         if self.masks == "objects":
@@ -117,4 +123,4 @@ def _signature_offers(function: Callable[..., Any]) -> frozenset[str]:
         return frozenset()
     named = {parameter.name for parameter in parameters}
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return frozenset(name for name in (*OPTIONS, *_POSITIONS) if name != "lse" and (anything or name in named))
+    return frozenset(name for name in (*OPTIONS, *_POSITIONS) if anything or name in named)

@@ -90,7 +90,7 @@ def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 @law(
     where=(conditions.claims_memory,),
     cases=tuple(
-        Case(name, mask, batch=1, num_heads=2, num_kv_heads=1, q_len=1024, kv_len=1024, head_dim=4, value_dim=4)
+        Case(name, mask, batch=1, num_heads=1, num_kv_heads=1, q_len=1024, kv_len=1024, head_dim=2, value_dim=2)
         for name, mask in (("full", None), ("causal", Causal()), ("window", Window(64, 0)))
     ),
     dtypes=(torch.float32,),

@@ -100,12 +100,20 @@ def softcap(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("bias",), where=(conditions.has_queries_and_keys,))
 def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A bias is added to the scores after scale and softcap, and before the mask."""
+    """A bias is added to the scaled scores; where it broadcasts, it is the same for all."""
     problem = case.problem(dtype, subject.device)
     added = _some_bias(problem)
-    for cap in (None, 0.5) if "softcap" in subject.offers else (problem.softcap,):
-        biased = problem.but(bias=added, softcap=cap)
-        close(f"the output with a bias and softcap={cap}", subject.output(biased), biased.truth()[0], dtype)
+    for what, part in (("of a table", added), ("of one column", added[:, :1, :, :1]), ("of one row", added[:, :, :1])):
+        biased = problem.but(bias=part)
+        close(f"the output with a bias {what}", subject.output(biased), biased.truth()[0], dtype)
+
+
+@law(needs=("scale", "softcap", "bias"), where=(conditions.has_queries_and_keys,))
+def order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Scores are scaled, then capped, then biased, then masked."""
+    problem = case.problem(dtype, subject.device)
+    problem = problem.but(scale=1.5, softcap=0.5, bias=_some_bias(problem))
+    close("the output with all options", subject.output(problem), problem.truth()[0], dtype)
 
 
 @law(dtypes=_ALL_DTYPES)
@@ -173,6 +181,7 @@ LAWS = (
     scale,
     softcap,
     bias,
+    order,
     dtypes,
     half_precision,
 )

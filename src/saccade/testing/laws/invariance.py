@@ -32,7 +32,7 @@ def linear(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     close("the output for 2u - 3v", together, apart, dtype)
 
 
-@law(where=(conditions.shares_keys,))
+@law(needs=("gqa",), where=(conditions.shares_keys,))
 def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Grouped heads give what they give with their group's keys and values copied out for each of them."""
     problem = case.problem(dtype, subject.device)

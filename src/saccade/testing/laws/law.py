@@ -26,7 +26,7 @@ class Law:
         name: one word or two.
         statement: the law in one sentence.
         trial: the function behind it.
-        needs: what a function must offer to be tried: options by name, or "lse".
+        needs: what a function must offer to be tried: options by name, "lse" or "gqa".
         where: conditions on the case; each gives the reason why the law says nothing there, or None.
         cases: cases of its own, for a law about something else than masks; None for those of the suite.
         dtypes: dtypes of its own; None for those of the suite.

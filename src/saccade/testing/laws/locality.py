@@ -64,7 +64,8 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for now in _spread(sorted({q for queries, _ in standing for q in queries if q is not None}), 4):
         past = _table([[q is None or q <= now for q in queries] for queries, _ in standing], problem)[:, None]
         future = _table([[kv is None or kv > now for kv in keys] for _, keys in standing], problem)[:, None]
-        changed = problem.but(key=problem.key + 7.0 * future[..., None], value=problem.value + 7.0 * future[..., None])
+        moved = 7.0 * future[..., None].to(problem.key)
+        changed = problem.but(key=problem.key + moved, value=problem.value + moved)
         rows = past.expand(problem.query.shape[:3])
         what = f"after everything behind position {now} changed, a row up to there"
         close(what, subject.output(changed)[rows], before[rows], dtype)

@@ -71,9 +71,8 @@ class NaNGradientOnEmpty(Stepwise):
     """The NaN of a row that sees nothing is wiped off the result, but not off its gradient."""
 
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        scores = scores.masked_fill(~allowed, -torch.inf)
-        weights = scores.softmax(-1)
-        return torch.where(allowed, weights, 0.0), scores.logsumexp(-1)
+        scores = scores + torch.zeros_like(scores).masked_fill(~allowed, -torch.inf)
+        return torch.where(allowed, scores.softmax(-1), 0.0), scores.logsumexp(-1)
 
 
 class UniformOnEmpty(Stepwise):
@@ -147,7 +146,7 @@ MUTANTS = mutants_of(
         ScaleIgnored: ("scale",),
         ScaleOrDefault: ("scale",),
         SoftcapIgnored: ("softcap",),
-        SoftcapAfterBias: ("bias",),
+        SoftcapAfterBias: ("order",),
         BiasIgnored: ("bias", "gradient_of_bias"),
         NoMaximum: ("shift",),
         NaNOnEmpty: ("empty_rows", "oracle"),

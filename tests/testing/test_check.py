@@ -1,0 +1,119 @@
+"""The kit on functions from outside: what it reports, and what it does not count."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from saccade import UnsupportedError, testing
+from saccade.testing.mutants import Stepwise
+
+FEW = testing.CASES[:3]
+
+
+def broken_laws(report):
+    return {result.law for result in report.broken}
+
+
+def test_torchs_function_in_five_lines():
+    report = testing.check(
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    )
+    # A NaN or inf that is masked still takes part in its product: 0 * NaN is NaN.
+    assert broken_laws(report) == {"isolation"}
+    untried = {result.law for result in report.not_offered} - {result.law for result in report.kept}
+    assert untried - {"isolation"} == {
+        *("lse", "gradients_through_lse", "merge"),
+        *("scale", "softcap", "bias", "order", "gradient_of_bias", "shift"),
+    }
+
+
+def test_a_function_without_grouped_heads_is_handed_a_copy_per_head():
+    report = testing.check(F.scaled_dot_product_attention, gqa=False, cases=FEW, dtypes=[torch.float64])
+    assert broken_laws(report) <= {"isolation"}
+    assert {result.message for result in report.not_offered if result.law == "gqa"} == {"takes no grouped heads"}
+
+
+def test_a_module_with_another_convention():
+    class Flipped(nn.Module):
+        def forward(self, x, hidden):
+            query, key, value = x
+            return F.scaled_dot_product_attention(query, key, value, ~hidden), None
+
+    report = testing.check(
+        Flipped(), call=lambda f, q, k, v, mask: f((q, k, v), ~mask)[0], gqa=False, cases=FEW, dtypes=[torch.float64]
+    )
+    assert broken_laws(report) <= {"isolation"}
+
+
+def test_options_are_read_off_the_signature():
+    def plain(query, key, value, mask, *, scale=None):
+        raise NotImplementedError
+
+    assert testing.Subject(plain).offers == {"scale", "gqa"}
+    assert testing.Subject(F.scaled_dot_product_attention).offers == {"gqa"}
+    assert testing.Subject(plain, call=lambda f, q, k, v, mask, **options: None).offers >= {"bias", "softcap"}
+    assert testing.Subject(plain, offers=["bias"], with_lse=plain).offers == {"bias", "lse", "gqa"}
+
+
+def test_a_refusal_is_not_counted_as_kept():
+    def refusing(query, key, value, mask):
+        raise UnsupportedError("no", ("it is Sunday", "it rains"))
+
+    report = testing.check(refusing, cases=FEW, dtypes=[torch.float32])
+    assert not report.kept
+    assert not report.broken
+    assert not report.ok
+    assert report.not_offered[0].message == "it is Sunday; it rains"
+    assert "it rains" in str(report)
+    assert str(report).endswith("No law could be tried.")
+
+
+def test_a_crash_breaks_the_law():
+    def crashing(query, key, value, mask):
+        return query @ value
+
+    report = testing.check(crashing, cases=FEW, laws=testing.LAWS[:1], dtypes=[torch.float32])
+    assert [result.verdict for result in report.results] == ["broken"] * 3
+    assert "raised RuntimeError" in report.broken[0].message
+
+
+def test_a_result_that_is_no_tensor_is_explained():
+    report = testing.check(lambda q, k, v, mask: (q, None), cases=FEW[:1], laws=testing.LAWS[:1])
+    assert "must return one tensor; got tuple. Hint: pass call=" in report.broken[0].message
+
+
+def test_report_prints_laws_verdicts_and_the_first_counter_example():
+    wrong = Stepwise()
+    wrong.factor = lambda scale, head_dim: 1.0
+    report = testing.check(wrong, cases=FEW, laws=testing.LAWS[:3], dtypes=[torch.float64])
+    head, oracle, lse, gradients, untried, summary = str(report).splitlines()
+    assert head.split() == ["law", "kept", "broken", "not", "offered", "first", "counter-example"]
+    assert oracle.split()[:4] == ["oracle", "1", "2", "."]
+    assert "none-float64: the output at [" in oracle
+    assert lse.split() == ["lse", ".", ".", "3"]
+    assert gradients.split()[:4] == ["gradients_of_inputs", "1", "2", "."]
+    assert untried == "not offered 3 times: gives no lse"
+    assert summary == "2 of the 2 laws that could be tried are broken: oracle, gradients_of_inputs."
+    with pytest.raises(testing.LawBroken, match=r"(?s)law .*oracle\[full-float64\] broken: the output at"):
+        report.raise_if_broken()
+
+
+def test_a_report_without_faults_returns_itself():
+    report = testing.check(Stepwise(), cases=FEW, laws=testing.LAWS[:1])
+    assert report.raise_if_broken() is report
+    assert report.ok
+    assert str(report).endswith("All 1 laws that could be tried hold.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"offers": ["causal"]}, ValueError, "offers must be among bias, scale, softcap, q_positions, kv_pos.* causal"),
+        ({"masks": "float"}, ValueError, "masks must be 'dense' or 'objects'; got 'float'"),
+        ({"call": 3}, TypeError, "call must be callable; got int"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=f"testing.check: {message}"):
+        testing.check(F.scaled_dot_product_attention, **arguments)
