@@ -149,6 +149,7 @@ def test_short_and_long_texts(run, text):
             ["cat", "--out", "file/below"],
             "--out must be a folder that can be written; got file/below (Not a directory)",
         ),
+        (["cat", "--out", "file/\x1b"], r"--out must be a folder that can be written; got file/\x1b (Not a directory)"),
     ],
 )
 def test_bad_arguments_are_one_line_and_no_traceback(run, tmp_path, arguments, sentence):
