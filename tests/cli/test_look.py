@@ -116,6 +116,11 @@ def test_text_is_text_and_not_markup(run):
     assert "\x1b" not in result.output
 
 
+def test_a_folder_is_named_as_it_is(run, tmp_path):
+    assert "wrote [bold]x:smile:/heatmap.png" in run("look", "cat", "--out", "[bold]x:smile:").output
+    assert (tmp_path / "[bold]x:smile:" / "mosaic.png").is_file()
+
+
 @pytest.mark.parametrize("width", ["20", "40", "300"])
 def test_any_width_will_do(run, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", width)

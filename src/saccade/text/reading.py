@@ -7,7 +7,7 @@ from typing import Protocol
 
 from saccade.errors import value_error
 
-__all__ = ["Encoding", "Word", "words"]
+__all__ = ["Word", "words"]
 
 _APOSTROPHES = frozenset("'’")
 _SEPARATORS = frozenset(".,'’")
