@@ -107,15 +107,41 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
                 close(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
 
 
+@law(where=(conditions.has_queries_and_keys, conditions.has_several_queries))
+def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Queries do not know of each other: whatever stands in one of them, a NaN even, no other row changes."""
+    problem = case.problem(dtype, subject.device)
+    before = subject.output(problem)
+    for query in _spread(range(problem.query.shape[2]), 2):
+        others = torch.arange(problem.query.shape[2], device=problem.query.device) != query
+        for kind in ("NaN", "inf"):
+            found = subject.output(_poisoned(problem, "query", query, kind))
+            close(f"with {kind} in query {query}, another row", found[:, :, others], before[:, :, others], dtype)
+
+
 @law(where=(conditions.shows_something,))
 def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A NaN in a key or value shows in the output of every query that may attend to it."""
+    """A NaN in a query, or in a key or value that it may attend to, shows in its output; in scores, also in its lse."""
     problem = case.problem(dtype, subject.device)
     for key in _spread(range(problem.key.shape[2]), 2):
         sees = problem.allowed[..., key]
         for name in ("key", "value"):
-            found = subject.output(_poisoned(problem, name, key, "NaN"))[sees]
-            holds(not torch.isfinite(found).any(), f"with NaN in {name} {key}, a row that sees it is finite")
+            _shows(subject, _poisoned(problem, name, key, "NaN"), sees, f"with NaN in {name} {key}, a row that sees it")
+    for query in _spread(range(problem.query.shape[2]), 2):
+        own = torch.zeros_like(problem.sees_something)
+        own[:, :, query] = problem.sees_something[:, :, query]
+        what = f"with NaN in query {query}, its row"
+        _shows(subject, _poisoned(problem, "query", query, "NaN"), own, what)
+    everything = problem.but(key=torch.full_like(problem.key, torch.nan))
+    _shows(subject, everything, problem.sees_something, "with NaN in every key, a row that sees any")
+
+
+def _shows(subject: Subject, poisoned: Problem, rows: Tensor, what: str) -> None:
+    found = subject.output(poisoned)[rows]
+    holds(not torch.isfinite(found).any(), f"{what} is finite")
+    if "lse" in subject.offers and torch.isfinite(poisoned.value).all():
+        found = subject.output_and_lse(poisoned)[1][rows]
+        holds(found.isnan().all(), f"{what} has an lse that is not NaN")
 
 
 def _poisoned(problem: Problem, name: str, key: int, kind: str) -> Problem:
@@ -145,4 +171,4 @@ def _table(rows: list[list[bool]], problem: Problem) -> Tensor:
     return torch.tensor(rows, device=problem.query.device)
 
 
-LAWS = (sensitivity, polarity, causality, empty_rows, isolation, honesty)
+LAWS = (sensitivity, polarity, causality, empty_rows, isolation, rows, honesty)

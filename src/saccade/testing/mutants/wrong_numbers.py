@@ -59,6 +59,17 @@ class NoMaximum(Stepwise):
         return powers / torch.where(total > 0, total, 1.0), total[..., 0].log()
 
 
+class OneMaximum(Stepwise):
+    """The largest score of all rows, instead of the row's own, is taken off before the exponential."""
+
+    def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        if not scores.numel():
+            return super().normalise(scores, allowed)
+        largest = scores.detach().amax()
+        weights, lse = super().normalise(scores - largest, allowed)
+        return weights, lse + largest
+
+
 class NaNOnEmpty(Stepwise):
     """A row that sees nothing is divided by its sum, which is 0."""
 
@@ -149,6 +160,7 @@ MUTANTS = mutants_of(
         SoftcapAfterBias: ("order",),
         BiasIgnored: ("bias", "gradient_of_bias"),
         NoMaximum: ("shift",),
+        OneMaximum: ("rows",),
         NaNOnEmpty: ("empty_rows", "oracle"),
         NaNGradientOnEmpty: ("empty_rows", "gradients_of_inputs"),
         UniformOnEmpty: ("empty_rows", "oracle"),
