@@ -3,7 +3,7 @@
 The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`.
 """
 
-from saccade import masks, mechanisms, nn
+from saccade import masks, mechanisms, models, nn, text, viz
 from saccade.attention_matrix import AttentionMatrix, attention, attention_with_lse
 from saccade.errors import UnsupportedError
 from saccade.matrix import Matrix
@@ -18,6 +18,9 @@ __all__ = [
     "masks",
     "mechanisms",
     "nn",
+    "models",
+    "text",
+    "viz",
     "UnsupportedError",
     "__version__",
 ]

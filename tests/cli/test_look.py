@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from saccade import __version__
-from saccade.cli.telling import position_information
+from saccade.cli.telling import position_information, unexplained_information
 from saccade.models.minilm import MINILM_SHA256
 from saccade.text import merge, words
 
@@ -40,14 +40,21 @@ def test_the_demo_shows_words_and_writes_pictures(run, tmp_path):
     assert result.output.rstrip().splitlines()[-1].startswith("wrote ")
 
 
-def test_the_most_telling_head_is_the_one_it_says(run, encoder):
+@pytest.mark.parametrize(
+    "options, name, statistic",
+    [
+        ((), "unexplained information", unexplained_information),
+        (("--by", "position"), "position mutual information", position_information),
+    ],
+)
+def test_the_most_telling_head_is_the_one_it_says(run, encoder, options, name, statistic):
     found, weights = word_weights(encoder, SENTENCE)
     ordinary = [n for n, word in enumerate(found) if not word.special]
-    values, order = position_information(weights[:, :, ordinary][..., ordinary]).flatten().sort(descending=True)
+    values, order = statistic(weights[:, :, ordinary][..., ordinary]).flatten().sort(descending=True)
     (layer, head), (layer2, head2) = (divmod(int(n), 12) for n in order[:2])
-    output = run("look", SENTENCE).output
+    output = run("look", SENTENCE, *options).output
     assert f"layer {layer}, head {head} of all-MiniLM-L6-v2, the most telling of 72" in output
-    assert f"position mutual information: {values[0]:.2f} nats" in output
+    assert f"{name}: {values[0]:.2f} nats" in output
     assert f"runner-up: layer {layer2}, head {head2} with {values[1]:.2f} nats" in output
 
 

@@ -36,14 +36,14 @@ def look(
     ] = None,
     by: Annotated[
         Statistic, typer.Option(help="What the most telling head is chosen by.", case_sensitive=False)
-    ] = Statistic.POSITION,
+    ] = Statistic.UNEXPLAINED,
     out: Annotated[Path, typer.Option(help="The folder for heatmap.png and mosaic.png.")] = Path("out/look"),
 ) -> None:
     """Show what a trained model (all-MiniLM-L6-v2) attends to in a text.
 
     Word pieces are merged to words. Which head is the most telling is decided among words, without [CLS] and
-    [SEP], by position mutual information (how much the place of a word says about where it looks) or, with
-    --by unexplained, by what neither distance nor everybody's favourite words explain.
+    [SEP], by what neither distance nor everybody's favourite words explain or, with --by position, by position
+    mutual information (how much the place of a word says about where it looks).
     """
     model = _load()
     encoded, found = _read(model, text, given=tokens)

@@ -97,7 +97,7 @@ def unexplained_information(weights: Tensor) -> Tensor:
 
 def rank_heads(
     weights: Tensor,
-    statistic: Statistic = Statistic.POSITION,
+    statistic: Statistic = Statistic.UNEXPLAINED,
     *,
     layer: int | None = None,
     head: int | None = None,
