@@ -152,10 +152,11 @@ class ScoreMatrix:
         """The same matrix outside of the autograd graph."""
         return self.replaced(self.query.detach(), self.key.detach())
 
-    def replaced(self, query: Tensor, key: Tensor) -> ScoreMatrix:
+    def replaced(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> ScoreMatrix:
         """The same rule on other queries and keys of the same lengths; the plan is kept."""
         other = copy.copy(self)
         other.query, other.key = query, key
+        other.scale = self.scale if scale is None else scale
         return other
 
     def check_value(self, value: Tensor) -> None:

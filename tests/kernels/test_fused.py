@@ -203,6 +203,30 @@ def test_what_is_hidden_cannot_spread(impl: str, bad: float, where: str) -> None
     assert all(torch.isfinite(grad).all() for grad in grads)
 
 
+@pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(1, 1)], ids=str)
+@pytest.mark.parametrize("kv_len", [1, 3, 7, 15, 16, 40])
+def test_a_row_of_nothing_but_nan_stays_nan(mask: masks.Mask | None, kv_len: int) -> None:
+    q, k, v = (torch.randn(1, 2, kv_len, 8) for _ in range(3))
+    q[0, 1, -1] = math.nan
+    out, lse = sc.attention_with_lse(q, k, v, mask, impl="fused")
+    assert out[0, 1, -1].isnan().all()
+    assert lse[0, 1, -1].isnan()
+    assert torch.isfinite(out[0, 0]).all()
+    assert sc.attention(q[:, :1], k[:, :1] * math.nan, v[:, :1], mask, impl="fused").isnan().all()
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_scales_that_are_not_positive(scale: float, mask: masks.Mask) -> None:
+    q, k, v = _inputs()
+    expected, lse = definition.attention(q, k, v, mask.to_dense(21, batch=2, heads=4), scale=scale)
+    out, own_lse = sc.attention_with_lse(q, k, v, mask, scale=scale, impl="fused")
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(own_lse, lse, rtol=1e-10, atol=1e-10)
+    for own, other in zip(*(torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, expected)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
+
+
 def test_second_derivatives_are_refused() -> None:
     q, k, v = _inputs()
     out = sc.attention(q, k, v, masks.Causal(), impl="fused")

@@ -62,8 +62,8 @@ def _dense(mask: masks.Dense) -> Rule:
     batch, _, rows, columns = mask.allowed.shape
 
     def allows(b: int, i: int, j: int) -> bool:
-        row = i - (columns - rows) if columns > 1 else i
-        row, column = (0 if rows == 1 else row), (0 if columns == 1 else j)
+        row = 0 if rows == 1 else i - (columns - rows)
+        column = 0 if rows == columns == 1 else j
         inside = 0 <= row < rows and 0 <= column < columns
         return inside and bool(mask.allowed[0 if batch == 1 else b, 0, row, column])
 

@@ -117,6 +117,12 @@ def test_large_plans_do_not_look_at_pairs() -> None:
         assert plan.pairs <= n * n if mask == masks.Causal() else plan.pairs < 3000 * n
 
 
+def test_zero_lengths() -> None:
+    for q_len, kv_len in ((0, 5), (5, 0), (0, 0)):
+        assert masks.Causal().to_dense(q_len, kv_len).shape == (1, 1, q_len, kv_len)
+        assert len(masks.Causal().plan(q_len, kv_len)) == 0
+
+
 def test_positions_replace_the_default_alignment() -> None:
     mask = masks.Causal() & (masks.Window(1, 0) | masks.Global([0]))
     q = torch.tensor([[3, 5, -1], [0, 1, 2]])

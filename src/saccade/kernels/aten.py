@@ -4,7 +4,8 @@
 which exact tiled attention needs and no public function offers. Seen in torch 2.13: zero lengths and zero heads end
 the *process*; a head dimension with a stride other than 1 is read out of bounds; a row whose keys are all masked gets
 lse 0 instead of -inf; -inf in the lse turns gradients to NaN; the causal flag aligns upper-left; widths of key and
-value must be equal; and head counts that do not divide are accepted with a meaningless result. Callers of this file
+value must be equal; scores that are all NaN give 0 and lse 0 where a vector register holds them all and nothing is
+added to them; hidden scores are multiplied by the scale, so that it must be above 0; and head counts that do not divide are accepted with a meaningless result. Callers of this file
 hand over checked shapes; the rest is dealt with here.
 """
 
@@ -19,6 +20,8 @@ from torch import Tensor
 
 __all__ = ["backward", "forward", "is_available", "reads_groups"]
 
+_FEW = 64  # columns: more than any vector register holds
+
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, causal: bool, scale: float
@@ -30,7 +33,7 @@ def forward(
         added: terms added to the scores, ``[B | 1, H | 1, R, C]``; -inf hides a pair.
         empty: rows in which ``added`` hides every column, bool ``[B | 1, H | 1, R]``; None if there are none.
         causal: hide column c from row r where c > r; only for R == C and ``added`` None.
-        scale: factor of the scores.
+        scale: factor of the scores, above 0.
 
     Returns:
         Output ``[B, H, R, D]``, and the lse ``[B, H, R]`` in float32 (float64 for float64), -inf for empty rows.
@@ -41,6 +44,9 @@ def forward(
     if q.shape[1] != k.shape[1]:
         k, v = _widened(q, k), _widened(q, v)
     out, lse = _forward(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
+    if added is None and k.shape[2] < _FEW and not bool(lse.all()):
+        hidden = torch.full((q.shape[2], k.shape[2]), -math.inf if causal else 0.0, dtype=q.dtype).triu(1)
+        out, lse = _forward(q, k, v, 0.0, False, attn_mask=hidden[None, None], scale=scale)
     return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
 
 

@@ -65,6 +65,10 @@ def _product(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
     # The operation wants one width and stride 1; a few more zeros change no product.
     value_dim, width = value.shape[3], max(value.shape[3], query.shape[3], 1)
     query, key, value = _prepared(query, width), _prepared(key, width), _prepared(value, width)
+    if scores.scale <= 0.0:
+        # The operation multiplies hidden scores, already -inf, by the scale too; so the sign goes to the query.
+        query = query * (-1.0 if scores.scale < 0.0 else 0.0)
+        scores = scores.replaced(query, key, scale=-scores.scale or 1.0)
     if query is not scores.query or key is not scores.key:
         scores = scores.replaced(query, key)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):

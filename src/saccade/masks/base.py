@@ -99,13 +99,13 @@ class Mask(ABC):
         allowed = self.allows(
             torch.arange(batch)[:, None, None, None],
             torch.arange(heads)[None, :, None, None],
-            q.reshape(-1, 1, q_len, 1),
-            kv.reshape(-1, 1, 1, kv_len),
+            q.reshape(*q.shape[:-1], 1, q_len, 1),
+            kv.reshape(*kv.shape[:-1], 1, 1, kv_len),
         )
         if q_positions is not None:
-            allowed = allowed & (q_positions.reshape(-1, 1, q_len, 1) >= 0)
+            allowed = allowed & (q.reshape(*q.shape[:-1], 1, q_len, 1) >= 0)
         if kv_positions is not None:
-            allowed = allowed & (kv_positions.reshape(-1, 1, 1, kv_len) >= 0)
+            allowed = allowed & (kv.reshape(*kv.shape[:-1], 1, 1, kv_len) >= 0)
         return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
 
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:

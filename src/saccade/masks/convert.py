@@ -56,7 +56,8 @@ def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> 
         batch, _, q_len, kv_len = shape
         rule = f"have shape [{q_len}, {kv_len}], [{batch}, {q_len}, {kv_len}] or broadcast to {list(shape)}"
         raise value_error(where, "mask", rule, list(mask.shape))
-    return dense
+    # One column for all keys: written out as a view, since rows are counted from the last column.
+    return dense if dense.allowed.shape[3] == shape[3] else Dense(dense.allowed.expand(-1, -1, -1, shape[3]))
 
 
 def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:

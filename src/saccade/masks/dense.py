@@ -18,7 +18,8 @@ class Dense(Mask):
     """The matrix itself, as a bool tensor; True = may attend.
 
     Row r of a tensor with L rows and S columns stands at position S - L + r (bottom-right), column c at c. Positions
-    outside see nothing and are not seen. A size of 1 holds for every batch item, head, row or column.
+    outside see nothing and are not seen. A size of 1 holds for every batch item and head; a single row holds for
+    every query (``[batch, 1, 1, kv]``), and a single row and column for all pairs.
 
     >>> print(Dense(torch.tensor([[True, False], [True, True]])).picture(2))
     1 .
@@ -62,9 +63,9 @@ class Dense(Mask):
         inside = (q == q) & (kv == kv)
         row, column = torch.zeros_like(q), torch.zeros_like(kv)
         if rows > 1:
-            row = q - (columns - rows if columns > 1 else 0)
+            row = q - (columns - rows)
             inside = inside & (row >= 0) & (row < rows)
-        if columns > 1:
+        if rows > 1 or columns > 1:
             column = kv
             inside = inside & (kv >= 0) & (kv < columns)
         item = b if batch > 1 else torch.zeros_like(b)

@@ -99,7 +99,7 @@ class Padding(Mask):
             return True
         if box.keys.stop <= start.min() or box.keys.start >= stop.max():
             return False
-        return (self, box.batch, box.keys)
+        return (self, box.batch, len(box.rows), box.keys)
 
     def _edges(self) -> tuple[Ints, Ints]:
         lengths = np.asarray(self.lengths, dtype=np.int64)

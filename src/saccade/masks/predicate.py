@@ -43,5 +43,8 @@ class Predicate(Mask):
         # What the function reads may change between two calls.
         return False
 
+    def __repr__(self) -> str:
+        return f"Predicate({getattr(self.function, '__name__', type(self.function).__name__)})"
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return self.function(b, h, q, kv)
