@@ -82,7 +82,7 @@ def test_python_prints_what_the_document_shows(document, tmp_path, monkeypatch):
         assert printed.getvalue() == shown, f"line {block.line} prints something else"
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if "```console" in d.read_text("utf-8")], ids=named)
+@pytest.mark.parametrize("document", [d for d, _ in PAIRS if "```console" in d.read_text("utf-8")], ids=named)
 def test_commands_print_what_the_document_shows(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")

@@ -13,9 +13,10 @@ def main() -> None:
     try:
         from saccade.cli.app import app  # noqa: PLC0415  typer and rich are optional
     except ModuleNotFoundError as error:
-        if error.name not in _NEEDED:
+        package = (error.name or "").partition(".")[0]
+        if package not in _NEEDED:
             raise
-        sys.exit(f"saccade: the command line needs {error.name}; pip install 'saccade[cli]'")
+        sys.exit(f"saccade: the command line needs {package}; pip install 'saccade[cli]'")
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets its escape: better than no answer at all.
         if isinstance(stream, io.TextIOWrapper):
