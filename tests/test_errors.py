@@ -107,7 +107,7 @@ def _table() -> Iterator[tuple[str, Call]]:
         ("attention", sc.attention, set()),
         ("attention_with_lse", sc.attention_with_lse, set()),
         ("AttentionMatrix", _product, set()),
-        ("Softmax", _by_mechanism, {"bias", "dropout_p"}),
+        ("AttentionMatrix", _by_mechanism, {"bias", "dropout_p"}),
     ]
     for where, function, without in functions:
         for spoiled, sentence in _SPOILED + _SPOILED_VALUES:

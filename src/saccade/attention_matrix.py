@@ -75,7 +75,6 @@ class AttentionMatrix(Matrix):
         impl: Impl = "auto",
         q_positions: Positions = None,
         kv_positions: Positions = None,
-        where: str = "AttentionMatrix",
     ):
         self.scores = ScoreMatrix(
             query,
@@ -86,7 +85,7 @@ class AttentionMatrix(Matrix):
             softcap=softcap,
             q_positions=q_positions,
             kv_positions=kv_positions,
-            where=where,
+            where="AttentionMatrix",
         )
         self.impl = impl
         self._lse: Tensor | None = None
@@ -124,7 +123,10 @@ class AttentionMatrix(Matrix):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
-        return self._product(value, dropout_p, seed)[0]
+        out, lse = _product(self.scores, value, dropout_p, self.impl, seed)
+        if not lse.requires_grad:
+            self._lse = lse
+        return out
 
     @property
     def lse(self) -> Tensor:
@@ -162,17 +164,6 @@ class AttentionMatrix(Matrix):
                     weights = weights.masked_fill(marked, math.nan)
                 columns = tuple(strip.keys for strip in piece.columns)
                 yield Block(piece.batch, piece.heads, span, columns, weights)
-
-    def _product(self, value: Tensor, dropout_p: float = 0.0, seed: int | None = None) -> tuple[Tensor, Tensor]:
-        self.scores.check_value(value)
-        if dropout_p:
-            dropout.check(dropout_p, self.scores.where)
-        out, lse = choose(self.scores, dropout_p, self.impl).kernel.run(
-            self.scores, value, dropout_p=dropout_p, seed=seed
-        )
-        if not lse.requires_grad:
-            self._lse = lse
-        return out, lse
 
     def _wants_grad(self) -> bool:
         ingredients = (self.scores.query, self.scores.key, self.scores.bias)
@@ -219,12 +210,12 @@ def attention(
         torch.Size([1, 2, 4, 8])
     """
     # fmt: off
-    matrix = AttentionMatrix(
-        query, key, mask, bias=bias, scale=scale, softcap=softcap, impl=impl,
+    scores = ScoreMatrix(
+        query, key, mask, bias=bias, scale=scale, softcap=softcap,
         q_positions=q_positions, kv_positions=kv_positions, where="attention",
     )
     # fmt: on
-    return matrix._product(value, dropout_p)[0]
+    return _product(scores, value, dropout_p, impl)[0]
 
 
 def attention_with_lse(
@@ -248,12 +239,22 @@ def attention_with_lse(
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
     # fmt: off
-    matrix = AttentionMatrix(
-        query, key, mask, bias=bias, scale=scale, softcap=softcap, impl=impl,
+    scores = ScoreMatrix(
+        query, key, mask, bias=bias, scale=scale, softcap=softcap,
         q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
     )
     # fmt: on
-    return matrix._product(value, dropout_p)
+    return _product(scores, value, dropout_p, impl)
+
+
+def _product(
+    scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output and lse by the kernel that fits."""
+    scores.check_value(value)
+    if dropout_p:
+        dropout.check(dropout_p, scores.where)
+    return choose(scores, dropout_p, impl).kernel.run(scores, value, dropout_p=dropout_p, seed=seed)
 
 
 def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:

@@ -70,10 +70,12 @@ class ScoreMatrix:
 
     @property
     def compute_dtype(self) -> torch.dtype:
+        """float64 for float64 inputs, else float32."""
         return torch.float64 if self.query.dtype == torch.float64 else torch.float32
 
     @property
     def device(self) -> torch.device:
+        """Where the ingredients are."""
         return self.query.device
 
     def everything(self) -> Tile:

@@ -46,7 +46,6 @@ class Softmax(Mechanism):
             impl=self.impl,
             q_positions=q_positions,
             kv_positions=kv_positions,
-            where="Softmax",
         )
 
     def extra_repr(self) -> str:

@@ -1,0 +1,95 @@
+"""The public surface: every name is documented, every parameter is in the glossary, every example runs."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import saccade
+
+DOCS = Path(__file__).parents[1] / "docs"
+PACKAGES = ("", ".masks", ".mechanisms", ".nn", ".models", ".text", ".viz", ".testing")
+
+
+def _glossary(language: str) -> list[str]:
+    page = (DOCS / language / "glossary.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `(\w+)` \| .+ \|$", page, re.MULTILINE)
+
+
+def _modules() -> Iterator[ModuleType]:
+    yield saccade
+    for info in pkgutil.walk_packages(saccade.__path__, "saccade."):
+        yield importlib.import_module(info.name)
+
+
+def _public() -> dict[str, object]:
+    """Functions and classes that users import, by the name under which they do."""
+    found = {}
+    for package in PACKAGES:
+        module = importlib.import_module(f"saccade{package}")
+        for name in module.__all__:
+            thing = getattr(module, name)
+            is_plain_error = inspect.isclass(thing) and issubclass(thing, Exception) and "__init__" not in vars(thing)
+            if (inspect.isfunction(thing) or inspect.isclass(thing)) and not is_plain_error:
+                found[f"{module.__name__}.{name}"] = thing
+    return found
+
+
+def _callables(name: str, thing: object) -> Iterator[tuple[str, object]]:
+    yield name, thing
+    if inspect.isclass(thing):
+        for member, method in vars(thing).items():
+            if not member.startswith("_") and inspect.isfunction(method):
+                yield f"{name}.{member}", method
+
+
+GLOSSARY = _glossary("en")
+MODULES = list(_modules())
+PUBLIC = _public()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_parameters_are_in_the_glossary(name: str) -> None:
+    spoken = {*GLOSSARY, "self", "args", "kwargs"}
+    for full_name, thing in _callables(name, PUBLIC[name]):
+        unknown = [parameter for parameter in inspect.signature(thing).parameters if parameter not in spoken]
+        assert not unknown, f"{full_name} has parameters that docs/en/glossary.md does not know"
+
+
+def test_the_glossary_has_one_meaning_a_word_and_no_dead_words() -> None:
+    assert len(GLOSSARY) == len(set(GLOSSARY))
+    assert _glossary("zh") == GLOSSARY
+    used = {
+        parameter
+        for name, thing in PUBLIC.items()
+        for _, own in _callables(name, thing)
+        for parameter in inspect.signature(own).parameters
+    }
+    assert set(GLOSSARY) <= used | {"head_dim", "path"}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_public_name_is_documented(module: ModuleType) -> None:
+    assert module.__doc__
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if not (inspect.isfunction(thing) or inspect.isclass(thing)):
+            continue
+        assert inspect.getdoc(thing), f"{module.__name__}.{name} has no docstring"
+        for member, method in vars(thing).items() if inspect.isclass(thing) else ():
+            if not member.startswith("_") and (inspect.isfunction(method) or isinstance(method, property)):
+                inherited = any(inspect.getdoc(getattr(base, member, None)) for base in thing.__mro__)
+                assert inherited, f"{module.__name__}.{name}.{member} has no docstring"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_examples_run(module: ModuleType) -> None:
+    failed, _ = doctest.testmod(module, extraglobs={"torch": torch})
+    assert failed == 0
