@@ -1,12 +1,17 @@
 """The only caller of torch's private flash operation for CPUs, guarded against what it does to unwary callers.
 
 ``aten._scaled_dot_product_flash_attention_for_cpu`` returns the log-sum-exp and has a backward operation, both of
-which exact tiled attention needs and no public function offers. Seen in torch 2.13: zero lengths and zero heads end
-the *process*; a head dimension with a stride other than 1 is read out of bounds; a row whose keys are all masked gets
-lse 0 instead of -inf; -inf in the lse turns gradients to NaN; the causal flag aligns upper-left; widths of key and
-value must be equal; scores that are all NaN give 0 and lse 0 where a vector register holds them all and nothing is
-added to them; hidden scores are multiplied by the scale, so that it must be above 0; and head counts that do not divide are accepted with a meaningless result. Callers of this file
-hand over checked shapes; the rest is dealt with here.
+which exact tiled attention needs and no public function offers. Seen in torch 2.13:
+
+- zero lengths and zero heads end the *process*;
+- a head dimension with a stride other than 1 is read out of bounds;
+- a row whose keys are all masked gets lse 0 instead of -inf, and -inf in the lse turns gradients to NaN;
+- the causal flag aligns upper-left;
+- hidden scores, already -inf, are multiplied by the scale, which must therefore be above 0;
+- scores that are all NaN give 0 and lse 0 where one vector register holds them and nothing is added to them;
+- widths of key and value must be equal, and head counts that do not divide give a meaningless result.
+
+Callers of this file hand over checked shapes; the rest is dealt with here.
 """
 
 from __future__ import annotations
