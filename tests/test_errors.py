@@ -76,7 +76,11 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"mask": torch.ones(5, 6, dtype=torch.bool), "q_positions": torch.arange(5)},
-        "mask must be a rule on positions (not a tensor) when positions are given as tensors; got a bool tensor.",
+        "mask must be a rule on positions (not a tensor) when positions are given; got a bool tensor.",
+    ),
+    (
+        {"mask": torch.ones(5, 6, dtype=torch.bool), "q_positions": range(1, 6)},
+        "mask must be a rule on positions (not a tensor) when positions are given; got a bool tensor.",
     ),
     ({"impl": "flash"}, "impl must be one of 'auto', 'fused', 'reference'; got 'flash'."),
 ]

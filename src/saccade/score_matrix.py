@@ -181,15 +181,15 @@ class ScoreMatrix:
             raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
         check_positions(q_positions, "q_positions", batch, q_len, where)
         check_positions(kv_positions, "kv_positions", batch, kv_len, where)
+        if raw_tensor:
+            hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
+            rule = "be a rule on positions (not a tensor) when positions are given"
+            raise value_error(where, "mask", rule, "a bool tensor", hint=hint)
         q_first = first_position(q_positions, kv_len - q_len)
         kv_first = first_position(kv_positions, 0)
         if q_first is not None and kv_first is not None:
             self.origin = (q_first, kv_first)
             return
-        if raw_tensor:
-            hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
-            rule = "be a rule on positions (not a tensor) when positions are given as tensors"
-            raise value_error(where, "mask", rule, "a bool tensor", hint=hint)
         self.rule = AtPositions.of(self.rule, q_positions, kv_positions, q_len, kv_len, self.device)
         self.origin = (0, 0)
 

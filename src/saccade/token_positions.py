@@ -86,6 +86,9 @@ class AtPositions(Mask):
     def is_value(self) -> bool:
         return False
 
+    def __repr__(self) -> str:
+        return f"{self.mask} at given positions"
+
     def positions(self, b: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the tokens with these indices."""
         return tuple(  # type: ignore[return-value]

@@ -198,7 +198,16 @@ def test_what_is_hidden_cannot_spread(impl: str, bad: float, where: str) -> None
     hit = torch.zeros(2, 4, 21, dtype=torch.bool)
     hit[1, :2, 10:] = True
     torch.testing.assert_close(out[~hit], clean[~hit])
-    assert out[hit].isnan().all() if where == "key" else out[hit].isnan().all(-1).all()
+    if math.isnan(bad) or where == "value":
+        assert out[hit].isnan().all()
+    else:  # a score of -inf is a weight of 0, whatever the key holds; a score of inf is NaN
+        allowed = mask.to_dense(21, batch=2)
+        allowed[1, :, :, 10] = False
+        without, _ = definition.attention(q, k.detach().nan_to_num(0, 0, 0), v, allowed)
+        weightless = (q[..., 3] * bad < 0) & hit
+        assert weightless.any()
+        torch.testing.assert_close(out[weightless], without[weightless])
+        assert out[hit & ~weightless].isnan().all()
     grads = torch.autograd.grad(out[~hit].sum(), (q, k, v))
     assert all(torch.isfinite(grad).all() for grad in grads)
 

@@ -1,7 +1,8 @@
 """NaN and inf in keys and values must not reach a query that may not attend to them.
 
 In a product of matrices 0 * NaN is NaN, so masking the scores alone does not keep them out. Kernels therefore run on
-keys and values in which such rows are zeroed, and afterwards mark with NaN the queries that may attend to one.
+keys and values in which such rows are zeroed, and afterwards mark with NaN the queries that may attend to one. A key
+whose score is -inf has weight 0, whatever it holds.
 """
 
 from __future__ import annotations
@@ -58,24 +59,37 @@ def isolate(scores: ScoreMatrix, value: Tensor) -> Isolated | None:
     if not bool(bad_key.any() | bad_value.any()):
         return None
     clean = scores.replaced(scores.query, scores.key.masked_fill(bad_key[..., None], 0))
+    # A zeroed key has score 0; -inf in the bias hides it, which is what a score of -inf means.
+    hidden = bad_key.repeat_interleave(scores.shape[1] // bad_key.shape[1], 1)[:, :, None]
+    bias = scores.query.new_zeros(()) if scores.bias is None else scores.bias
+    clean.bias = bias.expand(torch.broadcast_shapes(bias.shape, hidden.shape)).masked_fill(hidden, -math.inf)
     clean_value = value.masked_fill(bad_value[..., None], 0)
     return Isolated(clean, clean_value, _who_sees(scores, bad_key), _who_sees(scores, bad_value))
 
 
 def _who_sees(scores: ScoreMatrix, bad: Tensor) -> Tensor:
-    """Queries that may attend to one of the marked keys (bool ``[batch, kv_heads, kv_len]``)."""
+    """Queries with a score above -inf, or NaN, at one of the marked keys (bool ``[batch, kv_heads, kv_len]``)."""
     batch, heads, q_len, _ = scores.shape
     seen = torch.zeros(batch, heads, q_len, dtype=torch.bool, device=scores.device)
-    columns = torch.nonzero(bad.any(0).any(0))[:, 0].tolist()
-    if not columns:
+    columns = torch.nonzero(bad.any(0).any(0))[:, 0]
+    if columns.numel() == 0:
         return seen
-    first, last = columns[0], columns[-1] + 1
-    marked = bad.repeat_interleave(heads // bad.shape[1], 1)[:, :, None, first:last]
-    height = max(1, _PAIRS_AT_ONCE // (batch * heads * (last - first)))
+    marked = bad[:, :, columns].repeat_interleave(heads // bad.shape[1], 1)[:, :, None]
+    strips = tuple(Strip(span, "unsure") for span in _runs(columns.tolist()))
+    scores = scores.detached()
+    height = max(1, _PAIRS_AT_ONCE // (batch * heads * columns.numel()))
     for start in range(0, q_len, height):
         rows = range(start, min(start + height, q_len))
-        keys = Strip(range(first, last), "unsure")
-        allowed = scores.allowed(Tile(slice(0, batch), slice(0, heads), (rows,), (keys,)))
-        assert allowed is not None
-        seen[:, :, start : rows.stop] = (allowed & marked).any(-1)
+        tile = scores.tile(Tile(slice(0, batch), slice(0, heads), (rows,), strips))
+        seen[:, :, start : rows.stop] = (marked & (tile != -math.inf)).any(-1)
     return seen
+
+
+def _runs(numbers: list[int]) -> list[range]:
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
