@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests import definition
+from saccade.testing import oracle as definition
 
 import saccade as sc
 from saccade import masks

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests import definition
+from saccade.testing import oracle as definition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import saccade as sc
