@@ -147,7 +147,7 @@ class AttentionMatrix(Matrix):
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
         strips = tuple(Strip(span, True) for span in columns)
-        return self.scores.positions(Tile(slice(0, batch), slice(0, heads), (rows,), strips))
+        return self.scores.positions(Tile(slice(0, batch), slice(0, heads), rows, strips, self.scores.rule))
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         scores, bad = self.scores, None
@@ -155,10 +155,10 @@ class AttentionMatrix(Matrix):
             isolated = isolate(scores, scores.key)
             if isolated:
                 scores, bad = isolated.scores, isolated.by_key
-        for tile in scores.plan.tiles:
+        for tile in scores.row_plan.tiles:
             for piece in _pieces(tile, batch, head, rows):
                 weights, _ = normalised(scores.tile(piece))
-                (span,) = piece.rows
+                span = piece.rows
                 if bad is not None:
                     marked = bad[piece.batch, piece.heads, span.start : span.stop, None]
                     weights = weights.masked_fill(marked, math.nan)
@@ -259,7 +259,7 @@ def _product(
 
 def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
     """A tile in pieces of about `_BLOCK_ENTRIES`: all of it, or one head of one batch item, a few rows at a time."""
-    (span,) = tile.rows
+    span = tile.rows
     if rows is not None:
         span = range(max(span.start, rows.start), min(span.stop, rows.stop))
     items, heads = tile.batch, tile.heads
@@ -267,9 +267,9 @@ def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None)
         items = slice(max(items.start, batch), min(items.stop, batch + 1))
     if head is not None:
         heads = slice(max(heads.start, head), min(heads.stop, head + 1))
-    if len(span) == 0 or items.start >= items.stop or heads.start >= heads.stop:
+    if len(span) == 0 or tile.width == 0 or items.start >= items.stop or heads.start >= heads.stop:
         return
-    tile = tile._replace(batch=items, heads=heads, rows=(span,))
+    tile = tile._replace(batch=items, heads=heads, rows=span)
     if (items.stop - items.start) * (heads.stop - heads.start) * tile.height * tile.width <= _BLOCK_ENTRIES:
         yield tile
         return
@@ -279,7 +279,7 @@ def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None)
             for start in range(span.start, span.stop, height):
                 few = range(start, min(start + height, span.stop))
                 columns = tile.columns if len(few) == tile.height else _asked_anew(tile.columns)
-                yield Tile(slice(b, b + 1), slice(h, h + 1), (few,), columns)
+                yield Tile(slice(b, b + 1), slice(h, h + 1), few, columns, tile.rule)
 
 
 def _asked_anew(columns: tuple[Strip, ...]) -> tuple[Strip, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-__all__ = ["groups_of", "product", "take"]
+__all__ = ["at", "groups_of", "product", "take"]
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -30,7 +30,14 @@ def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
     return slice(heads.start // share, (heads.stop - 1) // share + 1)
 
 
+def at(x: Tensor, span: range, dim: int) -> Tensor:
+    """The part of ``x`` at one range along ``dim``, as a view."""
+    if span.step == 1:
+        return x.narrow(dim, span.start, len(span))
+    return x[(slice(None),) * dim + (slice(span.start, span.stop, span.step),)]
+
+
 def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
     """The part of ``x`` at ``ranges`` along ``dim``: a view if there is one range, else a copy."""
-    parts = [x.narrow(dim, span.start, len(span)) for span in ranges]
+    parts = [at(x, span, dim) for span in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

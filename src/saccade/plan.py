@@ -8,14 +8,15 @@ priced in pairs of query and key, and the cheapest is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from saccade.spans import Bounds, Ints, Universe
+from saccade.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["ALL", "Box", "Groups", "Plan", "Ranges", "Rule", "Strip", "Tile", "Triangle", "make"]
 
@@ -30,20 +31,36 @@ Ranges = tuple[range, ...]
 _TILE_PRICE = 30_000
 _ROW_BLOCKS = (768, 192, 48, 12, 1)
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
-_MAX_PRICED = 4096  # groups beyond which a layout is priced by its bounds alone
+_WRITTEN_OUT = 64  # groups up to which a layout is priced tile by tile
+_SAMPLE = 512  # groups on which a larger layout is priced
+_KEPT_TILES = 4096  # tiles that a plan keeps; more are made anew each time
 
 
 class Groups(NamedTuple):
-    """Groups of rows, as arrays of shape ``[groups]``: whose they are, and the positions they span (inclusive)."""
+    """Groups of rows, as arrays of shape ``[groups]``: whose they are, and the positions they span (inclusive).
+
+    With a ``step`` above 1 the rows of a group are every step-th position from its first on, and the keys in
+    question are those at the same distance: ``(query - key) % step == 0``.
+    """
 
     batch: Ints
     """Index of the batch item, or `ALL`: then bounds must hold for all items at once."""
     first: Ints
     last: Ints
+    step: int = 1
+
+    @property
+    def rows(self) -> Ints:
+        """Number of rows in each group."""
+        return (self.last - self.first) // self.step + 1
+
+    def at(self, which: Ints) -> Groups:
+        """Some of the groups."""
+        return Groups(self.batch[which], self.first[which], self.last[which], self.step)
 
 
 class Box(NamedTuple):
-    """Rows × keys of one batch item (or of `ALL`), in positions."""
+    """Rows × keys of one batch item (or of `ALL`), in positions; both ranges have the same step."""
 
     batch: int
     rows: range
@@ -71,6 +88,10 @@ class Rule(Protocol):
         """(batch items, heads) that the rule tells apart; 1 means all alike."""
         ...
 
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        """The definition, for the pairs where bounds do not say enough."""
+        ...
+
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         """Keys needed by some row of each group, and keys that every row has."""
         ...
@@ -79,30 +100,35 @@ class Rule(Protocol):
         """True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
         ...
 
-    def cuts(self, batch: int) -> Sequence[int]:
-        """Positions before which a group of rows would like to end."""
+    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+        """Positions among ``rows`` before which a group of them would like to end."""
+        ...
+
+    def terms(self) -> Sequence[tuple[int, Rule]]:
+        """Disjoint rules that make up this one, each with the step of its rows and keys; usually ``[(1, self)]``."""
         ...
 
 
 class Strip(NamedTuple):
-    """Consecutive key columns of a tile, and where the rule must still be asked: True (nowhere) or a residual key."""
+    """Key columns of a tile, and where the rule must still be asked: True (nowhere) or a residual key."""
 
     keys: range
     residual: bool | Hashable
 
 
 class Tile(NamedTuple):
-    """A box of [batch, heads, q_len, kv_len], in indices."""
+    """A box of [batch, heads, q_len, kv_len], in indices, and the rule to ask where a strip is unsure."""
 
     batch: slice
     heads: slice
-    rows: Ranges
+    rows: range
     columns: tuple[Strip, ...]
+    rule: Rule
 
     @property
     def height(self) -> int:
         """Number of rows."""
-        return sum(len(rows) for rows in self.rows)
+        return len(self.rows)
 
     @property
     def width(self) -> int:
@@ -111,171 +137,262 @@ class Tile(NamedTuple):
 
 
 class Plan:
-    """The tiles to compute for one rule at one size. Every row that sees a key stands in exactly one tile.
+    """The tiles to compute for one rule at one size, made as they are asked for.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
+        overlaps: True if a row may stand in several tiles, whose results are then merged by their lse; the keys of
+            such tiles are disjoint. Otherwise every row stands in exactly one tile, which may have no columns.
+        memo: what kernels derive from this plan and may keep as long as it lives (residual tensors, by key).
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], tiles: Sequence[Tile]):
+    def __init__(self, shape: tuple[int, int, int, int], layouts: Sequence[_Layout]):
         self.shape = shape
-        self.tiles = tuple(tiles)
+        self.overlaps = len(layouts) > 1
+        self.memo: dict[Hashable, object] = {}
+        self._layouts = tuple(layouts)
+
+    @property
+    def tiles(self) -> Iterable[Tile]:
+        """The tiles, in the order of their rows."""
+        return self._kept if len(self) <= _KEPT_TILES else self._made()
 
     @cached_property
     def pairs(self) -> int:
         """How many query-key pairs the tiles hold, over batch and heads: at least the visible ones."""
-        return sum(_items(tile) * _heads(tile) * tile.height * tile.width for tile in self.tiles)
+        return int(sum((layout.copies * layout.groups.rows * layout.widths).sum() for layout in self._layouts))
 
     @cached_property
     def is_full(self) -> bool:
         """True if every query may attend to every key."""
-        sure = all(strip.residual is True for tile in self.tiles for strip in tile.columns)
+        sure = all((layout.unsure.sizes() == 0).all() for layout in self._layouts)
         return sure and self.pairs == math.prod(self.shape)
 
-    @cached_property
-    def covers_all_rows(self) -> bool:
-        """True if every row of every batch item and head stands in some tile."""
-        batch, heads, q_len, _ = self.shape
-        return sum(_items(tile) * _heads(tile) * tile.height for tile in self.tiles) == batch * heads * q_len
-
-    @cached_property
-    def memo(self) -> dict[Hashable, object]:
-        """What kernels derive from this plan and may keep as long as it lives (residual tensors, by key)."""
-        return {}
-
     def __len__(self) -> int:
-        return len(self.tiles)
+        return sum(len(layout.groups.first) for layout in self._layouts)
 
     def __repr__(self) -> str:
         return f"Plan({list(self.shape)}, tiles={len(self)}, pairs={self.pairs} of {math.prod(self.shape)})"
 
+    @cached_property
+    def _kept(self) -> tuple[Tile, ...]:
+        return tuple(self._made())
 
-def make(rule: Rule, shape: tuple[int, int, int, int], *, q_first: int, kv_first: int) -> Plan:
+    def _made(self) -> Iterator[Tile]:
+        for layout in self._layouts:
+            yield from layout.tiles()
+
+
+def make(
+    rule: Rule, shape: tuple[int, int, int, int], *, q_first: int, kv_first: int, whole_rows: bool = False
+) -> Plan:
     """The cheapest plan for a rule.
 
     Args:
         rule: what may attend to what, on positions.
         shape: (batch, heads, q_len, kv_len).
         q_first, kv_first: positions of the first query and the first key; the others follow one by one.
+        whole_rows: every row must stand in one tile, even where a rule falls into terms with different steps.
 
     Cost: O(rows / 192) for structured masks, and nothing that grows with q_len * kv_len.
     """
     if 0 in shape:
         return Plan(shape, ())
-    best: list[Tile] = []
-    best_price = math.inf
-    for layout in _layouts(rule, shape, q_first, kv_first):
-        price, tiles = _price(layout, rule, shape)
-        if price < best_price:
-            best, best_price = tiles or list(layout.tiles(rule, shape)), price
-    return Plan(shape, best)
+    sizes = _Sizes(shape, q_first, kv_first)
+    terms = [(1, rule)] if whole_rows else rule.terms()
+    return Plan(shape, [_cheapest(term, min(step, max(shape[2:])), sizes) for step, term in terms])
+
+
+class _Sizes(NamedTuple):
+    shape: tuple[int, int, int, int]
+    q_first: int
+    kv_first: int
 
 
 class _Layout(NamedTuple):
     """One way to group the rows, with what the rule says about each group."""
 
+    rule: Rule
+    sizes: _Sizes
     groups: Groups
-    keys: Universe
-    bounds: Bounds
-    origin: tuple[int, int]
+    sure: Spans
+    unsure: Spans
 
-    def tiles(self, rule: Rule, shape: tuple[int, int, int, int]) -> Iterator[Tile]:
+    @classmethod
+    def of(cls, rule: Rule, sizes: _Sizes, groups: Groups) -> _Layout:
+        """Ask the rule for its bounds."""
+        kv_first, kv_len = sizes.kv_first, sizes.shape[3]
+        keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
+        bounds = rule.bounds(groups, keys)
+        sure = bounds.needed.intersection(bounds.sure, keys)
+        return cls(rule, sizes, groups, sure, bounds.needed.minus(sure, keys))
+
+    @property
+    def copies(self) -> Ints:
+        """Batch items × heads that each group stands for."""
+        return np.where(self.groups.batch == ALL, self.sizes.shape[0], 1) * self.sizes.shape[1]
+
+    @property
+    def told_apart(self) -> Ints:
+        """How many different residual masks a group has over batch items and heads, at most."""
+        (batch, heads, _, _), (items, own_heads) = self.sizes.shape, self.rule.shape
+        return np.where(self.groups.batch == ALL, min(items, batch), 1) * min(own_heads, heads)
+
+    @property
+    def widths(self) -> Ints:
+        """Columns of each group."""
+        return self._count(self.sure) + self._count(self.unsure)
+
+    @property
+    def residuals(self) -> Ints:
+        """Entries of each group's residual masks."""
+        return self.groups.rows * self._count(self.unsure) * self.told_apart
+
+    def is_feasible(self) -> bool:
+        """True if no residual mask is too large, or no group can be made smaller."""
+        rows = self.groups.rows
+        return bool(((self.residuals <= _MAX_RESIDUAL) | (rows == 1)).all()) or self._all_native()
+
+    def price(self) -> float:
+        """What running the tiles costs, in pairs."""
+        rows = self.groups.rows
+        if len(rows) <= _WRITTEN_OUT:
+            return sum(self._price_of(tile) for tile in self.tiles())
+        pairs = self.copies * rows * self.widths * _price_of_pair(rows)
+        return float(pairs.sum() + self.residuals.sum() + _TILE_PRICE * len(rows))
+
+    def tiles(self) -> Iterator[Tile]:
         """Ask for the residual of each strip, and translate positions to indices."""
-        q_first, kv_first = self.origin
-        sure = self.bounds.needed.intersection(self.bounds.sure, self.keys)
-        unsure = self.bounds.needed.minus(sure, self.keys)
-        for i, batch in enumerate(self.groups.batch.tolist()):
-            rows = range(int(self.groups.first[i]), int(self.groups.last[i]) + 1)
-            strips: list[tuple[range, bool | Hashable]] = [(keys, True) for keys in sure.ranges(i)]
-            strips += [(keys, rule.residual(Box(batch, rows, keys))) for keys in unsure.ranges(i)]
-            columns = tuple(
-                Strip(range(keys.start - kv_first, keys.stop - kv_first), residual)
-                for keys, residual in sorted(strips, key=lambda strip: strip[0].start)
-                if residual is not False
+        (batch, heads, _, _), q_first, kv_first = self.sizes
+        step = self.groups.step
+        numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())
+        for i, (item, first, last) in enumerate(zip(*numbers, strict=True)):
+            rows = range(first, last + 1, step)
+            strips = [Strip(keys, True) for keys in self._keys(self.sure, i)]
+            for keys in self._keys(self.unsure, i):
+                residual = self.rule.residual(Box(item, rows, keys))
+                if residual is not False:
+                    strips.append(Strip(keys, residual))
+            strips.sort(key=lambda strip: strip.keys.start)
+            yield Tile(
+                slice(0, batch) if item == ALL else slice(item, item + 1),
+                slice(0, heads),
+                range(first - q_first, last + 1 - q_first, step),
+                tuple(Strip(_moved(strip.keys, -kv_first), strip.residual) for strip in strips),
+                self.rule,
             )
-            if columns:
-                items = slice(0, shape[0]) if batch == ALL else slice(batch, batch + 1)
-                index = range(rows.start - q_first, rows.stop - q_first)
-                yield Tile(items, slice(0, shape[1]), (index,), columns)
 
+    def _keys(self, spans: Spans, group: int) -> Iterator[range]:
+        step, first = self.groups.step, int(self.groups.first[group])
+        for span in spans.ranges(group):
+            keys = span if step == 1 else range(span.start + (first - span.start) % step, span.stop, step)
+            if len(keys):
+                yield keys
 
-def _layouts(rule: Rule, shape: tuple[int, int, int, int], q_first: int, kv_first: int) -> Iterator[_Layout]:
-    batch, _, q_len, kv_len = shape
-    apart = [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]
-    for items in apart:
-        wanted = [_inner(rule.cuts(item), q_first, q_first + q_len) for item in items]
-        for cut in (False, True) if any(wanted) else (False,):
-            for block in (q_len, *(block for block in _ROW_BLOCKS if block < q_len)):
-                starts = [_starts(q_first, q_len, block, cuts if cut else ()) for cuts in wanted]
-                groups = Groups(
-                    np.repeat(np.asarray(items, dtype=np.int64), [len(own) for own in starts]),
-                    np.concatenate(starts),
-                    np.concatenate([np.append(own[1:], q_first + q_len) - 1 for own in starts]),
-                )
-                keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
-                layout = _Layout(groups, keys, rule.bounds(groups, keys), (q_first, kv_first))
-                yield layout
-                # Blocks below 192 rows are slower to run; they are for rules that leave too much unsure, even
-                # where the rows are cut as the rule wishes.
-                could_cut = any(wanted) and not cut
-                if block <= 192 and (could_cut or _residual_entries(layout, rule, shape) <= _MAX_RESIDUAL):
-                    break
+    def _count(self, spans: Spans) -> Ints:
+        if self.groups.step == 1:
+            return spans.sizes()
+        first, step = self.groups.first[:, None], self.groups.step
+        starts = spans.starts + (first - spans.starts) % step
+        return np.maximum(0, -((starts - spans.ends) // step)).sum(axis=1)
 
+    def _all_native(self) -> bool:
+        few = len(self.groups.first) <= _WRITTEN_OUT
+        return few and all(_is_native(strip) for tile in self.tiles() for strip in tile.columns)
 
-def _inner(cuts: Sequence[int], first: int, stop: int) -> tuple[int, ...]:
-    return tuple(sorted({cut for cut in cuts if first < cut < stop}))
-
-
-def _starts(first: int, length: int, block: int, cuts: Sequence[int]) -> Ints:
-    """First rows of the groups: blocks that begin anew after each cut."""
-    ends = [*cuts, first + length]
-    begins = [first, *cuts]
-    pieces = [np.arange(begin, end, block, dtype=np.int64) for begin, end in zip(begins, ends, strict=True)]
-    return np.concatenate(pieces)
-
-
-def _residual_entries(layout: _Layout, rule: Rule, shape: tuple[int, int, int, int]) -> int:
-    """Entries of the largest residual mask that a group of this layout can have."""
-    rows = layout.groups.last - layout.groups.first + 1
-    unsure = layout.bounds.needed.minus(layout.bounds.sure, layout.keys).sizes()
-    items = np.where(layout.groups.batch == ALL, min(rule.shape[0], shape[0]), 1)
-    return int((rows * unsure * items).max(initial=0)) * min(rule.shape[1], shape[1])
-
-
-def _price(layout: _Layout, rule: Rule, shape: tuple[int, int, int, int]) -> tuple[float, list[Tile]]:
-    """Price of a layout in pairs, and its tiles if they had to be made; inf if a residual would be too large."""
-    rows = layout.groups.last - layout.groups.first + 1
-    copies = np.where(layout.groups.batch == ALL, shape[0], 1) * shape[1]
-    if len(rows) > _MAX_PRICED:
-        if _residual_entries(layout, rule, shape) > _MAX_RESIDUAL and rows.max() > 1:
-            return math.inf, []
-        pairs = copies * rows * layout.bounds.needed.sizes()
-        return float((pairs * _price_of_pair(rows)).sum() + _TILE_PRICE * len(rows)), []
-    tiles = list(layout.tiles(rule, shape))
-    price = 0.0
-    for tile in tiles:
+    def _price_of(self, tile: Tile) -> float:
         wanted = 0.0
-        residual = 0
         for strip in tile.columns:
-            native = isinstance(strip.residual, Triangle) and strip.residual.is_square
-            wanted += len(strip.keys) * (0.5 if native else 1.0)
-            residual += 0 if native or strip.residual is True else len(strip.keys)
-        told_apart = min(rule.shape[0], _items(tile)) * min(rule.shape[1], shape[1])
-        residual *= tile.height * told_apart
-        if residual > _MAX_RESIDUAL and tile.height > 1:
-            return math.inf, []
-        pairs = _items(tile) * shape[1] * tile.height * wanted
-        price += _TILE_PRICE + pairs * float(_price_of_pair(np.asarray(tile.height))) + residual
-    return price, tiles
+            half = _is_native(strip) and strip.residual is not True
+            wanted += len(strip.keys) * (0.5 if half else 1.0)
+        unsure = sum(len(strip.keys) for strip in tile.columns if not _is_native(strip))
+        copies = (tile.batch.stop - tile.batch.start) * self.sizes.shape[1]
+        pair = float(_price_of_pair(np.asarray(tile.height)))
+        return _TILE_PRICE + tile.height * (copies * wanted * pair + unsure * int(self.told_apart.max()))
+
+
+def _cheapest(rule: Rule, step: int, sizes: _Sizes) -> _Layout:
+    """Price the ways to group the rows, large ones on a sample, and keep the cheapest that is feasible."""
+    priced: list[tuple[float, int, Groups]] = []
+    for items, cuts, could_cut in _ways(rule, step, sizes):
+        for block in _blocks(step, sizes, cuts):
+            groups = _grouped(items, cuts, block, step, sizes)
+            price = _sampled_price(rule, sizes, groups)
+            priced.append((price, len(priced), groups))
+            # Shorter blocks are slower to run; they are for rules that leave too much unsure even where the rows
+            # are cut as the rule wishes.
+            if block <= 192 and (price < math.inf or could_cut):
+                break
+    for _, _, groups in sorted(priced, key=lambda entry: entry[:2]):
+        layout = _Layout.of(rule, sizes, groups)
+        if layout.is_feasible():
+            return layout
+    raise AssertionError("groups of one row are always feasible")
+
+
+def _ways(rule: Rule, step: int, sizes: _Sizes) -> Iterator[tuple[list[int], list[Ints], bool]]:
+    """Batch items together or apart, rows cut as the rule wishes or not: (items, cuts of each, could be cut)."""
+    batch, _, q_len, _ = sizes.shape
+    for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
+        first, stop = sizes.q_first, sizes.q_first + q_len
+        cuts = [rule.cuts(item, range(first, stop)) if step == 1 else () for item in items]
+        wanted = [np.unique(np.asarray(own, dtype=np.int64)) for own in cuts]
+        wanted = [own[(own > first) & (own < stop)] for own in wanted]
+        can_cut = any(len(own) for own in wanted)
+        if can_cut:
+            yield items, wanted, False
+        yield items, [own[:0] for own in wanted], can_cut
+
+
+def _blocks(step: int, sizes: _Sizes, cuts: list[Ints]) -> list[int]:
+    """Heights to try, largest first; of those that no run of rows between two cuts reaches, the smallest only."""
+    first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
+    edges = [np.concatenate([[first], own, [stop]]) for own in cuts]
+    longest = max(int(np.diff(own).max()) for own in edges)
+    longest = -(-longest // step)
+    return [longest, *(block for block in _ROW_BLOCKS if block < longest)]
+
+
+def _grouped(items: list[int], cuts: list[Ints], block: int, step: int, sizes: _Sizes) -> Groups:
+    first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
+    starts, ends = zip(*(_cut_up(first, stop, own, block, step) for own in cuts), strict=True)
+    batch = np.repeat(np.asarray(items, dtype=np.int64), [len(own) for own in starts])
+    return Groups(batch, np.concatenate(starts), np.concatenate(ends), step)
+
+
+def _cut_up(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
+    """First and last rows of groups of at most ``block`` rows, which begin anew after each cut and in each class."""
+    if step == 1:
+        begins = np.concatenate([[first], cuts]).astype(np.int64)
+        ends = np.concatenate([cuts, [stop]]).astype(np.int64)
+    else:
+        begins = np.arange(first, min(first + step, stop), dtype=np.int64)
+        ends = np.full_like(begins, stop)
+    rows = -((begins - ends) // step)
+    groups = -(-rows // block)
+    within = np.arange(groups.sum()) - np.repeat(np.cumsum(groups) - groups, groups)
+    starts = np.repeat(begins, groups) + within * block * step
+    last = np.minimum(starts + (block - 1) * step, np.repeat(begins + (rows - 1) * step, groups))
+    return starts, last
+
+
+def _sampled_price(rule: Rule, sizes: _Sizes, groups: Groups) -> float:
+    """Price of a grouping, inf if it is not feasible; judged on evenly spaced groups where there are many."""
+    count = len(groups.first)
+    if count > _SAMPLE:
+        groups = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64)))
+    layout = _Layout.of(rule, sizes, groups)
+    return layout.price() * count / len(groups.first) if layout.is_feasible() else math.inf
 
 
 def _price_of_pair(rows: Ints) -> npt.NDArray[np.float64]:
     return np.where(rows >= 768, 1.0, np.where(rows >= 192, 290 / 235, 290 / 190))
 
 
-def _items(tile: Tile) -> int:
-    return tile.batch.stop - tile.batch.start
+def _is_native(strip: Strip) -> bool:
+    """Whether kernels need no residual mask for the strip."""
+    return strip.residual is True or (isinstance(strip.residual, Triangle) and strip.residual.is_square)
 
 
-def _heads(tile: Tile) -> int:
-    return tile.heads.stop - tile.heads.start
+def _moved(span: range, by: int) -> range:
+    return range(span.start + by, span.stop + by, span.step)

@@ -12,7 +12,7 @@ from saccade.errors import describe, type_error, value_error
 from saccade.grouping import groups_of, product, take
 from saccade.masks import as_mask
 from saccade.masks.base import plan_of
-from saccade.plan import Strip, Tile
+from saccade.plan import Plan, Strip, Tile
 from saccade.token_positions import AtPositions, Positions, check_positions, first_position
 
 __all__ = ["ScoreMatrix"]
@@ -82,13 +82,18 @@ class ScoreMatrix:
         """The whole matrix as one tile."""
         batch, heads, q_len, kv_len = self.shape
         keys = Strip(range(kv_len), True if self.plan.is_full else "unsure")
-        return Tile(slice(0, batch), slice(0, heads), (range(q_len),), (keys,))
+        return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
+
+    @property
+    def row_plan(self) -> Plan:
+        """A plan in which every row stands in one tile: `plan`, unless that overlaps."""
+        return plan_of(self.rule, self.shape, *self.origin, True) if self.plan.overlaps else self.plan
 
     def tile(self, tile: Tile) -> Tensor:
         """Scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf where not allowed."""
         groups = groups_of(tile.heads, self.shape[1], self.key.shape[1])
         columns = tuple(strip.keys for strip in tile.columns)
-        q = take(self.query[tile.batch, tile.heads], tile.rows, 2).to(self.compute_dtype) * self.scale
+        q = take(self.query[tile.batch, tile.heads], (tile.rows,), 2).to(self.compute_dtype) * self.scale
         k = take(self.key[tile.batch, groups], columns, 2).to(self.compute_dtype)
         scores = product(q, k.mT)
         if self.softcap is not None:
@@ -109,7 +114,7 @@ class ScoreMatrix:
         if bias.shape[1] > 1:
             bias = bias[:, tile.heads]
         if bias.shape[2] > 1:
-            bias = take(bias, tile.rows, 2)
+            bias = take(bias, (tile.rows,), 2)
         return take(bias, tuple(strip.keys for strip in tile.columns), 3) if bias.shape[3] > 1 else bias
 
     def allowed(self, tile: Tile) -> Tensor | None:
@@ -122,7 +127,7 @@ class ScoreMatrix:
             if strip.residual is True:
                 parts.append(torch.ones(1, 1, 1, len(strip.keys), dtype=torch.bool, device=self.device))
             else:
-                parts.append(self.rule.allows(b, h, q, self.kv_index((strip.keys,))))
+                parts.append(tile.rule.allows(b, h, q, self.kv_index((strip.keys,))))
         sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
         wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
         return wide[0] if len(wide) == 1 else torch.cat(wide, 3)
@@ -137,7 +142,7 @@ class ScoreMatrix:
 
     def q_index(self, tile: Tile) -> Tensor:
         """What the rule calls the rows of a tile, int64 ``[1, 1, rows, 1]``."""
-        return _count(tile.rows, self.origin[0], self.device)[None, None, :, None]
+        return _count((tile.rows,), self.origin[0], self.device)[None, None, :, None]
 
     def kv_index(self, columns: tuple[range, ...]) -> Tensor:
         """What the rule calls these key columns, int64 ``[1, 1, 1, columns]``."""
@@ -195,7 +200,7 @@ class ScoreMatrix:
 
 
 def _count(spans: tuple[range, ...], first: int, device: torch.device) -> Tensor:
-    parts = [torch.arange(span.start + first, span.stop + first, device=device) for span in spans]
+    parts = [torch.arange(span.start + first, span.stop + first, span.step, device=device) for span in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

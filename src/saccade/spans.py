@@ -38,6 +38,12 @@ class Spans(NamedTuple):
         return cls(*_packed(starts[:, None], ends[:, None], universe))
 
     @classmethod
+    def of(cls, starts: Ints, ends: Ints, universe: Universe) -> Spans:
+        """The keys ``starts <= key < ends``, int64 ``[groups, slots]`` in any order, cut to the universe."""
+        first, stop = universe.first[:, None], universe.stop[:, None]
+        return cls(*_packed(np.clip(starts, first, stop), np.clip(ends, first, stop), universe))
+
+    @classmethod
     def everything(cls, universe: Universe) -> Spans:
         """All keys of each group's universe."""
         return cls(universe.first[:, None], universe.stop[:, None])
@@ -79,9 +85,7 @@ class Spans(NamedTuple):
 
     def shifted(self, offset: Ints, universe: Universe) -> Spans:
         """Each group's set moved by its ``offset`` and cut to a universe."""
-        starts = np.clip(self.starts + offset[:, None], universe.first[:, None], universe.stop[:, None])
-        ends = np.clip(self.ends + offset[:, None], universe.first[:, None], universe.stop[:, None])
-        return Spans(*_packed(starts, ends, universe))
+        return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], universe)
 
     def sizes(self) -> Ints:
         """How many keys each set holds, int64 ``[groups]``."""

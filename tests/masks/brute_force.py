@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from saccade import masks
@@ -30,6 +31,32 @@ def _window(mask: masks.Window) -> Rule:
 
 def _global(mask: masks.Global) -> Rule:
     return lambda b, i, j: (mask.sees and i in mask.positions) or (mask.seen and j in mask.positions)
+
+
+def _strided(mask: masks.Strided) -> Rule:
+    return lambda b, i, j: (i - j) % mask.step == 0
+
+
+def _prefix(mask: masks.Prefix) -> Rule:
+    return lambda b, i, j: j < mask.length
+
+
+def _random(mask: masks.Random) -> Rule:
+    """Who sees whom is read off the public draw; its promises have tests of their own."""
+
+    def allows(b: int, i: int, j: int) -> bool:
+        return i >= 0 and j // mask.block_size in mask.drawn(np.asarray([i // mask.block_size]))[0].tolist()
+
+    return allows
+
+
+def _blocks(mask: masks.Blocks) -> Rule:
+    def allows(b: int, i: int, j: int) -> bool:
+        row, column = i // mask.block_size, j // mask.block_size
+        layout = mask.layout[0]
+        return 0 <= row < len(layout) and 0 <= column < len(layout[0]) and layout[row][column]
+
+    return allows
 
 
 def _padding(mask: masks.Padding) -> Rule:
@@ -92,6 +119,10 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
     masks.Causal: lambda mask: lambda b, i, j: j <= i,
     masks.Window: _window,
     masks.Global: _global,
+    masks.Strided: _strided,
+    masks.Prefix: _prefix,
+    masks.Random: _random,
+    masks.Blocks: _blocks,
     masks.Padding: _padding,
     masks.Documents: _documents,
     masks.Dense: _dense,

@@ -29,6 +29,10 @@ def _atoms(batch: int, rules: st.SearchStrategy[masks.Mask] | None) -> st.Search
         st.builds(masks.Documents, documents, st.none() if rules is None else st.one_of(st.none(), rules)),
         st.builds(masks.Documents, st.lists(documents, min_size=batch, max_size=batch)),
         st.just(masks.Predicate(_every_third)),
+        st.builds(masks.Strided, st.integers(1, 7)),
+        st.builds(masks.Prefix, length),
+        st.builds(masks.Random, st.integers(1, 3), st.integers(1, 6), st.integers(0, 9)),
+        st.builds(_random_blocks, st.integers(1, 6), st.integers(1, 9), st.integers(0, 99)),
         tensor,
     )
 
@@ -37,6 +41,11 @@ def _random_tensor(drawn: tuple[int, int, int]) -> masks.Mask:
     batch, size, seed = drawn
     generator = torch.Generator().manual_seed(seed)
     return masks.Dense(torch.rand(batch, 1, size, size, generator=generator) < 0.5)
+
+
+def _random_blocks(count: int, size: int, seed: int) -> masks.Mask:
+    generator = torch.Generator().manual_seed(seed)
+    return masks.Blocks(torch.rand(count, count, generator=generator) < 0.5, size)
 
 
 def expressions(batch: int) -> st.SearchStrategy[masks.Mask]:

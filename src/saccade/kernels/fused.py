@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.errors import unsupported
-from saccade.grouping import take
+from saccade.grouping import at, take
 from saccade.kernels import aten
 from saccade.kernels.nonfinite import is_finite, isolate
-from saccade.plan import Strip, Tile, Triangle
+from saccade.plan import Plan, Strip, Tile, Triangle
 from saccade.score_matrix import ScoreMatrix
 
 __all__ = ["Fused"]
@@ -95,7 +95,7 @@ class _Part(NamedTuple):
         """The columns, neighbouring ranges joined, so that most parts are one view."""
         joined: list[range] = []
         for strip in self.strips:
-            if joined and joined[-1].stop == strip.keys.start:
+            if joined and strip.keys.step == 1 and joined[-1].stop == strip.keys.start:
                 joined[-1] = range(joined[-1].start, strip.keys.stop)
             else:
                 joined.append(strip.keys)
@@ -103,6 +103,8 @@ class _Part(NamedTuple):
 
 
 def _parts(tile: Tile) -> Iterator[_Part]:
+    if not tile.columns:
+        return
     sure = tuple(strip for strip in tile.columns if strip.residual is True)
     unsure = tuple(strip for strip in tile.columns if strip.residual is not True)
     if len(unsure) == 1 and isinstance(unsure[0].residual, Triangle) and unsure[0].residual.is_square:
@@ -119,14 +121,17 @@ def _parts(tile: Tile) -> Iterator[_Part]:
         yield _Part(tile.columns, False)
 
 
-def _whole(scores: ScoreMatrix) -> _Part | None:
-    """The one part of a plan that takes every row and column in one call; None if there are several."""
-    plan = scores.plan
+def _whole(plan: Plan) -> tuple[Tile, _Part] | None:
+    """The one tile and part that take every row and column in one call; None if there are several."""
     if "whole" not in plan.memo:
-        parts = list(_parts(plan.tiles[0])) if len(plan) == 1 and plan.pairs == math.prod(plan.shape) else []
-        plan.memo["whole"] = parts[0] if len(parts) == 1 else None
-    whole = plan.memo["whole"]
-    return whole if isinstance(whole, _Part) else None
+        plan.memo["whole"] = None
+        if len(plan) == 1:
+            (tile,) = plan.tiles
+            parts = list(_parts(tile))
+            items = tile.batch.stop - tile.batch.start
+            if len(parts) == 1 and items * plan.shape[1] * tile.height * tile.width == math.prod(plan.shape):
+                plan.memo["whole"] = (tile, parts[0])
+    return cast("tuple[Tile, _Part] | None", plan.memo["whole"])
 
 
 def _causal(scores: ScoreMatrix, part: _Part) -> bool:
@@ -190,30 +195,33 @@ def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
 def _forward(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
     query, key, scale, plan = scores.query, scores.key, scores.scale, scores.plan
     batch, heads, q_len, _ = scores.shape
-    whole = _whole(scores)
+    whole = _whole(plan)
     if whole is not None:
-        return aten.forward(query, key, value, *_added(scores, plan.tiles[0], whole), _causal(scores, whole), scale)
+        tile, part = whole
+        return aten.forward(query, key, value, *_added(scores, tile, part), _causal(scores, part), scale)
     width = value.shape[3]
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = query.new_empty(batch, q_len, heads, width).transpose(1, 2)
     lse = query.new_empty(batch, heads, q_len, dtype=scores.compute_dtype)
-    if not plan.covers_all_rows:
+    if plan.overlaps or not len(plan):
         out.zero_()
         lse.fill_(-math.inf)
     for tile in plan.tiles:
-        q, k, v = query[tile.batch], key[tile.batch], value[tile.batch]
-        (rows,) = tile.rows
-        q = q[:, :, rows.start : rows.stop]
-        merged: tuple[Tensor, Tensor] | None = None
+        q, k, v = at(query[tile.batch], tile.rows, 2), key[tile.batch], value[tile.batch]
+        out_rows, lse_rows = at(out[tile.batch], tile.rows, 2), at(lse[tile.batch], tile.rows, 2)
+        merged = (out_rows, lse_rows) if plan.overlaps else None
         for part in _parts(tile):
             columns = part.columns
             added = _added(scores, tile, part)
             causal = _causal(scores, part)
             piece = aten.forward(q, take(k, columns, 2), take(v, columns, 2), *added, causal, scale)
             merged = piece if merged is None else _merge(merged, piece)
-        assert merged is not None
-        out[tile.batch, :, rows.start : rows.stop] = merged[0]
-        lse[tile.batch, :, rows.start : rows.stop] = merged[1]
+        if merged is None:
+            out_rows.zero_()
+            lse_rows.fill_(-math.inf)
+        else:
+            out_rows.copy_(merged[0])
+            lse_rows.copy_(merged[1])
     return out, lse
 
 
@@ -290,35 +298,38 @@ def _backward(
     if grad_lse is not None:
         query, key, value, out, grad_out = _with_lse(query, key, value, out, grad_out, grad_lse)
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
-    whole = _whole(scores)
+    whole = _whole(plan)
     if whole is not None:
-        added = _added(scores, plan.tiles[0], whole).terms
-        grads = aten.backward(grad_out, query, key, value, out, lse, added, _causal(scores, whole), scale)
+        tile, part = whole
+        added = _added(scores, tile, part).terms
+        grads = aten.backward(grad_out, query, key, value, out, lse, added, _causal(scores, part), scale)
         return tuple(grad[..., :width] for grad in grads)  # type: ignore[return-value]
-    gq = torch.zeros_like(query)
+    gq = torch.zeros_like(query, dtype=scores.compute_dtype if plan.overlaps else query.dtype)
     # Many tiles add to one key: sums are kept in float32, and rounded once.
     gk, gv = (torch.zeros(x.shape, dtype=scores.compute_dtype, device=x.device) for x in (key, value))
     for tile in plan.tiles:
-        (rows,) = tile.rows
-        at = slice(rows.start, rows.stop)
-        q, o, go = (x[tile.batch, :, at] for x in (query, out, grad_out))
-        tile_lse = lse[tile.batch, :, at]
+        q, o, go = (at(x[tile.batch], tile.rows, 2) for x in (query, out, grad_out))
+        tile_lse = at(lse[tile.batch], tile.rows, 2)
+        gq_rows = at(gq[tile.batch], tile.rows, 2)
         for number, part in enumerate(_parts(tile)):
             columns = part.columns
             k, v = (take(x[tile.batch], columns, 2) for x in (key, value))
             added = _added(scores, tile, part).terms
             causal = _causal(scores, part)
             gq_part, gk_part, gv_part = aten.backward(go, q, k, v, o, tile_lse, added, causal, scale)
-            gq[tile.batch, :, at] = gq_part if number == 0 else gq[tile.batch, :, at] + gq_part
+            if number or plan.overlaps:
+                gq_rows += gq_part
+            else:
+                gq_rows.copy_(gq_part)
             _add_columns(gk[tile.batch], gk_part, columns)
             _add_columns(gv[tile.batch], gv_part, columns)
-    return gq[..., :width], gk[..., :width].to(key.dtype), gv[..., :width].to(value.dtype)
+    return gq[..., :width].to(query.dtype), gk[..., :width].to(key.dtype), gv[..., :width].to(value.dtype)
 
 
 def _add_columns(total: Tensor, part: Tensor, columns: tuple[range, ...]) -> None:
     start = 0
     for span in columns:
-        total[:, :, span.start : span.stop] += part[:, :, start : start + len(span)]
+        at(total, span, 2).add_(part[:, :, start : start + len(span)])
         start += len(span)
 
 

@@ -80,7 +80,7 @@ def _who_sees(scores: ScoreMatrix, bad: Tensor) -> Tensor:
     height = max(1, _PAIRS_AT_ONCE // (batch * heads * columns.numel()))
     for start in range(0, q_len, height):
         rows = range(start, min(start + height, q_len))
-        tile = scores.tile(Tile(slice(0, batch), slice(0, heads), (rows,), strips))
+        tile = scores.tile(Tile(slice(0, batch), slice(0, heads), rows, strips, scores.rule))
         seen[:, :, start : rows.stop] = (marked & (tile != -math.inf)).any(-1)
     return seen
 

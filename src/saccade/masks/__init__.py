@@ -1,6 +1,7 @@
 """WHO may attend to whom: rules on positions, and their algebra. True = may attend."""
 
 from saccade.masks.base import And, Mask, Not, Or
+from saccade.masks.blocks import Blocks
 from saccade.masks.causal import Causal
 from saccade.masks.convert import as_mask, from_key_padding_mask
 from saccade.masks.dense import Dense
@@ -9,6 +10,9 @@ from saccade.masks.full import Full
 from saccade.masks.global_tokens import Global
 from saccade.masks.padding import Padding
 from saccade.masks.predicate import Predicate
+from saccade.masks.prefix import Prefix
+from saccade.masks.random_blocks import Random
+from saccade.masks.strided import Strided
 from saccade.masks.window import Window
 
 __all__ = [
@@ -20,6 +24,10 @@ __all__ = [
     "Causal",
     "Window",
     "Global",
+    "Strided",
+    "Random",
+    "Prefix",
+    "Blocks",
     "Padding",
     "Documents",
     "Predicate",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
@@ -62,10 +64,18 @@ class Mask(ABC):
         """True or False where the rule is constant on a box; else a key such that equal keys mean equal contents."""
         return (self, box)
 
-    def cuts(self, batch: int) -> Sequence[int]:
-        """Query positions before which a group of rows would like to end, for one batch item or `plan.ALL`."""
-        del batch
+    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+        """Positions among ``rows`` before which a group of them would like to end, for one batch item or `ALL`."""
+        del batch, rows
         return ()
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        """Disjoint rules that make up this one, each with the step of its rows and keys.
+
+        A step of s says that the term allows pairs at distances that s divides, and no others, so that it can be
+        run on every s-th row and key.
+        """
+        return [(1, self)]
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors that the rule reads, so that autograd can notice if they change before the backward pass."""
@@ -162,8 +172,8 @@ class _Joined(Mask):
     def is_value(self) -> bool:
         return all(part.is_value for part in self.parts)
 
-    def cuts(self, batch: int) -> Sequence[int]:
-        return [cut for part in self.parts for cut in part.cuts(batch)]
+    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+        return [cut for part in self.parts for cut in part.cuts(batch, rows)]
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for part in self.parts for tensor in part.tensors())
@@ -202,6 +212,16 @@ class And(_Joined):
     def residual(self, box: Box) -> bool | Hashable:
         return self._joined_residual(box, False, "&")
 
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        lists = [part.terms() for part in self.parts]
+        if all(step == 1 for step, _ in itertools.chain(*lists)):
+            return [(1, self)]
+        # (a | b) & c = (a & c) | (b & c); terms of one part are disjoint, so the products are too.
+        return [
+            (math.lcm(*(step for step, _ in chosen)), And(tuple(term for _, term in chosen)))
+            for chosen in itertools.product(*lists)
+        ]
+
     def __repr__(self) -> str:
         return self._text("&")
 
@@ -223,6 +243,21 @@ class Or(_Joined):
 
     def residual(self, box: Box) -> bool | Hashable:
         return self._joined_residual(box, True, "|")
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        by_step: dict[int, list[Mask]] = {}
+        for step, term in itertools.chain(*(part.terms() for part in self.parts)):
+            by_step.setdefault(step, []).append(term)
+        if set(by_step) == {1}:
+            return [(1, self)]
+        # a | b = a | (b & ~a): which term a pair belongs to is decided pair by pair.
+        disjoint: list[tuple[int, Mask]] = []
+        before: list[Mask] = []
+        for step, members in sorted(by_step.items(), key=lambda item: item[0]):
+            own = members[0] if len(members) == 1 else Or(tuple(members))
+            disjoint.append((step, And((own, *(~term for term in before))) if before else own))
+            before.append(own)
+        return disjoint
 
     def __repr__(self) -> str:
         return self._text("|")
@@ -252,8 +287,8 @@ class Not(Mask):
         residual = self.part.residual(box)
         return not residual if isinstance(residual, bool) else ("~", residual)
 
-    def cuts(self, batch: int) -> Sequence[int]:
-        return self.part.cuts(batch)
+    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+        return self.part.cuts(batch, rows)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.part.tensors()
@@ -272,13 +307,18 @@ def _checked(other: object, sign: str) -> Mask:
     raise type_error("masks", sign, "join two masks", type(other).__name__, hint=hint)
 
 
-def plan_of(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int) -> Plan:
+def plan_of(
+    mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
+) -> Plan:
     """The plan of a mask, kept for the next call if the mask is a value."""
-    if mask.is_value:
-        return _kept_plan(mask, shape, q_first, kv_first)
-    return plans.make(mask, shape, q_first=q_first, kv_first=kv_first)
+    make = _kept_plan if mask.is_value else _new_plan
+    return make(mask, shape, q_first, kv_first, whole_rows)
+
+
+def _new_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
+    return plans.make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
 
 
 @lru_cache(maxsize=256)
-def _kept_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int) -> Plan:
-    return plans.make(mask, shape, q_first=q_first, kv_first=kv_first)
+def _kept_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
+    return _new_plan(mask, shape, q_first, kv_first, whole_rows)

@@ -42,8 +42,8 @@ class Causal(Mask):
         return Bounds(Spans.within(keys, keys.first, groups.last + 1), Spans.within(keys, keys.first, sure_stop))
 
     def residual(self, box: Box) -> bool | Hashable:
-        if box.keys.stop - 1 <= box.rows.start:
+        if box.keys[-1] <= box.rows[0]:
             return True
-        if box.keys.start > box.rows.stop - 1:
+        if box.keys[0] > box.rows[-1]:
             return False
-        return Triangle(len(box.rows), len(box.keys), box.rows.start - box.keys.start)
+        return Triangle(len(box.rows), len(box.keys), (box.rows[0] - box.keys[0]) // box.rows.step)

@@ -99,14 +99,15 @@ class Documents(Mask):
             return Bounds(inside, inside).where(one, apart)
         first = np.clip(keys.first - start, 0, stop - start)
         own = Universe(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
-        inner = self.rule.bounds(Groups(groups.batch, groups.first - start, groups.last - start), own)
+        moved = groups._replace(first=groups.first - start, last=groups.last - start)
+        inner = self.rule.bounds(moved, own)
         within = Bounds(inner.needed.shifted(start, keys), inner.sure.shifted(start, keys))
         return within.where(one, apart)
 
     def residual(self, box: Box) -> bool | Hashable:
         if len(self.lengths) > 1 and box.batch == ALL:
             return (self, box)
-        ends = np.asarray([[box.rows.start, box.keys.start], [box.rows.stop - 1, box.keys.stop - 1]])
+        ends = np.asarray([[box.rows[0], box.keys[0]], [box.rows[-1], box.keys[-1]]])
         groups = Groups(np.full(2, box.batch), ends[0], ends[1])
         start, stop, one = self._spans(groups)
         if start[0] >= stop[1] or start[1] >= stop[0]:
@@ -116,15 +117,22 @@ class Documents(Mask):
         if self.rule is None:
             return True
         offset = int(start[0])
-        rows = range(box.rows.start - offset, box.rows.stop - offset)
-        return self.rule.residual(Box(box.batch, rows, range(box.keys.start - offset, box.keys.stop - offset)))
+        rows, keys = (range(x.start - offset, x.stop - offset, x.step) for x in (box.rows, box.keys))
+        return self.rule.residual(Box(box.batch, rows, keys))
 
-    def cuts(self, batch: int) -> Sequence[int]:
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        terms = [(1, self.rule)] if self.rule is None else self.rule.terms()
+        if all(step == 1 for step, _ in terms):
+            return [(1, self)]
+        return [(step, Documents(self.lengths, term)) for step, term in terms]
+
+    def cuts(self, batch: int, rows: range) -> Sequence[int]:
         if len(self.lengths) == 1:
             items = [self.lengths[0]]
         else:
             items = list(self.lengths) if batch == ALL else [self.lengths[batch]]
-        inner = () if self.rule is None else self.rule.cuts(batch)
+        longest = max(max(item, default=0) for item in items)
+        inner = () if self.rule is None else self.rule.cuts(batch, range(longest))
         edges: set[int] = set()
         for item in items:
             start = 0

@@ -72,7 +72,8 @@ class Global(Mask):
         if not self.sees:
             return Bounds(seen, seen)
         hits = self._count(groups.first, groups.last + 1)
-        return Bounds(everything.where(hits > 0, seen), everything.where(hits == groups.last - groups.first + 1, seen))
+        all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, tokens of other rows are counted too
+        return Bounds(everything.where(hits > 0, seen), everything.where(all_hit, seen))
 
     def residual(self, box: Box) -> bool | Hashable:
         rows = self._inside(box.rows) if self.sees else ()
@@ -83,8 +84,8 @@ class Global(Mask):
             return False
         return (Global, len(box.rows), len(box.keys), rows, columns)
 
-    def cuts(self, batch: int) -> Sequence[int]:
-        del batch
+    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+        del batch, rows
         return [edge for run in self._runs() for edge in run] if self.sees else []
 
     def _is_global(self, x: Tensor) -> Tensor:
@@ -105,4 +106,4 @@ class Global(Mask):
         return np.searchsorted(where, stop) - np.searchsorted(where, first)
 
     def _inside(self, span: range) -> tuple[int, ...]:
-        return tuple(position - span.start for position in self.positions if position in span)
+        return tuple(span.index(position) for position in self.positions if position in span)

@@ -95,9 +95,9 @@ class Padding(Mask):
         start, stop = self._edges()
         if len(self.lengths) > 1 and box.batch != ALL:
             start, stop = start[box.batch : box.batch + 1], stop[box.batch : box.batch + 1]
-        if box.keys.start >= start.max() and box.keys.stop <= stop.min():
+        if box.keys[0] >= start.max() and box.keys[-1] < stop.min():
             return True
-        if box.keys.stop <= start.min() or box.keys.start >= stop.max():
+        if box.keys[-1] < start.min() or box.keys[0] >= stop.max():
             return False
         return (self, box.batch, len(box.rows), box.keys)
 

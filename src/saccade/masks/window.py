@@ -65,12 +65,12 @@ class Window(Mask):
         return Bounds(between(groups.first, groups.last), between(groups.last, groups.first))
 
     def residual(self, box: Box) -> bool | Hashable:
-        least = box.rows.start - (box.keys.stop - 1)
-        most = box.rows.stop - 1 - box.keys.start
+        least = box.rows[0] - box.keys[-1]
+        most = box.rows[-1] - box.keys[0]
         low = least if self.right is None else -self.right
         high = most if self.left is None else self.left
         if low <= least and most <= high:
             return True
         if most < low or least > high:
             return False
-        return (self, len(box.rows), len(box.keys), box.rows.start - box.keys.start)
+        return (self, box.rows.step, len(box.rows), len(box.keys), box.rows[0] - box.keys[0])

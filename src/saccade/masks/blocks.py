@@ -1,0 +1,108 @@
+"""Blocks: a mask given block by block, one layout for all heads or one per head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.masks.base import Mask
+from saccade.plan import Box, Groups
+from saccade.spans import Bounds, Spans, Universe
+
+__all__ = ["Blocks"]
+
+Layout = tuple[tuple[tuple[bool, ...], ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks(Mask):
+    """Pairs are allowed in squares of ``block_size`` positions: ``layout[i][j]`` says whether block i sees block j.
+
+    >>> print(Blocks([[True, False], [True, True]], 2).picture(4))
+    1 1 . .
+    1 1 . .
+    1 1 1 1
+    1 1 1 1
+
+    Positions outside of the layout see nothing and are not seen.
+
+    Args:
+        layout: bool ``[blocks, blocks]``, or ``[heads, blocks, blocks]`` for a layout per head (nested lists or a
+            tensor, which is copied).
+        block_size: positions along one side of a block, an int of at least 1.
+
+    Raises:
+        TypeError: a layout that is not bool.
+        ValueError: a layout of another shape, or a block size below 1.
+
+    Reference: Gray, Radford & Kingma 2017, "GPU Kernels for Block-Sparse Weights".
+    """
+
+    layout: Layout
+    block_size: int
+
+    def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
+        given = layout if isinstance(layout, Tensor) else torch.as_tensor(layout)
+        if given.dtype != torch.bool:
+            got = str(given.dtype).removeprefix("torch.")
+            raise type_error("Blocks", "layout", "be bool, True = may attend", got, hint="layout.bool()")
+        if given.dim() not in (2, 3) or 0 in given.shape:
+            rule = "have shape [blocks, blocks] or [heads, blocks, blocks]"
+            raise value_error("Blocks", "layout", rule, list(given.shape))
+        if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
+            raise value_error("Blocks", "block_size", "be an int of at least 1", repr(block_size))
+        nested = given.reshape(-1, *given.shape[-2:]).tolist()
+        object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
+        object.__setattr__(self, "block_size", block_size)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (1, len(self.layout))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        del b
+        table = torch.tensor(self.layout, device=q.device)
+        heads, rows, columns = table.shape
+        row, column = q.div(self.block_size, rounding_mode="floor"), kv.div(self.block_size, rounding_mode="floor")
+        inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+        head = h if heads > 1 else torch.zeros_like(h)
+        return table[head, row.clamp(0, rows - 1), column.clamp(0, columns - 1)] & inside
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        table = np.asarray(self.layout)
+        low, high = (np.floor_divide(edge, self.block_size) for edge in (groups.first, groups.last))
+        outside = (low < 0) | (high >= table.shape[1])
+        # How many rows up to each one allow a block: a group needs a block if the count grows within it.
+        counts = np.concatenate([np.zeros_like(table[:, :1], dtype=np.int64), np.cumsum(table, axis=1)], axis=1)
+        first, stop = (np.clip(edge, 0, table.shape[1]) for edge in (low, high + 1))
+        hits = counts[:, stop] - counts[:, first]  # [heads, groups, blocks]
+        needed = (hits > 0).any(0)
+        sure = (hits == (stop - first)[:, None]).all(0) & ~outside[:, None]
+        starts = np.broadcast_to(np.arange(table.shape[2]) * self.block_size, needed.shape)
+        return Bounds(*(Spans.of(starts, starts + self.block_size * which, keys) for which in (needed, sure)))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        size = self.block_size
+        rows = range(box.rows[0] // size, box.rows[-1] // size + 1)
+        columns = range(box.keys[0] // size, box.keys[-1] // size + 1)
+        table = np.asarray(self.layout)
+        inside = rows[0] >= 0 and rows[-1] < table.shape[1] and columns[0] >= 0 and columns[-1] < table.shape[2]
+        part = table[:, max(rows[0], 0) : rows[-1] + 1, max(columns[0], 0) : columns[-1] + 1]
+        if not part.any():
+            return False
+        if inside and part.all():
+            return True
+        return (self, box.rows, box.keys)
+
+    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+        del batch, rows
+        return [number * self.block_size for number in range(len(self.layout[0]) + 1)]
+
+    def __repr__(self) -> str:
+        layouts = [[list(row) for row in head] for head in self.layout]
+        return f"Blocks({layouts if len(layouts) > 1 else layouts[0]}, {self.block_size})"

@@ -1,0 +1,58 @@
+"""Prefix: the beginning, seen by everyone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from saccade.errors import value_error
+from saccade.masks.base import Mask
+from saccade.plan import Box, Groups
+from saccade.spans import Bounds, Spans, Universe
+
+__all__ = ["Prefix"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix(Mask):
+    """Every query sees the first ``length`` positions. Meant to be joined: ``Causal() | Prefix(n)`` is a prefix LM.
+
+    >>> print((Causal() | Prefix(3)).picture(5))
+    1 1 1 . .
+    1 1 1 . .
+    1 1 1 . .
+    1 1 1 1 .
+    1 1 1 1 1
+
+    Args:
+        length: number of positions at the beginning, an int of at least 0.
+
+    Raises:
+        ValueError: anything else.
+
+    Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, int) or isinstance(self.length, bool) or self.length < 0:
+            raise value_error("Prefix", "length", "be an int of at least 0", repr(self.length))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        del b, h
+        return (kv < self.length) & (q == q)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        del groups
+        seen = Spans.within(keys, keys.first, self.length)
+        return Bounds(seen, seen)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        if box.keys[-1] < self.length:
+            return True
+        if box.keys[0] >= self.length:
+            return False
+        return (self, len(box.rows), box.keys)
