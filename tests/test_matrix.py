@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from saccade.testing import oracle as definition
 
 import saccade as sc
 from saccade import masks
+from saccade.testing import oracle as definition
 
 MASK = masks.Causal() & (masks.Window(4, 0) | masks.Global([0])) & masks.Padding([17, 9])
 

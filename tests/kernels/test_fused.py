@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from saccade.testing import oracle as definition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import saccade as sc
 from saccade import masks
 from saccade.kernels import aten
+from saccade.testing import oracle as definition
 
 MASKS = [
     masks.Full(),

@@ -59,6 +59,11 @@ def _blocks(mask: masks.Blocks) -> Rule:
     return allows
 
 
+def _coarse(mask: masks.Coarse) -> Rule:
+    inner = rule(mask.rule)
+    return lambda b, i, j: inner(b, i // mask.block_size, j // mask.block_size)
+
+
 def _padding(mask: masks.Padding) -> Rule:
     def allows(b: int, i: int, j: int) -> bool:
         length = mask.lengths[b if len(mask.lengths) > 1 else 0]
@@ -123,6 +128,7 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
     masks.Prefix: _prefix,
     masks.Random: _random,
     masks.Blocks: _blocks,
+    masks.Coarse: _coarse,
     masks.Padding: _padding,
     masks.Documents: _documents,
     masks.Dense: _dense,

@@ -51,7 +51,7 @@ def _random_blocks(count: int, size: int, seed: int) -> masks.Mask:
 def expressions(batch: int) -> st.SearchStrategy[masks.Mask]:
     """Masks joined by ``&``, ``|`` and ``~``, for one batch size."""
     simple = _atoms(batch, None)
-    atoms = _atoms(batch, simple)
+    atoms = st.one_of(_atoms(batch, simple), st.builds(masks.Coarse, simple, st.integers(1, 5)))
     return st.recursive(
         atoms,
         lambda inner: st.one_of(

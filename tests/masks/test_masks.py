@@ -1,5 +1,6 @@
 """Every mask is what its definition says, alone and in any combination."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,6 +31,13 @@ ATOMS = [
     masks.Random(2, 2, seed=5),
     masks.Causal() & (masks.Random(1, 3) | masks.Window(1, 1) | masks.Global([0])),
     masks.Blocks([[True, False, True], [False, True, False], [True, True, True]], 2),
+    masks.Coarse(masks.Causal() & masks.Window(1, 0), 2),
+    masks.sliding_window(3),
+    masks.longformer(1, [0, 5]),
+    masks.bigbird(2, global_blocks=1, random_blocks=1),
+    masks.streaming(2, 3),
+    masks.sparse_transformer(3),
+    masks.prefix_lm(4),
     masks.Padding([3, 7]),
     masks.Padding([3, 0], side="left", padded_len=9),
     masks.Documents([2, 0, 4]),
@@ -45,6 +53,45 @@ ATOMS = [
 def test_to_dense_is_the_definition(mask: masks.Mask, q_len: int, kv_len: int) -> None:
     dense = mask.to_dense(q_len, kv_len, batch=2)
     assert torch.equal(dense[:, 0], brute_force.dense(mask, 2, q_len, kv_len))
+
+
+@pytest.mark.parametrize("mask", ATOMS, ids=str)
+@pytest.mark.parametrize("q_len, kv_len", [(9, 9), (4, 9), (0, 9)])
+def test_density_is_the_share_of_allowed_pairs(mask: masks.Mask, q_len: int, kv_len: int) -> None:
+    dense = mask.to_dense(q_len, kv_len, batch=2, heads=3)
+    expected = dense.double().mean().item() if dense.numel() else 0.0
+    assert mask.density(q_len, kv_len, batch=2, heads=3) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_layout_per_head() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layout = torch.rand(3, 4, 4, generator=generator) < 0.4
+    mask = masks.Causal() & masks.Blocks(layout, 2)
+    dense = mask.to_dense(8)
+    for head in range(3):
+        alone = masks.Causal() & masks.Blocks(layout[head], 2)
+        assert torch.equal(dense[:, head], alone.to_dense(8)[:, 0])
+    assert torch.equal(_covered(mask, (2, 3, 8, 8)), dense.expand(2, 3, 8, 8))
+    assert mask.density(8) == pytest.approx(dense.double().mean().item())
+
+
+def test_random_blocks_are_drawn_once_and_for_all() -> None:
+    mask = masks.Random(3, 4, seed=7)
+    numpy_before, torch_before = np.random.get_state()[1].copy(), torch.get_rng_state()
+    rows = np.arange(200)
+    drawn = mask.drawn(rows)
+    assert all(len(set(row)) == 3 for row in drawn.tolist())
+    assert (drawn >= 0).all()
+    assert (drawn < 2 * np.maximum(rows + 1, 3)[:, None]).all()
+    short, long = mask.to_dense(40), mask.to_dense(120)
+    assert torch.equal(short, long[..., :40, :40])
+    assert torch.equal(mask.to_dense(4, 40)[..., 0, :], long[..., 36, :40])
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
+    assert torch.equal(torch.get_rng_state(), torch_before)
+    assert not torch.equal(masks.Random(3, 4, seed=8).to_dense(120), long)
+    # Draws are even: over many rows, where in its range a block falls has the mean of a uniform draw.
+    share = (masks.Random(1, 1, seed=1).drawn(np.arange(4000))[:, 0] + 0.5) / (2 * np.arange(1, 4001))
+    assert abs(share.mean() - 0.5) < 4 / (12 * 4000) ** 0.5
 
 
 def _covered(mask: masks.Mask, shape: tuple[int, int, int, int]) -> torch.Tensor:

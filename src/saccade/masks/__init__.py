@@ -3,6 +3,7 @@
 from saccade.masks.base import And, Mask, Not, Or
 from saccade.masks.blocks import Blocks
 from saccade.masks.causal import Causal
+from saccade.masks.coarse import Coarse
 from saccade.masks.convert import as_mask, from_key_padding_mask
 from saccade.masks.dense import Dense
 from saccade.masks.documents import Documents
@@ -12,6 +13,14 @@ from saccade.masks.padding import Padding
 from saccade.masks.predicate import Predicate
 from saccade.masks.prefix import Prefix
 from saccade.masks.random_blocks import Random
+from saccade.masks.recipes import (
+    bigbird,
+    longformer,
+    prefix_lm,
+    sliding_window,
+    sparse_transformer,
+    streaming,
+)
 from saccade.masks.strided import Strided
 from saccade.masks.window import Window
 
@@ -28,10 +37,17 @@ __all__ = [
     "Random",
     "Prefix",
     "Blocks",
+    "Coarse",
     "Padding",
     "Documents",
     "Predicate",
     "Dense",
+    "sliding_window",
+    "longformer",
+    "bigbird",
+    "streaming",
+    "sparse_transformer",
+    "prefix_lm",
     "as_mask",
     "from_key_padding_mask",
 ]

@@ -124,6 +124,35 @@ class Mask(ABC):
         shape = (self.shape[0] if batch is None else batch, max(heads, self.shape[1]), q_len, kv_len)
         return plan_of(self, shape, kv_len - q_len, 0)
 
+    def density(
+        self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int | None = None
+    ) -> float:
+        """Share of pairs that are allowed, exactly, for default positions; 0 where there are no pairs.
+
+        Cost: what the plan is sure of is counted without looking; of the rest each distinct piece is looked at once.
+        """
+        kv_len = q_len if kv_len is None else kv_len
+        shape = (batch or self.shape[0], heads or self.shape[1], q_len, kv_len)
+        counted: dict[Hashable, int] = {}
+        total = 0
+        for tile in plan_of(self, shape, kv_len - q_len, 0).tiles:
+            copies = (tile.batch.stop - tile.batch.start) * shape[1]
+            for strip in tile.columns:
+                if strip.residual is True:
+                    total += copies * tile.height * len(strip.keys)
+                    continue
+                if strip.residual not in counted:
+                    allowed = tile.rule.allows(
+                        torch.arange(tile.batch.start, tile.batch.stop)[:, None, None, None],
+                        torch.arange(shape[1])[None, :, None, None],
+                        torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step)[:, None] + kv_len - q_len,
+                        torch.arange(strip.keys.start, strip.keys.stop, strip.keys.step),
+                    )
+                    cells = copies * tile.height * len(strip.keys)
+                    counted[strip.residual] = int(allowed.sum()) * (cells // max(allowed.numel(), 1))
+                total += counted[strip.residual]
+        return total / math.prod(shape) if 0 not in shape else 0.0
+
     def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:
         """The matrix as text, a row per query: ``1`` may attend, ``.`` may not. At most 128 rows and columns."""
         kv_len = q_len if kv_len is None else kv_len

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ class Documents(Mask):
 
     lengths: tuple[tuple[int, ...], ...]
     rule: Mask | None
+    _places: ClassVar[Tensor]  # one per mask, but no part of its value
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
         given: list[Any] = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
@@ -68,6 +69,8 @@ class Documents(Mask):
             raise value_error("Documents", "rule", expected, rule.shape[0])
         object.__setattr__(self, "lengths", items)
         object.__setattr__(self, "rule", rule)
+        # Read by `allows`; made here, where no compiler is tracing.
+        object.__setattr__(self, "_places", _table(items))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -80,7 +83,7 @@ class Documents(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         item = b if len(self.lengths) > 1 else torch.zeros_like(b)
-        table = _table(self.lengths).to(q.device)  # [items, positions + 2, (document, start)]
+        table = self._places.to(q.device)  # [items, positions + 2, (document, start)]
         last = table.shape[1] - 1
         # Row 0 of the table stands for every position before the first document, the last row for those after.
         own, other = (table[item, (x + 1).clamp(0, last)] for x in (q, kv))

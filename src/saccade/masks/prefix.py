@@ -19,6 +19,7 @@ __all__ = ["Prefix"]
 class Prefix(Mask):
     """Every query sees the first ``length`` positions. Meant to be joined: ``Causal() | Prefix(n)`` is a prefix LM.
 
+    >>> from saccade.masks import Causal
     >>> print((Causal() | Prefix(3)).picture(5))
     1 1 1 . .
     1 1 1 . .

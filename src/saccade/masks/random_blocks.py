@@ -31,12 +31,12 @@ class Random(Mask):
     >>> print(Random(1, 2, seed=3).picture(8))
     1 1 . . . . . .
     1 1 . . . . . .
-    . . . . 1 1 . .
-    . . . . 1 1 . .
-    . . 1 1 . . . .
-    . . 1 1 . . . .
-    . . 1 1 . . . .
-    . . 1 1 . . . .
+    . . . . . . 1 1
+    . . . . . . 1 1
+    . . . . . . . .
+    . . . . . . . .
+    1 1 . . . . . .
+    1 1 . . . . . .
 
     Args:
         blocks_per_row: blocks of keys for each block of queries, an int of at least 1.

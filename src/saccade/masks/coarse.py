@@ -1,0 +1,81 @@
+"""Coarse: a rule on blocks of positions instead of positions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.masks.base import Mask
+from saccade.plan import Box, Groups
+from saccade.spans import Bounds, Spans, Universe
+
+__all__ = ["Coarse"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coarse(Mask):
+    """Positions are rounded down to blocks of ``block_size``, and ``rule`` decides which block sees which.
+
+    >>> from saccade.masks import Causal
+    >>> print(Coarse(Causal(), 2).picture(4))
+    1 1 . .
+    1 1 . .
+    1 1 1 1
+    1 1 1 1
+
+    Args:
+        rule: a mask on numbers of blocks.
+        block_size: positions along one side of a block, an int of at least 1.
+
+    Raises:
+        TypeError: a rule that is not a mask.
+        ValueError: a block size below 1.
+    """
+
+    rule: Mask
+    block_size: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, Mask):
+            raise type_error("Coarse", "rule", "be a mask", type(self.rule).__name__)
+        if not isinstance(self.block_size, int) or isinstance(self.block_size, bool) or self.block_size < 1:
+            raise value_error("Coarse", "block_size", "be an int of at least 1", repr(self.block_size))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rule.shape
+
+    @property
+    def is_value(self) -> bool:
+        return self.rule.is_value
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
+        return self.rule.allows(b, h, row, column)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        size = self.block_size
+        rows = Groups(groups.batch, np.floor_divide(groups.first, size), np.floor_divide(groups.last, size))
+        columns = Universe(np.floor_divide(keys.first, size), -np.floor_divide(-keys.stop, size))
+        inner = self.rule.bounds(rows, columns)
+        return Bounds(*(Spans.of(spans.starts * size, spans.ends * size, keys) for spans in inner))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        size = self.block_size
+        rows, keys = (range(x[0] // size, x[-1] // size + 1) for x in (box.rows, box.keys))
+        residual = self.rule.residual(Box(box.batch, rows, keys))
+        if isinstance(residual, bool):
+            return residual
+        inside = (box.rows[0] % size, box.rows.step, len(box.rows), box.keys[0] % size, len(box.keys))
+        return (Coarse, size, inside, residual)
+
+    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+        del batch
+        return range(rows.start // self.block_size * self.block_size, rows.stop, self.block_size)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.rule.tensors()

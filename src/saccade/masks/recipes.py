@@ -1,0 +1,165 @@
+"""Recipes: the patterns of well-known papers, as masks made of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from saccade.errors import value_error
+from saccade.masks.base import Mask
+from saccade.masks.causal import Causal
+from saccade.masks.coarse import Coarse
+from saccade.masks.global_tokens import Global
+from saccade.masks.prefix import Prefix
+from saccade.masks.random_blocks import Random
+from saccade.masks.strided import Strided
+from saccade.masks.window import Window
+
+__all__ = ["bigbird", "longformer", "prefix_lm", "sliding_window", "sparse_transformer", "streaming"]
+
+
+def sliding_window(window: int) -> Mask:
+    """Causal attention to the last ``window`` keys, the query's own included.
+
+    >>> print(sliding_window(2).picture(4))
+    1 . . .
+    1 1 . .
+    . 1 1 .
+    . . 1 1
+
+    Args:
+        window: keys that a query sees, itself included, at least 1. (``Window(left, right)`` counts the others.)
+
+    Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
+    """
+    _check("sliding_window", "window", window, 1)
+    return Causal() & Window(window - 1, 0)
+
+
+def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
+    """A window on both sides, and global tokens that see all and that all see.
+
+    >>> print(longformer(1, [0]).picture(5))
+    1 1 1 1 1
+    1 1 1 . .
+    1 1 1 1 .
+    1 . 1 1 1
+    1 . . 1 1
+
+    Args:
+        each_side: keys before and keys behind a query that it sees, besides itself. The paper's window size w
+            (``attention_window`` in its code) is twice this number.
+        positions: where the global tokens stand.
+
+    Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
+    """
+    _check("longformer", "each_side", each_side, 0)
+    return Window(each_side, each_side) | Global(positions)
+
+
+def bigbird(
+    block_size: int, *, window_blocks: int = 3, global_blocks: int = 2, random_blocks: int = 3, seed: int = 0
+) -> Mask:
+    """Blocks of tokens that see their neighbours, the first blocks, and blocks drawn at random.
+
+    >>> print(bigbird(1, window_blocks=3, global_blocks=1, random_blocks=1).picture(8))
+    1 1 1 1 1 1 1 1
+    1 1 1 . . . . .
+    1 1 1 1 . 1 . .
+    1 . 1 1 1 1 . .
+    1 1 . 1 1 1 . .
+    1 . . 1 1 1 1 .
+    1 . . . . 1 1 1
+    1 . 1 . . . 1 1
+
+    The same matrix in training and evaluation, and for every length of keys: the global blocks are the first ones
+    (some code takes the first and the last), and the draws are those of `Random`.
+
+    Args:
+        block_size: tokens in a block.
+        window_blocks: neighbouring blocks that a block sees, itself included; odd.
+        global_blocks: blocks at the beginning that see all and that all see.
+        random_blocks: blocks drawn for each block; some may lie within the window, or beyond the last key.
+        seed: of the draws.
+
+    Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2.
+    """
+    for name, value, least in (
+        ("block_size", block_size, 1),
+        ("window_blocks", window_blocks, 1),
+        ("global_blocks", global_blocks, 0),
+        ("random_blocks", random_blocks, 0),
+    ):
+        _check("bigbird", name, value, least)
+    if window_blocks % 2 == 0:
+        raise value_error("bigbird", "window_blocks", "be odd", window_blocks, hint="it counts the block itself")
+    mask: Mask = Coarse(Window(window_blocks // 2, window_blocks // 2), block_size)
+    if global_blocks:
+        mask = mask | Global(range(global_blocks * block_size))
+    return mask | Random(random_blocks, block_size, seed) if random_blocks else mask
+
+
+def streaming(sink_tokens: int, window: int) -> Mask:
+    """Causal attention to the first tokens and the last ones.
+
+    >>> print(streaming(1, 2).picture(5))
+    1 . . . .
+    1 1 . . .
+    1 1 1 . .
+    1 . 1 1 .
+    1 . . 1 1
+
+    Args:
+        sink_tokens: positions at the beginning that every later query sees, at least 0.
+        window: last keys that a query sees, itself included, at least 1.
+
+    Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. Its cache counts positions inside the cache; here
+    they stay where they are.
+    """
+    _check("streaming", "sink_tokens", sink_tokens, 0)
+    _check("streaming", "window", window, 1)
+    near = Window(window - 1, 0)
+    return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
+
+
+def sparse_transformer(step: int) -> Mask:
+    """Causal attention to the last ``step`` keys and to every step-th key before.
+
+    >>> print(sparse_transformer(3).picture(7))
+    1 . . . . . .
+    1 1 . . . . .
+    1 1 1 . . . .
+    1 1 1 1 . . .
+    . 1 1 1 1 . .
+    . . 1 1 1 1 .
+    1 . . 1 1 1 1
+
+    Args:
+        step: the stride, best near the square root of the length: then a query sees about 2 * sqrt(n) keys.
+
+    Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, both heads' sets joined).
+    """
+    _check("sparse_transformer", "step", step, 1)
+    return Causal() & (Window(step, 0) | Strided(step))
+
+
+def prefix_lm(length: int) -> Mask:
+    """Causal attention, but the first ``length`` positions see each other, and all see them.
+
+    >>> print(prefix_lm(2).picture(4))
+    1 1 . .
+    1 1 . .
+    1 1 1 .
+    1 1 1 1
+
+    Args:
+        length: positions of the prefix, at least 0.
+
+    Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
+    """
+    _check("prefix_lm", "length", length, 0)
+    return Causal() | Prefix(length)
+
+
+def _check(where: str, name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise value_error(where, name, f"be an int of at least {least}", repr(value))
