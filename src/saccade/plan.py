@@ -32,7 +32,7 @@ _TILE_PRICE = 30_000
 _ROW_BLOCKS = (768, 192, 48, 12, 1)
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
 _WRITTEN_OUT = 64  # groups up to which a layout is priced tile by tile
-_SAMPLE = 512  # groups on which a larger layout is priced
+_SAMPLE = 1024  # groups on which a larger layout is priced
 _KEPT_TILES = 4096  # tiles that a plan keeps; more are made anew each time
 
 
@@ -100,7 +100,7 @@ class Rule(Protocol):
         """True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
         ...
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+    def cuts(self, batch: int, rows: range) -> Ints:
         """Positions among ``rows`` before which a group of them would like to end."""
         ...
 
@@ -224,8 +224,8 @@ class _Layout(NamedTuple):
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
         keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)
-        sure = bounds.needed.intersection(bounds.sure, keys)
-        return cls(rule, sizes, groups, sure, bounds.needed.minus(sure, keys))
+        unsure = Spans.nothing(keys) if bounds.is_exact else bounds.needed.minus(bounds.sure, keys)
+        return cls(rule, sizes, groups, bounds.sure, unsure)
 
     @property
     def copies(self) -> Ints:
@@ -255,9 +255,16 @@ class _Layout(NamedTuple):
 
     def price(self) -> float:
         """What running the tiles costs, in pairs."""
-        rows = self.groups.rows
-        if len(rows) <= _WRITTEN_OUT:
+        count = len(self.groups.first)
+        if count <= _WRITTEN_OUT:
             return sum(self._price_of(tile) for tile in self.tiles())
+        # Bounds do not know which residuals are native; a few groups, written out, say by how much that is less.
+        some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
+        few = self._replace(groups=self.groups.at(some), sure=self.sure.at(some), unsure=self.unsure.at(some))
+        return self._price_by_bounds() * few.price() / (few._price_by_bounds() or 1.0)
+
+    def _price_by_bounds(self) -> float:
+        rows = self.groups.rows
         pairs = self.copies * rows * self.widths * _price_of_pair(rows)
         return float(pairs.sum() + self.residuals.sum() + _TILE_PRICE * len(rows))
 
@@ -335,8 +342,8 @@ def _ways(rule: Rule, step: int, sizes: _Sizes) -> Iterator[tuple[list[int], lis
     batch, _, q_len, _ = sizes.shape
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
         first, stop = sizes.q_first, sizes.q_first + q_len
-        cuts = [rule.cuts(item, range(first, stop)) if step == 1 else () for item in items]
-        wanted = [np.unique(np.asarray(own, dtype=np.int64)) for own in cuts]
+        cuts = [rule.cuts(item, range(first, stop)) if step == 1 else np.zeros(0, dtype=np.int64) for item in items]
+        wanted = [np.unique(own) for own in cuts]
         wanted = [own[(own > first) & (own < stop)] for own in wanted]
         can_cut = any(len(own) for own in wanted)
         if can_cut:

@@ -87,6 +87,10 @@ class Spans(NamedTuple):
         """Each group's set moved by its ``offset`` and cut to a universe."""
         return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], universe)
 
+    def at(self, which: Ints) -> Spans:
+        """The sets of some of the groups."""
+        return Spans(self.starts[which], self.ends[which])
+
     def sizes(self) -> Ints:
         """How many keys each set holds, int64 ``[groups]``."""
         return (self.ends - self.starts).sum(axis=1)
@@ -106,27 +110,27 @@ class Spans(NamedTuple):
 
 
 def _packed(starts: Ints, ends: Ints, universe: Universe) -> tuple[Ints, Ints]:
-    """Sort the slots, join those that touch, and drop the empty ones."""
+    """Sort the slots, join those that touch, and drop the empty ones. Overwrites its arguments."""
     stop = universe.stop[:, None]
     empty = starts >= ends
-    starts = np.where(empty, stop, starts)
-    ends = np.where(empty, stop, ends)
-    order = np.argsort(starts, axis=1, kind="stable")
+    np.copyto(starts, stop, where=empty)
+    np.copyto(ends, stop, where=empty)
+    if starts.shape[1] == 1:
+        return starts, ends
+    order = np.argsort(starts, axis=1)
     starts = np.take_along_axis(starts, order, axis=1)
-    ends = np.maximum.accumulate(np.take_along_axis(ends, order, axis=1), axis=1)
-    opens = np.ones(starts.shape, dtype=bool)
-    opens[:, 1:] = starts[:, 1:] > ends[:, :-1]
-    segment = np.cumsum(opens, axis=1) - 1
-    slots = int(segment.max(initial=-1)) + 1
-    packed_starts = np.broadcast_to(stop, (len(starts), slots)).copy()
-    packed_ends = packed_starts.copy()
-    group = np.broadcast_to(np.arange(len(starts))[:, None], segment.shape)
-    packed_starts[group[opens], segment[opens]] = starts[opens]
-    closes = np.ones(starts.shape, dtype=bool)
-    closes[:, :-1] = opens[:, 1:]
-    packed_ends[group[closes], segment[closes]] = ends[closes]
+    ends = np.take_along_axis(ends, order, axis=1)
+    np.maximum.accumulate(ends, axis=1, out=ends)
+    # A segment opens where a slot starts beyond all ends before it, and closes before the next one opens. Both are
+    # in order, so moving the others to the end of the universe and sorting again packs them.
+    inner = starts[:, 1:] <= ends[:, :-1]
+    slots = starts.shape[1] - int(inner.sum(axis=1).min(initial=starts.shape[1] - 1))
+    np.copyto(starts[:, 1:], stop, where=inner)
+    np.copyto(ends[:, :-1], stop, where=inner)
+    starts.sort(axis=1)
+    ends.sort(axis=1)
     # A last segment that starts at the universe's end holds nothing; it stays as an empty slot.
-    return packed_starts, packed_ends
+    return starts[:, :slots].copy(), ends[:, :slots].copy()
 
 
 class Bounds(NamedTuple):
@@ -136,22 +140,39 @@ class Bounds(NamedTuple):
     sure: Spans
 
     @classmethod
+    def exactly(cls, keys: Spans) -> Bounds:
+        """All rows of a group see the same keys."""
+        return cls(keys, keys)
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the two sets are one object; rules that know it say so, and half the work is saved."""
+        return self.needed is self.sure
+
+    @classmethod
     def unknown(cls, universe: Universe) -> Bounds:
         """Nothing is known: any key may be needed, none is sure."""
         return cls(Spans.everything(universe), Spans.nothing(universe))
 
     def both(self, other: Bounds, universe: Universe) -> Bounds:
         """Bounds of ``a & b``."""
-        return Bounds(self.needed.intersection(other.needed, universe), self.sure.intersection(other.sure, universe))
+        needed = self.needed.intersection(other.needed, universe)
+        both_exact = self.is_exact and other.is_exact
+        return Bounds(needed, needed if both_exact else self.sure.intersection(other.sure, universe))
 
     def either(self, other: Bounds, universe: Universe) -> Bounds:
         """Bounds of ``a | b``."""
-        return Bounds(self.needed.union(other.needed, universe), self.sure.union(other.sure, universe))
+        needed = self.needed.union(other.needed, universe)
+        both_exact = self.is_exact and other.is_exact
+        return Bounds(needed, needed if both_exact else self.sure.union(other.sure, universe))
 
     def inverted(self, universe: Universe) -> Bounds:
         """Bounds of ``~a``: what no row needs is sure, what all rows have is not needed."""
-        return Bounds(self.sure.complement(universe), self.needed.complement(universe))
+        needed = self.sure.complement(universe)
+        return Bounds(needed, needed if self.is_exact else self.needed.complement(universe))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
         """The own bounds where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        if choose.all():
+            return self
         return Bounds(self.needed.where(choose, other.needed), self.sure.where(choose, other.sure))

@@ -62,12 +62,11 @@ def block_mask(
     )
     keys = Universe(np.zeros_like(groups.first), np.full_like(groups.first, kv_len))
     bounds = mask.bounds(groups, keys)
-    sure = bounds.needed.intersection(bounds.sure, keys)
     columns = -(-kv_len // block_size)
     shape = (len(items), len(starts), columns)
     some = (_overlap(bounds.needed, columns, block_size, kv_len) > 0).reshape(shape)
     width = np.minimum((np.arange(columns) + 1) * block_size, kv_len) - np.arange(columns) * block_size
-    full = (_overlap(sure, columns, block_size, kv_len) == width).reshape(shape)
+    full = (_overlap(bounds.sure, columns, block_size, kv_len) == width).reshape(shape)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         # FlexAttention counts indices, the mask positions.

@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from saccade import plan as plans
 from saccade.errors import type_error, value_error
 from saccade.plan import Box, Groups, Plan
-from saccade.spans import Bounds, Universe
+from saccade.spans import Bounds, Ints, Universe
 
 __all__ = ["And", "Mask", "Not", "Or"]
 
@@ -64,10 +65,10 @@ class Mask(ABC):
         """True or False where the rule is constant on a box; else a key such that equal keys mean equal contents."""
         return (self, box)
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
-        """Positions among ``rows`` before which a group of them would like to end, for one batch item or `ALL`."""
+    def cuts(self, batch: int, rows: range) -> Ints:
+        """Positions before which a group of ``rows`` would like to end, for one batch item or `ALL`; in any order."""
         del batch, rows
-        return ()
+        return np.zeros(0, dtype=np.int64)
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         """Disjoint rules that make up this one, each with the step of its rows and keys.
@@ -201,8 +202,8 @@ class _Joined(Mask):
     def is_value(self) -> bool:
         return all(part.is_value for part in self.parts)
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
-        return [cut for part in self.parts for cut in part.cuts(batch, rows)]
+    def cuts(self, batch: int, rows: range) -> Ints:
+        return np.concatenate([part.cuts(batch, rows) for part in self.parts])
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for part in self.parts for tensor in part.tensors())
@@ -316,7 +317,7 @@ class Not(Mask):
         residual = self.part.residual(box)
         return not residual if isinstance(residual, bool) else ("~", residual)
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+    def cuts(self, batch: int, rows: range) -> Ints:
         return self.part.cuts(batch, rows)
 
     def tensors(self) -> tuple[Tensor, ...]:

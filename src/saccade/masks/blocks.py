@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.errors import type_error, value_error
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Spans, Universe
+from saccade.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["Blocks"]
 
@@ -99,9 +99,9 @@ class Blocks(Mask):
             return True
         return (self, box.rows, box.keys)
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+    def cuts(self, batch: int, rows: range) -> Ints:
         del batch, rows
-        return [number * self.block_size for number in range(len(self.layout[0]) + 1)]
+        return np.arange(len(self.layout[0]) + 1) * self.block_size
 
     def __repr__(self) -> str:
         layouts = [[list(row) for row in head] for head in self.layout]

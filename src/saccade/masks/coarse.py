@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.errors import type_error, value_error
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Spans, Universe
+from saccade.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["Coarse"]
 
@@ -62,7 +62,10 @@ class Coarse(Mask):
         rows = Groups(groups.batch, np.floor_divide(groups.first, size), np.floor_divide(groups.last, size))
         columns = Universe(np.floor_divide(keys.first, size), -np.floor_divide(-keys.stop, size))
         inner = self.rule.bounds(rows, columns)
-        return Bounds(*(Spans.of(spans.starts * size, spans.ends * size, keys) for spans in inner))
+        needed = Spans.of(inner.needed.starts * size, inner.needed.ends * size, keys)
+        if inner.is_exact:
+            return Bounds.exactly(needed)
+        return Bounds(needed, Spans.of(inner.sure.starts * size, inner.sure.ends * size, keys))
 
     def residual(self, box: Box) -> bool | Hashable:
         size = self.block_size
@@ -73,9 +76,9 @@ class Coarse(Mask):
         inside = (box.rows[0] % size, box.rows.step, len(box.rows), box.keys[0] % size, len(box.keys))
         return (Coarse, size, inside, residual)
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+    def cuts(self, batch: int, rows: range) -> Ints:
         del batch
-        return range(rows.start // self.block_size * self.block_size, rows.stop, self.block_size)
+        return np.arange(rows.start // self.block_size * self.block_size, rows.stop, self.block_size)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.rule.tensors()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,7 +51,9 @@ class Documents(Mask):
 
     lengths: tuple[tuple[int, ...], ...]
     rule: Mask | None
-    _places: ClassVar[Tensor]  # one per mask, but no part of its value
+    # Derived from the lengths; one per mask, but no part of its value.
+    _places: ClassVar[Tensor]
+    _texts: ClassVar[tuple[tuple[Ints, Ints], ...]]
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
         given: list[Any] = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
@@ -71,6 +72,7 @@ class Documents(Mask):
         object.__setattr__(self, "rule", rule)
         # Read by `allows`; made here, where no compiler is tracing.
         object.__setattr__(self, "_places", _table(items))
+        object.__setattr__(self, "_texts", tuple(_lengths_and_ends(item) for item in items))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -99,7 +101,7 @@ class Documents(Mask):
         inside = Spans.within(keys, start, stop)
         apart = Bounds(inside, Spans.nothing(keys))
         if self.rule is None:
-            return Bounds(inside, inside).where(one, apart)
+            return Bounds.exactly(inside).where(one, apart)
         first = np.clip(keys.first - start, 0, stop - start)
         own = Universe(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
         moved = groups._replace(first=groups.first - start, last=groups.last - start)
@@ -129,21 +131,20 @@ class Documents(Mask):
             return [(1, self)]
         return [(step, Documents(self.lengths, term)) for step, term in terms]
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
-        if len(self.lengths) == 1:
-            items = [self.lengths[0]]
-        else:
-            items = list(self.lengths) if batch == ALL else [self.lengths[batch]]
-        longest = max(max(item, default=0) for item in items)
-        inner = () if self.rule is None else self.rule.cuts(batch, range(longest))
-        edges: set[int] = set()
-        for item in items:
-            start = 0
-            for length in item:
-                edges.update(start + cut for cut in (0, *inner) if 0 <= cut < length)
-                start += length
-            edges.add(start)
-        return sorted(edges)
+    def cuts(self, batch: int, rows: range) -> Ints:
+        del rows
+        items = self._texts if batch == ALL else [self._texts[0 if len(self._texts) == 1 else batch]]
+        edges = []
+        for lengths, ends in items:
+            edges += [ends - lengths, ends]
+            if self.rule is not None and len(lengths):
+                inner = self.rule.cuts(batch, range(int(lengths.max())))
+                inside = (inner > 0) & (inner < lengths[:, None])
+                edges.append(
+                    (ends - lengths)[:, None].repeat(len(inner), 1)[inside]
+                    + np.broadcast_to(inner, inside.shape)[inside]
+                )
+        return np.concatenate(edges)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self.rule is None else self.rule.tensors()
@@ -155,9 +156,8 @@ class Documents(Mask):
         items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
         for item in np.unique(items).tolist():
             own = items == item
-            lengths = np.asarray([n for n in self.lengths[item] if n > 0], dtype=np.int64)
-            ends = np.cumsum(lengths)
-            total = int(lengths.sum())
+            lengths, ends = self._texts[item]
+            total = int(ends[-1]) if len(ends) else 0
             first, last = groups.first[own], groups.last[own]
             touches = (first < total) & (last >= 0)
             if not total:
@@ -170,7 +170,12 @@ class Documents(Mask):
         return start, stop, one
 
 
-@lru_cache(maxsize=8)
+def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Lengths of the documents that hold something, and where they end."""
+    lengths = np.asarray([length for length in item if length], dtype=np.int64)
+    return lengths, np.cumsum(lengths)
+
+
 def _table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
     """int64 [items, 1 + positions + 1, 2]: document and its start, by position + 1; document -1 outside."""
     longest = max(sum(item) for item in lengths)

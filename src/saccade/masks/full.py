@@ -30,7 +30,7 @@ class Full(Mask):
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         del groups
-        return Bounds(Spans.everything(keys), Spans.everything(keys))
+        return Bounds.exactly(Spans.everything(keys))
 
     def residual(self, box: Box) -> bool | Hashable:
         del box

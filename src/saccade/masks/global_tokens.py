@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 import torch
@@ -70,10 +70,11 @@ class Global(Mask):
             for start, stop in self._runs():
                 seen = seen.union(Spans.within(keys, start, stop), keys)
         if not self.sees:
-            return Bounds(seen, seen)
+            return Bounds.exactly(seen)
         hits = self._count(groups.first, groups.last + 1)
         all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, tokens of other rows are counted too
-        return Bounds(everything.where(hits > 0, seen), everything.where(all_hit, seen))
+        needed = everything.where(hits > 0, seen)
+        return Bounds(needed, needed if ((hits > 0) == all_hit).all() else everything.where(all_hit, seen))
 
     def residual(self, box: Box) -> bool | Hashable:
         rows = self._inside(box.rows) if self.sees else ()
@@ -84,9 +85,9 @@ class Global(Mask):
             return False
         return (Global, len(box.rows), len(box.keys), rows, columns)
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+    def cuts(self, batch: int, rows: range) -> Ints:
         del batch, rows
-        return [edge for run in self._runs() for edge in run] if self.sees else []
+        return np.asarray([edge for run in self._runs() for edge in run] if self.sees else [], dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
         return (x[..., None] == torch.tensor(self.positions, dtype=torch.int64, device=x.device)).any(-1)

@@ -88,8 +88,7 @@ class Padding(Mask):
                 if together.all():
                     return Bounds(needed, sure)
             start, stop = start[groups.batch], stop[groups.batch]
-        own = Spans.within(keys, start, stop)
-        return Bounds(own, own)
+        return Bounds.exactly(Spans.within(keys, start, stop))
 
     def residual(self, box: Box) -> bool | Hashable:
         start, stop = self._edges()

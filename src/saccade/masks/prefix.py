@@ -48,8 +48,7 @@ class Prefix(Mask):
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         del groups
-        seen = Spans.within(keys, keys.first, self.length)
-        return Bounds(seen, seen)
+        return Bounds.exactly(Spans.within(keys, keys.first, self.length))
 
     def residual(self, box: Box) -> bool | Hashable:
         if box.keys[-1] < self.length:

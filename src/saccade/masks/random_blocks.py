@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from saccade.spans import Bounds, Ints, Spans, Universe
 __all__ = ["Random"]
 
 _WORD = 0xFFFFFFFF
+_MOST_ROWS = 64  # blocks of queries in one group beyond which nearly all keys are needed anyway
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +93,17 @@ class Random(Mask):
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         size = self.block_size
         low, high = (np.floor_divide(edge, size) for edge in (groups.first, groups.last))
+        most = int((high - low).max(initial=0)) + 1
+        if most > _MOST_ROWS:
+            return Bounds.unknown(keys)
         starts, ends = [], []
-        for offset in range(int((high - low).max(initial=0)) + 1):
+        for offset in range(most):
             row = low + offset
             present = (row <= high) & (row >= 0)
             starts.append(self.drawn(np.maximum(row, 0)) * size)
             ends.append(starts[-1] + np.where(present, size, 0)[:, None])
         needed = Spans.of(np.concatenate(starts, axis=1), np.concatenate(ends, axis=1), keys)
-        return Bounds(needed, needed.where((low == high) & (low >= 0), Spans.nothing(keys)))
+        return Bounds.exactly(needed).where((low == high) & (low >= 0), Bounds(needed, Spans.nothing(keys)))
 
     def residual(self, box: Box) -> bool | Hashable:
         size = self.block_size
@@ -113,9 +117,9 @@ class Random(Mask):
             return True
         return (self, box.rows, box.keys)
 
-    def cuts(self, batch: int, rows: range) -> Sequence[int]:
+    def cuts(self, batch: int, rows: range) -> Ints:
         del batch
-        return range(max(rows.start, 0) // self.block_size * self.block_size, rows.stop, self.block_size)
+        return np.arange(max(rows.start, 0) // self.block_size * self.block_size, rows.stop, self.block_size)
 
 
 def _word(seed: int, row: Any, number: int) -> Any:

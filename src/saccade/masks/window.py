@@ -62,7 +62,10 @@ class Window(Mask):
             stop = keys.stop if self.right is None else high_row + self.right + 1  # type: ignore[operator]
             return Spans.within(keys, first, stop)
 
-        return Bounds(between(groups.first, groups.last), between(groups.last, groups.first))
+        needed = between(groups.first, groups.last)
+        if (groups.first == groups.last).all():
+            return Bounds.exactly(needed)
+        return Bounds(needed, between(groups.last, groups.first))
 
     def residual(self, box: Box) -> bool | Hashable:
         least = box.rows[0] - box.keys[-1]

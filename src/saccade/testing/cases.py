@@ -4,6 +4,7 @@ import torch
 
 from saccade.masks import Causal, Dense, Documents, Full, Global, Padding, Predicate, Window
 from saccade.testing.case import Case
+from saccade.testing.patterns import LARGE_PATTERNS, PATTERNS
 
 __all__ = ["CASES", "LARGE_CASES"]
 
@@ -163,11 +164,13 @@ CASES: tuple[Case, ...] = (
     *_FREE,
     *_OPTIONS,
     *_POSITIONS,
+    *PATTERNS,
 )
 
 # Long enough that an implementation which works in tiles has several, with edges that fall inside of them.
-LARGE_CASES: tuple[Case, ...] = tuple(
-    Case(name, mask, rule, batch=batch, num_heads=2, num_kv_heads=1, q_len=q_len, kv_len=450)
+LARGE_CASES: tuple[Case, ...] = (
+    *(
+        Case(name, mask, rule, batch=batch, num_heads=2, num_kv_heads=1, q_len=q_len, kv_len=450)
     for name, mask, rule, batch, q_len in (
         ("large-full", Full(), lambda b, h, q, kv: True, 1, 450),
         ("large-causal", Causal(), lambda b, h, q, kv: kv <= q, 1, 450),

@@ -23,6 +23,7 @@ def check(
     call: Callable[..., Any] | None = None,
     with_lse: Callable[..., Any] | None = None,
     offers: Collection[str] | None = None,
+    reasons: Callable[..., tuple[str, ...]] | None = None,
     gqa: bool = True,
     masks: Literal["dense", "objects"] = "dense",
     cases: Sequence[Case] = CASES,
@@ -49,11 +50,14 @@ def check(
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
-            ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``) are passed only
-            where they are used.
+            ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``, ``dropout_p``)
+            are passed only where they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
         with_lse: the same function returning ``(out, lse)``, if there is one.
-        offers: the options that it takes; None reads them off the signature (a builtin has none to read).
+        offers: the options that it takes: those it must answer, and all others refuse. None reads them off the
+            signature (a builtin has none to read).
+        reasons: called like the function, it says why the function will not run these inputs; empty if it will.
+            Function and reasons must agree.
         gqa: it takes fewer key heads than query heads; if not, every head is handed its own copy of the keys.
         masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
             attend; "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions``
@@ -72,6 +76,7 @@ def check(
         call=call,
         with_lse=with_lse,
         offers=offers,
+        reasons=reasons,
         gqa=gqa,
         masks=masks,
         claims=claims,

@@ -26,6 +26,7 @@ class Problem:
         allowed: bool ``[batch, heads, q_len, kv_len]``, the truth; laws judge by it.
         mask: the same as a rule on positions (None: everyone sees everyone), for functions that take masks.
         bias, scale, softcap: options of the function; None where not used.
+        dropout_p: an option without a truth: all that is asked is whether it is taken.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
     """
 
@@ -37,13 +38,14 @@ class Problem:
     bias: Tensor | None = None
     scale: float | None = None
     softcap: float | None = None
+    dropout_p: float | None = None
     q_positions: Tensor | None = None
     kv_positions: Tensor | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The options in use, as keyword arguments."""
-        names = ("bias", "scale", "softcap")
+        names = ("bias", "scale", "softcap", "dropout_p")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property

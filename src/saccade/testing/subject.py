@@ -14,9 +14,9 @@ from saccade.errors import type_error, value_error
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 
-__all__ = ["Claims", "OPTIONS", "Subject"]
+__all__ = ["OPTIONS", "Claims", "Subject"]
 
-OPTIONS = ("bias", "scale", "softcap")
+OPTIONS = ("bias", "scale", "softcap", "dropout_p")
 _POSITIONS = ("q_positions", "kv_positions")
 _LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads"}
 
@@ -37,16 +37,22 @@ class Subject:
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``. Options (``bias``, ``scale``,
-            ``softcap``; with ``masks="objects"`` also ``q_positions`` and ``kv_positions``) are passed only
-            where they are used.
+            ``softcap``, ``dropout_p``; with ``masks="objects"`` also ``q_positions`` and ``kv_positions``) are
+            passed only where they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
         with_lse: the same function returning ``(out, lse)``, called in the same way.
-        offers: the options that it takes; None reads them off the signature.
+        offers: the options that it takes, all others being declined; None reads them off the signature.
+        reasons: called like the function, it says why the function will not run these inputs; empty if it will.
         gqa: it takes fewer key heads than query heads; otherwise every head is handed its own copy.
         masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
             attend; "objects" as a `saccade.masks.Mask` or None.
         claims: what its author says about it.
         device: where the inputs are put.
+
+    Attributes:
+        offers: names of what it takes: options, "lse" and "gqa". Asked for anything else, it must refuse.
+        unsaid: options of which nobody says whether it takes them; it is not asked for these.
+        promises: it is said beforehand what it answers: asked for that, it must not refuse.
 
     Raises:
         TypeError: not callable.
@@ -60,13 +66,15 @@ class Subject:
         call: Callable[..., Any] | None = None,
         with_lse: Callable[..., Any] | None = None,
         offers: Collection[str] | None = None,
+        reasons: Callable[..., tuple[str, ...]] | None = None,
         gqa: bool = True,
         masks: Literal["dense", "objects"] = "dense",
         claims: Claims | None = None,
         device: torch.device | str = "cpu",
     ):
-        for name, given in (("function", function), ("call", call), ("with_lse", with_lse)):
-            if given is not None and not callable(given):
+        callables = {"call": call, "with_lse": with_lse, "reasons": reasons}
+        for name, given in [("function", function), *callables.items()]:
+            if not callable(given) and (given is not None or name not in callables):
                 raise type_error("testing.check", name, "be callable", type(given).__name__)
         if masks not in ("dense", "objects"):
             raise value_error("testing.check", "masks", "be 'dense' or 'objects'", repr(masks))
@@ -74,12 +82,14 @@ class Subject:
         if unknown:
             rule = f"be among {', '.join((*OPTIONS, *_POSITIONS))}"
             raise value_error("testing.check", "offers", rule, ", ".join(sorted(unknown)))
-        self.function, self.call, self.lse_function = function, call, with_lse
+        self.function, self.call, self.lse_function, self.reasons = function, call, with_lse, reasons
         self.masks, self.device = masks, device
         self.claims = Claims() if claims is None else claims
         options = _signature_offers(call or function) if offers is None else frozenset(offers)
         besides = {"lse": with_lse is not None, "gqa": gqa}
-        self.offers = options | {name for name, offered in besides.items() if offered}
+        self.offers = (options or frozenset()) | {name for name, offered in besides.items() if offered}
+        self.unsaid = frozenset((*OPTIONS, *_POSITIONS) if options is None else ())
+        self.promises = offers is not None or reasons is not None
 
     def output(self, problem: Problem) -> Tensor:
         """The function's answer to a problem."""
@@ -91,36 +101,52 @@ class Subject:
 
     def output_and_lse(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """The function's answer with the log-sum-exp of each row."""
-        if self.lse_function is None:
-            raise value_error("testing.check", "with_lse", "be given to ask for the lse", None)
         out, lse = self._answer(self.lse_function, problem)
         return out, lse
 
     def lacks(self, case: Case, needed: Collection[str]) -> tuple[str, ...]:
         """Why a case cannot be tried: a reason for each thing that it or the law needs and nobody offers."""
-        required = [*needed, *case.needs, *(case.explicit_positions if self.masks == "objects" else ())]
-        missing = [name for name in dict.fromkeys(required) if name not in self.offers]
-        return tuple(_LACKS.get(name, f"takes no {name}") for name in missing)
+        return self.missing([*needed, *case.needs, *(case.explicit_positions if self.masks == "objects" else ())])
 
-    def _answer(self, function: Callable[..., Any], problem: Problem) -> Any:
-        if "gqa" not in self.offers:
-            problem = problem.ungrouped()
-        mask: object = problem.allowed
-        options = problem.options
-        if self.masks == "objects":
-            mask = problem.mask
-            options |= problem.positions
+    def missing(self, needed: Collection[str]) -> tuple[str, ...]:
+        """A reason for each thing that is needed and not offered."""
+        return tuple(_LACKS.get(name, f"takes no {name}") for name in dict.fromkeys(needed) if name not in self.offers)
+
+    def ask(self, problem: Problem, *, lse: bool = False) -> Tensor:
+        """The output for a problem as it stands, whatever is offered; of the function, or of the one with the lse."""
+        return self._put(self.lse_function, problem)[0] if lse else self._put(self.function, problem)
+
+    def reasons_against(self, problem: Problem) -> tuple[str, ...]:
+        """The reasons that the function gives beforehand not to answer a problem; empty if it will."""
+        if self.reasons is None:
+            return ()
+        mask, options = self._spoken(problem)
+        return tuple(self.reasons(problem.query, problem.key, problem.value, mask, **options))
+
+    def _answer(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
+        return self._put(function, problem if "gqa" in self.offers else problem.ungrouped())
+
+    def _put(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
+        if function is None:
+            raise value_error("testing.check", "with_lse", "be given to ask for the lse", None)
         tensors = (problem.query, problem.key, problem.value)
+        mask, options = self._spoken(problem)
         if self.call is None:
             return function(*tensors, mask, **options)
         return self.call(function, *tensors, mask, **options)
 
+    def _spoken(self, problem: Problem) -> tuple[object, dict[str, Any]]:
+        """The mask and the options of a problem in the form that the function wants."""
+        if self.masks == "dense":
+            return problem.allowed, problem.options
+        return problem.mask, problem.options | problem.positions
 
-def _signature_offers(function: Callable[..., Any]) -> frozenset[str]:
+
+def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin does not say what it takes
-        return frozenset()
+        return None
     named = {parameter.name for parameter in parameters}
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return frozenset(name for name in (*OPTIONS, *_POSITIONS) if anything or name in named)

@@ -10,7 +10,7 @@ from saccade.testing.laws.expect import holds
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["gradients", "random_like", "truth_gradients"]
+__all__ = ["gradients", "random_like", "some_bias", "truth_gradients"]
 
 Through = Literal["out", "lse"]
 Gradients = dict[str, Tensor]
@@ -21,6 +21,14 @@ def random_like(x: Tensor) -> Tensor:
     """Normal random numbers in the shape, dtype and place of a tensor; the same ones every time."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
+
+
+def some_bias(problem: Problem) -> Tensor:
+    """A bias of normal random numbers for every head, row and column of a problem; the same ones every time."""
+    rows, columns = problem.allowed.shape[2:]
+    heads = problem.query.shape[1]
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(1, heads, rows, columns, generator=generator, dtype=torch.float64).to(problem.query)
 
 
 def gradients(

@@ -12,7 +12,7 @@ from saccade.masks import Causal, Window
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients, random_like
-from saccade.testing.laws.expect import close, holds, identical
+from saccade.testing.laws.expect import close, holds, identical, same
 from saccade.testing.laws.law import law
 from saccade.testing.laws.memory import largest_tensor
 from saccade.testing.problem import Problem
@@ -62,11 +62,11 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             allowed=laid.allowed.contiguous(),
             bias=None if laid.bias is None else laid.bias.contiguous(),
         )
-        close(f"the output for {how} inputs", subject.output(laid), subject.output(plain), dtype)
+        same(f"the output for {how} inputs", subject.output(laid), subject.output(plain), dtype)
         upstream = layout(random_like(problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[3])))
         got, want = _pull_back(subject, laid, upstream), _pull_back(subject, plain, upstream.contiguous())
         for name in ("query", "key", "value"):
-            close(f"the gradient of a {how} {name}", got[name], want[name], dtype, "gradient")
+            same(f"the gradient of a {how} {name}", got[name], want[name], dtype, "gradient")
 
 
 @law(

@@ -8,7 +8,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
-from saccade.testing.laws.backward import gradients, truth_gradients
+from saccade.testing.laws.backward import gradients, some_bias, truth_gradients
 from saccade.testing.laws.expect import LawBroken, close, holds
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
@@ -49,7 +49,7 @@ def gradient_of_bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The gradient of the bias is that of the definition, summed over what it was broadcast to."""
     problem = case.problem(dtype, subject.device)
     if problem.bias is None:
-        problem = problem.but(bias=_some_bias(problem))
+        problem = problem.but(bias=some_bias(problem))
     want = truth_gradients(problem, bias=True)["bias"]
     got = gradients(subject, problem, bias=True)["bias"]
     close("the gradient of the bias", got, want, dtype, "gradient")
@@ -69,6 +69,7 @@ def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The gradients are the limits of difference quotients of the output itself."""
     problem = case.problem(dtype, subject.device)
     leaves = problem.leaves()
+    holds(torch.isfinite(subject.output(leaves)).all(), "the output is not finite, so it has no derivative")
 
     def answer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return subject.output(problem.but(query=query, key=key, value=value))
@@ -102,7 +103,7 @@ def softcap(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A bias is added to the scaled scores; where it broadcasts, it is the same for all."""
     problem = case.problem(dtype, subject.device)
-    added = _some_bias(problem)
+    added = some_bias(problem)
     for what, part in (("of a table", added), ("of one column", added[:, :1, :, :1]), ("of one row", added[:, :, :1])):
         biased = problem.but(bias=part)
         close(f"the output with a bias {what}", subject.output(biased), biased.truth()[0], dtype)
@@ -112,7 +113,7 @@ def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 def order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Scores are scaled, then capped, then biased, then masked."""
     problem = case.problem(dtype, subject.device)
-    problem = problem.but(scale=1.5, softcap=0.5, bias=_some_bias(problem))
+    problem = problem.but(scale=1.5, softcap=0.5, bias=some_bias(problem))
     close("the output with all options", subject.output(problem), problem.truth()[0], dtype)
 
 
@@ -156,13 +157,6 @@ def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     want = torch.full_like(problem.query, 1 / (1 + math.exp(-1)))
     got = subject.output(problem.but(query=query, key=key, value=value))
     close("the weight of a score of 2049 beside one of 2048", got, want, dtype)
-
-
-def _some_bias(problem: Problem) -> Tensor:
-    rows, columns = problem.allowed.shape[2:]
-    heads = problem.query.shape[1]
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(1, heads, rows, columns, generator=generator, dtype=torch.float64).to(problem.query)
 
 
 def _described(what: str, got: Tensor, dtype: torch.dtype, shape: list[int], problem: Problem) -> None:

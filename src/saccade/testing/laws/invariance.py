@@ -5,7 +5,7 @@ import torch
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import random_like
-from saccade.testing.laws.expect import close
+from saccade.testing.laws.expect import close, same
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Part
 from saccade.testing.subject import Subject
@@ -29,14 +29,14 @@ def linear(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     other = random_like(problem.value)
     apart = 2 * subject.output(problem) - 3 * subject.output(problem.but(value=other))
     together = subject.output(problem.but(value=2 * problem.value - 3 * other))
-    close("the output for 2u - 3v", together, apart, dtype)
+    same("the output for 2u - 3v", together, apart, dtype)
 
 
 @law(needs=("gqa",), where=(conditions.shares_keys,))
 def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Grouped heads give what they give with their group's keys and values copied out for each of them."""
     problem = case.problem(dtype, subject.device)
-    close("the output of grouped heads", subject.output(problem), subject.output(problem.ungrouped()), dtype)
+    same("the output of grouped heads", subject.output(problem), subject.output(problem.ungrouped()), dtype)
 
 
 @law(where=(conditions.has_several_items,))
@@ -46,7 +46,7 @@ def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     together = subject.output(problem)
     for index in range(case.batch):
         alone = subject.output(problem.item(index))
-        close(f"batch item {index}", together[index : index + 1], alone, dtype)
+        same(f"batch item {index}", together[index : index + 1], alone, dtype)
 
 
 @law()
@@ -54,7 +54,7 @@ def heads(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Heads do not know of each other: in reverse order they give the same in reverse order."""
     problem = case.problem(dtype, subject.device)
     reversed_heads = subject.output(problem.heads_reversed())
-    close("the output with the heads reversed", reversed_heads, subject.output(problem).flip(1), dtype)
+    same("the output with the heads reversed", reversed_heads, subject.output(problem).flip(1), dtype)
 
 
 @law(where=(conditions.is_full,))
@@ -62,7 +62,7 @@ def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Where everyone sees everyone, the order of the keys does not matter."""
     problem = case.problem(dtype, subject.device)
     reordered = subject.output(problem.keys_reversed())
-    close("the output with the keys reversed", reordered, subject.output(problem), dtype)
+    same("the output with the keys reversed", reordered, subject.output(problem), dtype)
 
 
 @law(needs=("bias",))
@@ -72,10 +72,10 @@ def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     constant = 1000.0 if dtype == torch.float64 else 16.0
     problem = case.problem(dtype, subject.device).but(bias=None)
     shifted = problem.but(bias=problem.query.new_full((1, 1, *problem.allowed.shape[2:]), constant))
-    close("the output with raised scores", subject.output(shifted), subject.output(problem), dtype)
+    same("the output with raised scores", subject.output(shifted), subject.output(problem), dtype)
     if "lse" in subject.offers:
         got, want = subject.output_and_lse(shifted)[1], subject.output_and_lse(problem)[1] + constant
-        close("the lse with raised scores", got, want, dtype, "lse")
+        same("the lse with raised scores", got, want, dtype, "lse")
 
 
 @law(needs=("lse",))
@@ -89,8 +89,8 @@ def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         b, b_lse = subject.output_and_lse(problem.part(second))
         both = torch.logaddexp(a_lse, b_lse)
         a_share, b_share = ((lse - both).exp().nan_to_num(nan=0.0)[..., None] for lse in (a_lse, b_lse))
-        close(f"{first} and {second} keys together", a * a_share + b * b_share, want, dtype)
-        close(f"the lse of {first} and {second} keys together", both, want_lse, dtype, "lse")
+        same(f"{first} and {second} keys together", a * a_share + b * b_share, want, dtype)
+        same(f"the lse of {first} and {second} keys together", both, want_lse, dtype, "lse")
 
 
 @law(where=(conditions.is_causal, conditions.default_positions, conditions.has_several_queries))
@@ -101,10 +101,10 @@ def decode(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     steps = range(1, case.q_len) if case.q_len <= 16 else (1, case.q_len // 2, case.q_len - 1)
     for split in steps:
         first, rest = subject.output(problem.step(0, split)), subject.output(problem.step(split, case.q_len))
-        close(f"a prefill of {split}", first, whole[:, :, :split], dtype)
-        close(f"the rest after a prefill of {split}", rest, whole[:, :, split:], dtype)
+        same(f"a prefill of {split}", first, whole[:, :, :split], dtype)
+        same(f"the rest after a prefill of {split}", rest, whole[:, :, split:], dtype)
         token = subject.output(problem.step(split, split + 1))
-        close(f"the token at {split} alone", token, whole[:, :, split : split + 1], dtype)
+        same(f"the token at {split} alone", token, whole[:, :, split : split + 1], dtype)
 
 
 LAWS = (ones, linear, gqa, batch, heads, key_order, shift, merge, decode)

@@ -6,7 +6,7 @@ from torch import Tensor
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients
-from saccade.testing.laws.expect import close, holds
+from saccade.testing.laws.expect import holds, same
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
@@ -47,7 +47,7 @@ def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             value=problem.value.index_add(2, at, torch.full_like(problem.value[:, :, :1], 9.0)),
         )
         blind = ~problem.allowed[..., key]
-        close(
+        same(
             f"after key {key} changed, a row blind to it",
             subject.output(changed)[blind],
             before[blind],
@@ -68,7 +68,7 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         changed = problem.but(key=problem.key + moved, value=problem.value + moved)
         rows = past.expand(problem.query.shape[:3])
         what = f"after everything behind position {now} changed, a row up to there"
-        close(what, subject.output(changed)[rows], before[rows], dtype)
+        same(what, subject.output(changed)[rows], before[rows], dtype)
 
 
 @law(where=(conditions.has_empty_rows,))
@@ -101,10 +101,10 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         for name, kind in (("key", "NaN"), ("value", "NaN"), ("key", "inf"), ("value", "-inf")):
             dirty = _poisoned(problem, name, key, kind)
             what = f"with {kind} in {name} {key}"
-            close(f"{what}, a row blind to it", subject.output(dirty)[blind], clean[blind], dtype)
+            same(f"{what}, a row blind to it", subject.output(dirty)[blind], clean[blind], dtype)
             got = gradients(subject, dirty, blind)
             for of, rows in (("query", blind), ("key", untouched), ("value", untouched)):
-                close(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
+                same(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
 
 
 @law(where=(conditions.has_queries_and_keys, conditions.has_several_queries))
@@ -116,7 +116,7 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         others = torch.arange(problem.query.shape[2], device=problem.query.device) != query
         for kind in ("NaN", "inf"):
             found = subject.output(_poisoned(problem, "query", query, kind))
-            close(f"with {kind} in query {query}, another row", found[:, :, others], before[:, :, others], dtype)
+            same(f"with {kind} in query {query}, another row", found[:, :, others], before[:, :, others], dtype)
 
 
 @law(where=(conditions.shows_something,))

@@ -36,7 +36,13 @@ class Mutant:
 
 def subject_of(implementation: Stepwise) -> Subject:
     """An implementation in steps as a function under test."""
-    return Subject(implementation, with_lse=implementation.with_lse, claims=Claims(memory_exponent=1.0))
+    return Subject(
+        implementation,
+        with_lse=implementation.with_lse,
+        offers=implementation.offers,
+        reasons=implementation.reasons,
+        claims=Claims(memory_exponent=1.0),
+    )
 
 
 def mutants_of(caught_by: dict[type[Stepwise], tuple[str, ...]]) -> tuple[Mutant, ...]:

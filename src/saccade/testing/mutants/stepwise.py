@@ -3,16 +3,20 @@
 import torch
 from torch import Tensor
 
+from saccade.errors import unsupported
+
 __all__ = ["Stepwise"]
 
 
 class Stepwise:
     """Exact attention for a bool mask, some rows at a time; keeps every law, slowly.
 
-    A forbidden key or value is replaced by 0 before anything is multiplied with it: 0 * NaN is NaN.
+    A forbidden key or value is replaced by 0 before anything is multiplied with it: 0 * NaN is NaN. It has no
+    dropout, and says so beforehand.
     """
 
     rows_at_once: int = 64
+    offers: tuple[str, ...] | None = ("bias", "scale", "softcap")
 
     def __call__(
         self,
@@ -24,9 +28,19 @@ class Stepwise:
         bias: Tensor | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        dropout_p: float = 0.0,
     ) -> Tensor:
         """The output, ``[batch, heads, q_len, value_dim]``."""
-        return self.with_lse(query, key, value, mask, bias=bias, scale=scale, softcap=softcap)[0]
+        # fmt: off
+        return self.with_lse(
+            query, key, value, mask, bias=bias, scale=scale, softcap=softcap, dropout_p=dropout_p
+        )[0]
+        # fmt: on
+
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
+        """Why it will not run these inputs; empty if it will."""
+        del query, key, value, mask
+        return ("has no dropout",) if options.get("dropout_p") else ()
 
     def with_lse(
         self,
@@ -38,8 +52,10 @@ class Stepwise:
         bias: Tensor | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        dropout_p: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """The output and the lse of each row."""
+        self.refuse(softcap, dropout_p)
         query, allowed = self.take(query), self.read(mask)
         blocks = []
         for first in range(0, max(query.shape[2], 1), self.rows_at_once):
@@ -71,6 +87,12 @@ class Stepwise:
         scores = self.add(self.cap(scores, softcap), bias)
         weights, lse = self.normalise(scores, allowed)
         return self.give(self.product(weights, v, allowed), query.dtype), lse
+
+    def refuse(self, softcap: float | None, dropout_p: float) -> None:
+        """Raise an error for what it does not run."""
+        del softcap
+        if dropout_p:
+            raise unsupported("stepwise", "it", ("has no dropout",))
 
     def take(self, query: Tensor) -> Tensor:
         """The query as it was handed over."""

@@ -1,0 +1,88 @@
+"""Mistakes in what an implementation says of itself."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.errors import unsupported
+from saccade.testing.mutants.mutant import mutants_of
+from saccade.testing.mutants.stepwise import Stepwise
+
+__all__ = ["MUTANTS"]
+
+
+class DropoutSwallowed(Stepwise):
+    """A dropout that is declined is accepted and not applied."""
+
+    def refuse(self, softcap: float | None, dropout_p: float) -> None:
+        return None
+
+
+class NeedlessReason(Stepwise):
+    """A reason is given against a softcap, which is then applied as if nothing had been said."""
+
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
+        own = super().reasons(query, key, value, mask, **options)
+        return (*own, "has no softcap") if "softcap" in options else own
+
+
+class OtherReason(Stepwise):
+    """A softcap is refused for another reason than the one given beforehand."""
+
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
+        own = super().reasons(query, key, value, mask, **options)
+        return (*own, "has no softcap") if "softcap" in options else own
+
+    def refuse(self, softcap: float | None, dropout_p: float) -> None:
+        super().refuse(None, dropout_p)
+        if softcap is not None:
+            raise unsupported("stepwise", "it", ("wants another scale",))
+
+
+class UnknownSwallowed(Stepwise):
+    """Options that it does not know vanish in a `**options`."""
+
+    def with_lse(self, *tensors: Tensor, dropout_p: float = 0.0, **options: Any) -> tuple[Tensor, Tensor]:
+        return super().with_lse(*tensors, **options)
+
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
+        return ()
+
+
+class EmptyPromise(Stepwise):
+    """A softcap is offered, and refused when asked for."""
+
+    def refuse(self, softcap: float | None, dropout_p: float) -> None:
+        super().refuse(softcap, dropout_p)
+        if softcap is not None:
+            raise unsupported("stepwise", "it", ("has no softcap",))
+
+
+class LateRefusal(Stepwise):
+    """The gradient of a bias is refused, but only once it is asked for."""
+
+    def add(self, scores: Tensor, bias: Tensor | None) -> Tensor:
+        return scores if bias is None else super().add(scores, _NoGradient.apply(bias))
+
+
+class _NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+        raise unsupported("stepwise", "it", ("has no gradient for bias",))
+
+
+MUTANTS = mutants_of(
+    {
+        DropoutSwallowed: ("declined",),
+        NeedlessReason: ("declined",),
+        OtherReason: ("declined",),
+        UnknownSwallowed: ("declined",),
+        EmptyPromise: ("offered",),
+        LateRefusal: ("offered",),
+    }
+)
