@@ -8,8 +8,8 @@ priced in pairs of query and key, and the cheapest is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -320,18 +320,18 @@ class _Layout(NamedTuple):
 
 def _cheapest(rule: Rule, step: int, sizes: _Sizes) -> _Layout:
     """Price the ways to group the rows, large ones on a sample, and keep the cheapest that is feasible."""
-    priced: list[tuple[float, int, Groups]] = []
+    priced: list[tuple[float, int, Callable[[], Groups]]] = []
     for items, cuts, could_cut in _ways(rule, step, sizes):
         for block in _blocks(step, sizes, cuts):
-            groups = _grouped(items, cuts, block, step, sizes)
-            price = _sampled_price(rule, sizes, groups)
-            priced.append((price, len(priced), groups))
+            grouped = partial(_grouped, items, cuts, block, step, sizes)
+            price = _sampled_price(rule, sizes, grouped())
+            priced.append((price, len(priced), grouped))
             # Shorter blocks are slower to run; they are for rules that leave too much unsure even where the rows
             # are cut as the rule wishes.
             if block <= 192 and (price < math.inf or could_cut):
                 break
-    for _, _, groups in sorted(priced, key=lambda entry: entry[:2]):
-        layout = _Layout.of(rule, sizes, groups)
+    for _, _, made in sorted(priced, key=lambda entry: entry[:2]):
+        layout = _Layout.of(rule, sizes, made())
         if layout.is_feasible():
             return layout
     raise AssertionError("groups of one row are always feasible")

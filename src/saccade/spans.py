@@ -117,12 +117,10 @@ def _packed(starts: Ints, ends: Ints, universe: Universe) -> tuple[Ints, Ints]:
     np.copyto(ends, stop, where=empty)
     if starts.shape[1] == 1:
         return starts, ends
-    order = np.argsort(starts, axis=1)
-    starts = np.take_along_axis(starts, order, axis=1)
-    ends = np.take_along_axis(ends, order, axis=1)
-    np.maximum.accumulate(ends, axis=1, out=ends)
-    # A segment opens where a slot starts beyond all ends before it, and closes before the next one opens. Both are
-    # in order, so moving the others to the end of the universe and sorting again packs them.
+    # Starts and ends may be sorted apart: the k-th start opens a segment iff the k ranges that start before it have
+    # ended by then, and these have the k smallest ends. What neither opens nor closes one is moved to the end.
+    starts.sort(axis=1)
+    ends.sort(axis=1)
     inner = starts[:, 1:] <= ends[:, :-1]
     slots = starts.shape[1] - int(inner.sum(axis=1).min(initial=starts.shape[1] - 1))
     np.copyto(starts[:, 1:], stop, where=inner)

@@ -132,6 +132,17 @@ def test_a_plan_covers_what_is_allowed(mask: masks.Mask, q_len: int, kv_len: int
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_random_expressions(data: st.DataObject) -> None:
+    _check_random_expression(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None)
+@given(data=st.data())
+def test_many_random_expressions(data: st.DataObject) -> None:
+    _check_random_expression(data)
+
+
+def _check_random_expression(data: st.DataObject) -> None:
     batch = data.draw(st.sampled_from([1, 2, 3]), label="batch")
     mask = data.draw(expressions(batch), label="mask")
     q_len, kv_len = (data.draw(st.integers(1, MAX_LEN), label=name) for name in ("q_len", "kv_len"))

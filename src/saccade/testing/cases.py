@@ -155,22 +155,8 @@ _POSITIONS = (
     ),
 )
 
-CASES: tuple[Case, ...] = (
-    *_PLAIN,
-    *_CAUSAL,
-    *_WINDOWS,
-    *_GLOBALS,
-    *_BATCHES,
-    *_FREE,
-    *_OPTIONS,
-    *_POSITIONS,
-    *PATTERNS,
-)
-
-# Long enough that an implementation which works in tiles has several, with edges that fall inside of them.
-LARGE_CASES: tuple[Case, ...] = (
-    *(
-        Case(name, mask, rule, batch=batch, num_heads=2, num_kv_heads=1, q_len=q_len, kv_len=450)
+_LARGE = tuple(
+    Case(name, mask, rule, batch=batch, num_heads=2, num_kv_heads=1, q_len=q_len, kv_len=450)
     for name, mask, rule, batch, q_len in (
         ("large-full", Full(), lambda b, h, q, kv: True, 1, 450),
         ("large-causal", Causal(), lambda b, h, q, kv: kv <= q, 1, 450),
@@ -193,3 +179,18 @@ LARGE_CASES: tuple[Case, ...] = (
         ("large-documents", Documents((200, 1, 150, 99)), lambda b, h, q, kv: _LONG[q] == _LONG[kv], 1, 450),
     )
 )
+
+CASES: tuple[Case, ...] = (
+    *_PLAIN,
+    *_CAUSAL,
+    *_WINDOWS,
+    *_GLOBALS,
+    *_BATCHES,
+    *_FREE,
+    *_OPTIONS,
+    *_POSITIONS,
+    *PATTERNS,
+)
+
+# Long enough that an implementation which works in tiles has several, with edges that fall inside of them.
+LARGE_CASES: tuple[Case, ...] = (*_LARGE, *LARGE_PATTERNS)

@@ -172,12 +172,6 @@ LARGE_PATTERNS: tuple[Case, ...] = tuple(
     for name, mask, rule, q_len in (
         ("large-strided", Strided(21), lambda b, h, q, kv: q % 21 == kv % 21, 450),
         (
-            "large-sparse-transformer",
-            sparse_transformer(21),
-            lambda b, h, q, kv: kv <= q and (kv >= q - 21 or q % 21 == kv % 21),
-            450,
-        ),
-        (
             "large-sparse-transformer-extend",
             sparse_transformer(21),
             lambda b, h, q, kv: kv <= q and (kv >= q - 21 or q % 21 == kv % 21),
@@ -189,7 +183,6 @@ LARGE_PATTERNS: tuple[Case, ...] = tuple(
             lambda b, h, q, kv: abs(q // 16 - kv // 16) <= 1 or min(q, kv) < 32 or kv // 16 in _LARGE[q // 16],
             450,
         ),
-        ("large-longformer", longformer(30, (0, 7, 300)), lambda b, h, q, kv: abs(q - kv) <= 30 or q in (0, 7, 300) or kv in (0, 7, 300), 450),
         ("large-prefix-lm", prefix_lm(100), lambda b, h, q, kv: kv <= q or kv < 100, 450),
         (
             "large-strided-global",
