@@ -1,37 +1,43 @@
-"""Run the questions and print a table; the exit status says whether every target was met."""
+"""Ask the questions, print one table and write it down; the exit status says whether every target was met."""
 
 import sys
+from collections.abc import Callable, Iterator
 
-import torch
-from rich.console import Console
-from rich.table import Table
+from benchmarks import bigbird, growth, longformer, plans, reporting, short, window
+from benchmarks.measuring import Referee
+from benchmarks.reporting import Row
 
-from benchmarks import short, window
-from benchmarks.measuring import matmul_rate
-
-QUESTIONS = {"short": short, "window": window}
+QUESTIONS: dict[str, Callable[[Referee], Iterator[Row]]] = {
+    "window": window.measure,
+    "longformer": longformer.measure,
+    "bigbird": bigbird.measure,
+    "growth": growth.measure,
+    "plans": plans.measure,
+    "short": short.measure,
+}
 
 
 def main(names: list[str]) -> int:
-    """Run the named questions, or all."""
+    """Ask the named questions, or all."""
     unknown = [name for name in names if name not in QUESTIONS]
     if unknown:
         print(f"benchmarks: question must be one of {', '.join(QUESTIONS)}; got {', '.join(unknown)}.", file=sys.stderr)
         return 2
-    peak = max(matmul_rate() for _ in range(5))
-    console = Console(width=160)
-    console.print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, "
-        f"dense float32 product {peak / 1e9:.0f} GFLOP/s"
-    )
-    table = Table("question", "measured", "target", "met")
-    missed = 0
-    for name in names or list(QUESTIONS):
-        for question, measured, target, met in QUESTIONS[name].main(peak):
-            table.add_row(question, measured, target, "yes" if met else "no")
-            missed += not met
-    console.print(table)
-    return 1 if missed else 0
+    referee = Referee()
+    answers: dict[str, list[Row]] = {}
+    for name in dict.fromkeys(names or QUESTIONS):
+        answers[name] = []
+        _tell(f"{name} ...")
+        for row in QUESTIONS[name](referee):
+            answers[name].append(row)
+            _tell(f"  {row.case}: {row.measured}")
+        reporting.write(answers, referee)
+    reporting.say(answers, referee)
+    return 0 if all(row.met is not False for rows in answers.values() for row in rows) else 1
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

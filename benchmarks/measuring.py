@@ -1,10 +1,9 @@
-"""How things are measured: sides alternated, medians of ratios, repeated while the machine is disturbed."""
+"""How things are timed: sides in turn, medians of ratios, and a referee who notices a disturbed machine."""
 
+import math
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,72 +11,146 @@ import torch
 Call = Callable[[], object]
 
 
+def seconds(call: Call, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Wall time of one call."""
+    start = clock()
+    call()
+    return clock() - start
+
+
+def matmul_rate(dtype: torch.dtype = torch.float32, size: int = 1024, runs: int = 2) -> float:
+    """FLOP/s of a dense product right now: the best of a few, since only a disturbance makes one slower."""
+    a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+    return 2 * size**3 / min(seconds(lambda: torch.mm(a, b)) for _ in range(runs))
+
+
+class Referee:
+    """Says whether the machine is quiet: whether a dense product runs at nearly the best rate ever seen here.
+
+    Args:
+        rate: measures the product; any unit.
+        floor: share of the best rate that counts as quiet.
+        samples: measurements from which the first peak is taken; a better one seen later raises it.
+        patience: seconds that all waiting together may take.
+        clock, sleep: for tests.
+    """
+
+    def __init__(
+        self,
+        rate: Callable[[], float] = matmul_rate,
+        *,
+        floor: float = 0.8,
+        samples: int = 40,
+        patience: float = 90.0,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self._rate, self.floor, self.patience = rate, floor, patience
+        self._clock, self._sleep = clock, sleep
+        self.peak = max(rate() for _ in range(samples))
+
+    def look(self) -> float:
+        """The rate right now, which may be a new peak."""
+        rate = self._rate()
+        self.peak = max(self.peak, rate)
+        return rate
+
+    def is_quiet(self, rate: float | None = None) -> bool:
+        """True if a rate (that of right now when None) is near the best one seen so far."""
+        rate = self.look() if rate is None else rate
+        return rate >= self.floor * self.peak
+
+    def wait(self) -> bool:
+        """Wait for a quiet moment while patience lasts; says whether it came."""
+        start = self._clock()
+        while not self.is_quiet():
+            left = self.patience - (self._clock() - start)
+            if left <= 0:
+                self.patience = 0.0
+                return False
+            self._sleep(min(0.5, left))
+        self.patience -= self._clock() - start
+        return True
+
+
+class Rounds(NamedTuple):
+    """Times of several calls, taken in turn: ``times[round][call]`` in seconds."""
+
+    times: list[list[float]]
+    rate: float
+    """The slowest reference product beside a round that counts: compare with the referee's last peak."""
+    quiet: bool
+    """True if at least half of the rounds asked for were undisturbed; then the others are left out."""
+
+    def median(self, call: int) -> float:
+        """Of one call over the rounds."""
+        return statistics.median(times[call] for times in self.times)
+
+
+def in_turn(
+    calls: Sequence[Call],
+    *,
+    rounds: int,
+    referee: Referee,
+    batch: int = 1,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Rounds:
+    """Time calls one after another, A B A B ..., and repeat the rounds beside which the reference was off.
+
+    Args:
+        calls: what is timed.
+        rounds: undisturbed rounds wanted. Twice as many are tried.
+        referee: looks before and after each batch of rounds.
+        batch: rounds between two looks, for calls that are much shorter than the reference product.
+        warm_up: rounds that are not timed.
+        clock: for tests.
+    """
+    for _ in range(warm_up):
+        for call in calls:
+            call()
+    kept: list[tuple[float, list[float]]] = []
+    others: list[tuple[float, list[float]]] = []
+    after = referee.look()
+    for _ in range(max(1, 2 * rounds // batch)):
+        if not referee.is_quiet(after):
+            referee.wait()
+            after = referee.look()
+        before = after
+        times = [[seconds(call, clock) for call in calls] for _ in range(batch)]
+        after = referee.look()
+        rate = min(before, after)
+        (kept if referee.is_quiet(rate) else others).extend((rate, row) for row in times)
+        if len(kept) >= rounds:
+            break
+    quiet = 2 * len(kept) >= rounds
+    chosen = kept if quiet else kept + others
+    return Rounds([row for _, row in chosen], min(rate for rate, _ in chosen), quiet)
+
+
 class Pair(NamedTuple):
-    """Two sides of one question, in seconds: medians, and the median of the ratios run by run."""
+    """Two sides of one question: medians in seconds, and the median of the ratios round by round."""
 
     ours: float
     theirs: float
     ratio: float
     """theirs / ours: how many times faster ours is."""
+    rate: float
+    quiet: bool
 
 
-def seconds(call: Call) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def compare(ours: Call, theirs: Call, *, rounds: int, referee: Referee, batch: int = 1, warm_up: int = 1) -> Pair:
+    """Run the two sides in turn and judge round by round, so that a drift of the machine hits both."""
+    both = in_turn([ours, theirs], rounds=rounds, referee=referee, batch=batch, warm_up=warm_up)
+    return Pair(both.median(0), both.median(1), median_ratio(both.times), both.rate, both.quiet)
 
 
-def compare(ours: Call, theirs: Call, *, runs: int, warm_up: int = 1) -> Pair:
-    """Run the two sides in turn, A B A B ..."""
-    for _ in range(warm_up):
-        ours()
-        theirs()
-    pairs = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
-    return Pair(
-        statistics.median(a for a, _ in pairs),
-        statistics.median(b for _, b in pairs),
-        statistics.median(b / a for a, b in pairs),
-    )
+def median_ratio(times: Sequence[Sequence[float]]) -> float:
+    """Median over rounds of (second / first)."""
+    return statistics.median(theirs / ours for ours, theirs in times)
 
 
-def matmul_rate(size: int = 2048) -> float:
-    """FLOP/s of a dense float32 product right now: the reference by which a disturbed machine is noticed."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    torch.mm(a, b)
-    return 2 * size**3 / statistics.median(seconds(lambda: torch.mm(a, b)) for _ in range(5))
-
-
-def undisturbed(measure: Callable[[], Pair], *, peak: float, tries: int = 4) -> tuple[Pair, bool]:
-    """Repeat a measurement until the dense product before and after it runs at 80 % of its peak or more.
-
-    Returns:
-        The last measurement, and whether the machine was quiet during it.
-    """
-    for _ in range(tries):
-        before = matmul_rate()
-        pair = measure()
-        if min(before, matmul_rate()) >= 0.8 * peak:
-            return pair, True
-    return pair, False
-
-
-def extra_bytes(code: str) -> int:
-    """Peak resident memory that ``run()`` adds to that of its inputs, in a fresh process (Linux).
-
-    Args:
-        code: defines inputs and a function ``run``; it may warm up what should not count.
-    """
-    program = f"""
-import gc, re
-def status(name):
-    return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1)) * 1024
-{code}
-gc.collect()
-open("/proc/self/clear_refs", "w").write("5")
-before = status("VmRSS")
-result = run()
-print(status("VmHWM") - before)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Least-squares slope of log(value) against log(size): 1 is linear growth, 2 quadratic."""
+    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    return statistics.linear_regression(x, y).slope

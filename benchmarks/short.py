@@ -1,36 +1,63 @@
 """What does a short sequence cost beside SDPA, where every microsecond of Python shows?"""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 import saccade as sc
-from benchmarks.measuring import compare, undisturbed
+from benchmarks.checking import assert_agree
+from benchmarks.measuring import Referee, compare
+from benchmarks.reporting import Row, duration
 from saccade import masks
 
+SIZES, HEADS, DIM = (16, 64, 128, 256, 512), 8, 64
+FACTOR, EXTRA = 1.2, 20e-6
+_CAUSAL = masks.Causal()
 
-def main(peak: float) -> list[tuple[str, str, str, bool]]:
-    """Rows of (question, measured, target, met)."""
-    rows = []
-    causal = masks.Causal()
-    for n in (16, 64, 128, 256, 512):
-        q, k, v = (torch.randn(1, 8, n, 64) for _ in range(3))
-        for name, mask in (("full", None), ("causal", causal)):
-            ours = lambda q=q, k=k, v=v, mask=mask: sc.attention(q, k, v, mask)  # noqa: E731
-            theirs = lambda q=q, k=k, v=v, mask=mask: F.scaled_dot_product_attention(  # noqa: E731
-                q, k, v, is_causal=mask is not None
+
+class Case(NamedTuple):
+    """Inputs, and whether they are causal."""
+
+    tensors: list[Tensor]
+    causal: bool
+
+    def ours(self) -> Tensor:
+        """One side."""
+        return sc.attention(*self.tensors, _CAUSAL if self.causal else None)
+
+    def theirs(self) -> Tensor:
+        """The other."""
+        return F.scaled_dot_product_attention(*self.tensors, is_causal=self.causal)
+
+
+def case(n: int, causal: bool) -> Case:
+    """Random inputs."""
+    return Case([torch.randn(1, HEADS, n, DIM) for _ in range(3)], causal)
+
+
+def check(its: Case) -> None:
+    """Both sides agree."""
+    assert_agree(its.ours(), its.theirs())
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    for n in SIZES:
+        for causal in (False, True):
+            its = case(n, causal)
+            check(its)
+            rounds = 1000 if n <= 128 else 200
+            pair = compare(its.ours, its.theirs, rounds=rounds, referee=referee, batch=rounds // 4, warm_up=50)
+            allowed = FACTOR * pair.theirs + EXTRA
+            yield Row(
+                f"{'causal' if causal else 'full'}, n={n}, float32, forward",
+                f"{duration(pair.ours)}, SDPA {duration(pair.theirs)}",
+                f"at most {FACTOR:g}x SDPA + {duration(EXTRA)} = {duration(allowed)}",
+                pair.ours <= allowed,
+                {"ratio": pair.ratio, "ours_s": pair.ours, "theirs_s": pair.theirs},
+                pair.rate,
+                pair.quiet,
             )
-            torch.testing.assert_close(ours(), theirs(), rtol=1e-5, atol=1e-5)
-            runs = 1000 if n <= 128 else 200
-            pair, quiet = undisturbed(
-                lambda a=ours, b=theirs, runs=runs: compare(a, b, runs=runs, warm_up=50), peak=peak
-            )
-            allowed = 1.2 * pair.theirs + 20e-6
-            rows.append(
-                (
-                    f"{name}, n={n}, float32, forward",
-                    f"{1e6 * pair.ours:.0f} µs  (SDPA {1e6 * pair.theirs:.0f} µs)" + ("" if quiet else "  [disturbed]"),
-                    f"at most 1.2x SDPA + 20 µs = {1e6 * allowed:.0f} µs",
-                    pair.ours <= allowed,
-                )
-            )
-    return rows

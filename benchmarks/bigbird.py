@@ -1,0 +1,100 @@
+"""How much faster is a BigBird layer than that of transformers, per pair that is seen?
+
+Theirs draws its random blocks only while training, and other ones than ours, so that outputs cannot be compared: each
+side is compared with its own mask written out. Ours may draw a block that the window shows already, theirs draws until
+it does not; the ratio is therefore divided by the pairs that each side computes.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import BigBirdConfig
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+import saccade as sc
+from benchmarks.checking import assert_agree
+from benchmarks.measuring import Referee, compare
+from benchmarks.reporting import Row, ratio_row
+from saccade import masks
+
+N, HEADS, DIM, BLOCK, RANDOM = 4096, 8, 64, 64, 3
+TARGET = 2.0
+
+
+class Layers(nn.Module):
+    """Their layer and ours on one set of weights."""
+
+    def __init__(self, n: int = N, block: int = BLOCK):
+        super().__init__()
+        torch.manual_seed(0)
+        embed_dim = HEADS * DIM
+        config = BigBirdConfig(
+            hidden_size=embed_dim,
+            num_attention_heads=HEADS,
+            block_size=block,
+            num_random_blocks=RANDOM,
+            max_position_embeddings=n,
+            attention_probs_dropout_prob=0.0,
+        )
+        self.layer = BigBirdBlockSparseAttention(config, seed=0).train()
+        self.hidden = torch.randn(1, n, embed_dim)
+        blocked, band, start, stop = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, n), block)
+        self.facts = {
+            "band_mask": band,
+            "from_mask": start,
+            "to_mask": stop,
+            "from_blocked_mask": blocked,
+            "to_blocked_mask": blocked,
+        }
+        self.mask = masks.bigbird(block, random_blocks=RANDOM)
+
+    def theirs(self) -> Tensor:
+        """Transformers' layer."""
+        return self.layer(self.hidden, **self.facts)[0]
+
+    def ours(self) -> Tensor:
+        """Three projections and one product."""
+        return sc.attention(*self.projected(), self.mask).transpose(1, 2).flatten(2)
+
+    def projected(self) -> list[Tensor]:
+        """Query, key and value."""
+        linears = (self.layer.query, self.layer.key, self.layer.value)
+        return [linear(self.hidden).unflatten(2, (HEADS, DIM)).transpose(1, 2) for linear in linears]
+
+    def their_mask(self) -> Tensor:
+        """What theirs sees, read off the weights that it returns: bool ``[1, heads, n, n]``."""
+        return self.layer(self.hidden, **self.facts)[1] > 0
+
+
+def check(layers: Layers) -> tuple[int, int]:
+    """Each side is its own mask, written out; returns the pairs that ours and theirs see, over all heads."""
+    with torch.no_grad():
+        projected = layers.projected()
+        n = layers.hidden.shape[1]
+        ours, theirs = layers.mask.to_dense(n), layers.their_mask()
+        for out, mask in ((layers.ours(), ours), (layers.theirs(), theirs)):
+            dense = F.scaled_dot_product_attention(*projected, attn_mask=mask)
+            assert_agree(out, dense.transpose(1, 2).flatten(2))
+    layers.train(False)
+    assert torch.equal(layers.mask.to_dense(n), ours), "the same mask in training and evaluation"
+    layers.train(True)
+    return int(ours.sum()) * HEADS, int(theirs.sum())
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    layers = Layers()
+    own, other = check(layers)
+    with torch.no_grad():
+        pair = compare(layers.ours, layers.theirs, rounds=7, referee=referee)
+    note = f"x {own / other:.3f}, the share of its pairs that ours sees"
+    row = ratio_row(
+        f"layer, blocks of {BLOCK}, {RANDOM} random, n={N}, float32",
+        pair._replace(ratio=pair.ratio * own / other),
+        peer="transformers",
+        target=TARGET,
+        note=note,
+    )
+    yield row._replace(figures=row.figures | {"pairs": own, "their_pairs": other})

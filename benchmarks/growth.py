@@ -1,0 +1,127 @@
+"""How do time and memory grow with the length, and what does exact causal attention over 100,000 tokens need?"""
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import saccade as sc
+from benchmarks.checking import assert_rows_by_definition
+from benchmarks.measuring import Call, Referee, Rounds, in_turn, slope
+from benchmarks.memory import Job, extra_bytes
+from benchmarks.plotting import Curve, drawn
+from benchmarks.reporting import OUT, Row, duration, replace
+from saccade import masks
+from saccade.masks import Mask
+
+SIZES = tuple(1 << power for power in range(12, 17))
+DIM = 64
+LONGEST = 100_000
+MOST_MEMORY = 3.0  # of query + key + value
+
+
+class Pattern(NamedTuple):
+    """A mask for every length, and how time may grow with it."""
+
+    make: Callable[[int], Mask]
+    most_time_slope: float = 1.1
+    most_memory_slope: float = 1.1
+
+
+PATTERNS = {
+    "window ±256": Pattern(lambda n: masks.Window(256, 256)),
+    "longformer ±256, token 0": Pattern(lambda n: masks.longformer(256, [0])),
+    "bigbird, blocks of 64": Pattern(lambda n: masks.bigbird(64)),
+    "streaming, 4 + 1024": Pattern(lambda n: masks.streaming(4, 1024)),
+    "causal documents of 512": Pattern(
+        lambda n: masks.Documents([min(512, n - start) for start in range(0, n, 512)], rule=masks.Causal())
+    ),
+    "strided, step √n": Pattern(lambda n: masks.sparse_transformer(math.isqrt(n)), most_time_slope=1.6),
+}
+
+
+def inputs(n: int) -> list[Tensor]:
+    """Query, key and value of one head."""
+    torch.manual_seed(0)
+    return [torch.randn(1, 1, n, DIM) for _ in range(3)]
+
+
+def check(n: int, names: tuple[str, ...] = tuple(PATTERNS)) -> None:
+    """Rows spread over the sequence are what the definition of each mask gives."""
+    tensors = inputs(n)
+    for name in names:
+        mask = PATTERNS[name].make(n)
+        assert_rows_by_definition(sc.attention(*tensors, mask), tensors, mask)
+
+
+def memory_of(name: str, n: int) -> Call:
+    """For `extra_bytes`: one product, its inputs made and the code once run."""
+    make = (lambda n: masks.Causal()) if name == "causal" else PATTERNS[name].make
+    tensors, few = inputs(n), min(n, 2048)
+    sc.attention(*(x[:, :, :few] for x in tensors), make(few))
+    return functools.partial(sc.attention, *tensors, make(n))
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question; draws growth.png."""
+    curves: dict[str, Curve] = {}
+    for name, pattern in PATTERNS.items():
+        check(SIZES[-1], (name,))
+        taken = times_of(pattern, referee)
+        extras = extra_bytes([Job("benchmarks.growth:memory_of", [name, n]) for n in SIZES])
+        curves[name] = Curve([taken.median(call) for call in range(len(SIZES))], extras)
+        yield row_of(name, pattern, curves[name], taken)
+    replace(OUT / "growth.png", drawn(SIZES, curves))
+    yield _longest(referee)
+
+
+def times_of(pattern: Pattern, referee: Referee) -> Rounds:
+    """Every size once per round, so that a drift of the machine does not look like growth."""
+    calls = [functools.partial(sc.attention, *inputs(n), pattern.make(n)) for n in SIZES]
+    return in_turn(calls, rounds=5, referee=referee)
+
+
+def row_of(name: str, pattern: Pattern, curve: Curve, taken: Rounds) -> Row:
+    """Slopes beside their targets."""
+    time_slope = statistics.median(slope(SIZES, times) for times in taken.times)
+    memory_slope = slope(SIZES, curve.extras)
+    ends = f"{duration(curve.times[0])} to {duration(curve.times[-1])}"
+    sizes = f"{curve.extras[0] / 2**20:.0f} to {curve.extras[-1] / 2**20:.0f} MiB"
+    return Row(
+        f"{name}, n={SIZES[0]} to {SIZES[-1]}",
+        f"time^{time_slope:.2f}: {ends}; memory^{memory_slope:.2f}: {sizes}",
+        f"time at most {pattern.most_time_slope:g}, memory at most {pattern.most_memory_slope:g}",
+        time_slope <= pattern.most_time_slope and memory_slope <= pattern.most_memory_slope,
+        {
+            "time_slope": time_slope,
+            "memory_slope": memory_slope,
+            **{f"seconds_{n}": time for n, time in zip(SIZES, curve.times, strict=True)},
+            **{f"bytes_{n}": extra for n, extra in zip(SIZES, curve.extras, strict=True)},
+        },
+        taken.rate,
+        taken.quiet,
+    )
+
+
+def _longest(referee: Referee) -> Row:
+    tensors, mask = inputs(LONGEST), masks.Causal()
+    assert_rows_by_definition(sc.attention(*tensors, mask), tensors, mask)
+    taken = in_turn([functools.partial(sc.attention, *tensors, mask)], rounds=1, warm_up=0, referee=referee)
+    (extra,) = extra_bytes([Job("benchmarks.growth:memory_of", ["causal", LONGEST])])
+    size = sum(x.nbytes for x in tensors)
+    flops = 4 * DIM * LONGEST * (LONGEST + 1) / 2
+    time = taken.median(0)
+    return Row(
+        f"causal, exact, n={LONGEST}: extra memory, result included",
+        f"{extra / size:.2f} of query + key + value ({extra / 2**20:.0f} MiB), {duration(time)}, "
+        f"{flops / time / referee.peak:.0%} of the matmul peak",
+        f"at most {MOST_MEMORY:g}",
+        extra <= MOST_MEMORY * size,
+        {"extra_bytes": extra, "input_bytes": size, "seconds": time},
+        taken.rate,
+        taken.quiet,
+    )

@@ -1,0 +1,104 @@
+"""How much faster is a Longformer layer than that of transformers, with the same projections?
+
+Theirs has projections of its own for global tokens. They are compared twice: with weights copied from the others, where
+ours is one mask, and with weights of their own, where ours makes the rows of global tokens from them as theirs does.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LongformerConfig
+from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+import saccade as sc
+from benchmarks.checking import assert_agree
+from benchmarks.measuring import Referee, compare
+from benchmarks.reporting import Row, duration, ratio_row
+from saccade import masks
+
+N, HEADS, DIM, WIDTH = 8192, 8, 64, 256
+TARGET = 5.0
+
+
+class Layers(nn.Module):
+    """Their layer and ours on one set of weights; token 0 is global."""
+
+    def __init__(self, n: int = N, width: int = WIDTH, *, own_globals: bool = False):
+        super().__init__()
+        torch.manual_seed(0)
+        embed_dim = HEADS * DIM
+        config = LongformerConfig(
+            hidden_size=embed_dim,
+            num_attention_heads=HEADS,
+            attention_window=[2 * width],
+            attention_probs_dropout_prob=0.0,
+        )
+        self.layer = LongformerSelfAttention(config, 0).eval()
+        self.own_globals = own_globals
+        if not own_globals:
+            for name in ("query", "key", "value"):
+                getattr(self.layer, f"{name}_global").load_state_dict(getattr(self.layer, name).state_dict())
+        self.hidden = torch.randn(1, n, embed_dim)
+        is_global = torch.zeros(1, n, dtype=torch.bool)
+        is_global[:, 0] = True
+        self.facts = {
+            "attention_mask": torch.where(is_global, 10000.0, 0.0),  # > 0 marks a global token
+            "is_index_masked": torch.zeros_like(is_global),
+            "is_index_global_attn": is_global,
+            "is_global_attn": True,
+        }
+        self.mask = masks.longformer(width, [0])
+        self.seen_only = masks.Window(width, width) | masks.Global([0], sees=False)
+
+    def theirs(self) -> Tensor:
+        """Transformers' layer."""
+        return self.layer(self.hidden, **self.facts)[0]
+
+    def ours(self) -> Tensor:
+        """Three projections and one product; with global projections, three more and row 0 again."""
+        query, key, value = self._projected("")
+        if not self.own_globals:
+            return sc.attention(query, key, value, self.mask).transpose(1, 2).flatten(2)
+        out = sc.attention(query, key, value, self.seen_only)
+        query, key, value = self._projected("_global", first_only=True)
+        out[:, :, :1] = sc.attention(query, key, value)
+        return out.transpose(1, 2).flatten(2)
+
+    def redundant(self) -> list[Tensor]:
+        """The global projections, which theirs runs (query: for token 0) also where they are copies."""
+        return self._projected("_global", first_only=True)
+
+    def _projected(self, suffix: str, *, first_only: bool = False) -> list[Tensor]:
+        sources = (self.hidden[:, :1] if first_only else self.hidden, self.hidden, self.hidden)
+        linears = [getattr(self.layer, name + suffix) for name in ("query", "key", "value")]
+        return [
+            F.linear(x, linear.weight, linear.bias).unflatten(2, (HEADS, DIM)).transpose(1, 2)
+            for x, linear in zip(sources, linears, strict=True)
+        ]
+
+
+def check(layers: Layers) -> None:
+    """Both layers give the same output."""
+    with torch.no_grad():
+        assert_agree(layers.ours(), layers.theirs())
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    for own, name in ((False, "copied"), (True, "of their own")):
+        layers = Layers(own_globals=own)
+        check(layers)
+        with torch.no_grad():
+            pair = compare(layers.ours, layers.theirs, rounds=5, referee=referee)
+            extra = compare(layers.redundant, layers.redundant, rounds=3, referee=referee).ours
+        left = (pair.theirs - extra) / pair.ours
+        note = "" if own else f"without its {duration(extra)} of global projections {left:.1f}x"
+        yield ratio_row(
+            f"layer, ±{WIDTH} and token 0, n={N}, float32, global projections {name}",
+            pair,
+            peer="transformers",
+            target=TARGET,
+            note=note,
+        )

@@ -1,0 +1,80 @@
+"""What does it cost to plan a million tokens?"""
+
+import functools
+import gc
+import statistics
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import torch
+
+from benchmarks.measuring import Referee, in_turn, seconds
+from benchmarks.reporting import Row, duration
+from saccade import masks
+from saccade.masks import Mask, base
+from saccade.plan import Plan
+
+N = 1 << 20
+MOST_SECONDS, MOST_BYTES = 0.060, 8e6
+
+MAKERS: dict[str, Callable[[int], Mask]] = {
+    "window ±256": lambda n: masks.Window(256, 256),
+    "longformer ±256, token 0": lambda n: masks.longformer(256, [0]),
+    "bigbird, blocks of 64": lambda n: masks.bigbird(64),
+    "streaming, 4 + 1024": lambda n: masks.streaming(4, 1024),
+    "causal documents of 512": lambda n: masks.Documents([512] * (n // 512), rule=masks.Causal()),
+}
+
+
+def cold(make: Callable[[int], Mask], n: int) -> Plan:
+    """A plan that nothing was kept for: the mask is new, and plans that were made before are forgotten."""
+    base._kept_plan.cache_clear()  # there is no public way to forget
+    return make(n).plan(n)
+
+
+def check(n: int = 2048) -> None:
+    """The tiles of each plan hold every pair that its mask allows."""
+    for name, make in MAKERS.items():
+        mask = make(n)
+        covered = torch.zeros(n, n, dtype=torch.bool)
+        for tile in cold(make, n).tiles:
+            for strip in tile.columns:
+                rows, keys = (slice(x.start, x.stop, x.step) for x in (tile.rows, strip.keys))
+                covered[rows, keys] = True
+        missing = mask.to_dense(n)[0, 0] & ~covered
+        assert not missing.any(), f"{name}: {int(missing.sum())} pairs are in no tile"
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Most that numpy and Python hold at once during a call."""
+    gc.collect()
+    tracemalloc.start()
+    result = call()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    del result
+    return peak
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    check()
+    for name, make in MAKERS.items():
+        plan = functools.partial(cold, make, N)
+        taken = in_turn([plan], rounds=9, referee=referee)
+        size = peak_bytes(plan)
+        tiles = statistics.median(_tile_seconds(plan()) for _ in range(3))
+        time = taken.median(0)
+        yield Row(
+            name,
+            f"{duration(time)}, {size / 1e6:.1f} MB; then {len(plan())} tiles, made as they are run, {duration(tiles)}",
+            f"at most {MOST_SECONDS * 1e3:.0f} ms, {MOST_BYTES / 1e6:.0f} MB",
+            time <= MOST_SECONDS and size <= MOST_BYTES,
+            {"plan_s": time, "plan_bytes": size, "tiles_s": tiles},
+            taken.rate,
+            taken.quiet,
+        )
+
+
+def _tile_seconds(plan: Plan) -> float:
+    return seconds(lambda: sum(1 for _ in plan.tiles))

@@ -1,0 +1,143 @@
+"""What a question answers: rows, printed as one table and written to one file."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measuring import Pair, Referee
+
+OUT = Path("out/bench")
+
+
+class Row(NamedTuple):
+    """One measured figure beside its target."""
+
+    case: str
+    measured: str
+    target: str = ""
+    met: bool | None = None
+    """None where nothing is asked."""
+    figures: dict[str, float] = {}
+    """The numbers behind the text, in SI units."""
+    rate: float | None = None
+    """Rate of the reference product beside it; None where no time is measured."""
+    quiet: bool = True
+
+    def is_disturbed(self, referee: Referee) -> bool:
+        """True if the machine was busy; judged by the best rate of the whole run, not only of the time before."""
+        return not (self.quiet and (self.rate is None or referee.is_quiet(self.rate)))
+
+
+def ratio_row(case: str, pair: Pair, *, peer: str, target: float | None = None, note: str = "") -> Row:
+    """A row that says how many times faster ours is than a peer."""
+    return Row(
+        case,
+        f"{pair.ratio:.1f}x: {duration(pair.ours)}, {peer} {duration(pair.theirs)}" + (f"; {note}" if note else ""),
+        f"at least {target:g}x" if target else "",
+        pair.ratio >= target if target else None,
+        {"ratio": pair.ratio, "ours_s": pair.ours, "theirs_s": pair.theirs},
+        pair.rate,
+        pair.quiet,
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a reader, in three digits."""
+    unit, factor = ("s", 1.0) if seconds >= 1.0 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
+    number = seconds * factor
+    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f} {unit}"
+
+
+def share(flops: float, seconds: float, peak: float) -> str:
+    """How much of the rate of a dense product was reached."""
+    return f"{flops / seconds / peak:.0%} of the matmul peak"
+
+
+def cpu_name() -> str:
+    """The processor, as the system calls it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, object]:
+    """Where the figures come from."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def table(answers: dict[str, Sequence[Row]], referee: Referee) -> Table:
+    """All rows, question by question."""
+    shown = Table("question", "case", "measured", "target", "met")
+    for question, rows in answers.items():
+        for number, row in enumerate(rows):
+            met = "" if row.met is None else "yes" if row.met else "NO"
+            disturbed = "  [disturbed]" if row.is_disturbed(referee) else ""
+            # Text, not markup: rich would take brackets for styles.
+            cells = (question if not number else "", row.case, row.measured + disturbed, row.target, met)
+            shown.add_row(*(cell.replace("[", r"\[") for cell in cells), end_section=number == len(rows) - 1)
+    return shown
+
+
+def say(answers: dict[str, Sequence[Row]], referee: Referee) -> None:
+    """Print the table on stdout."""
+    about = machine()
+    console = Console(width=170, soft_wrap=False)
+    console.print(
+        f"{about['cpu']}, {about['cores']} cores, {about['capability']}; torch {about['torch']}, "
+        f"{about['threads']} threads; dense float32 product {referee.peak / 1e9:.0f} GFLOP/s",
+        highlight=False,
+    )
+    console.print(table(answers, referee), highlight=False)
+
+
+def write(answers: dict[str, Sequence[Row]], referee: Referee, folder: Path = OUT) -> Path:
+    """Write results.json: whole or not at all."""
+    results = {
+        "machine": machine(),
+        "matmul_peak_flops": referee.peak,
+        "rows": [
+            {
+                "question": question,
+                "case": row.case,
+                "measured": row.measured,
+                "target": row.target,
+                "met": row.met,
+                "disturbed": row.is_disturbed(referee),
+                "matmul_flops": row.rate,
+                **row.figures,
+            }
+            for question, rows in answers.items()
+            for row in rows
+        ],
+    }
+    return replace(folder / "results.json", (json.dumps(results, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def replace(path: Path, content: bytes) -> Path:
+    """Write a file beside its place and move it there, so that no reader sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path

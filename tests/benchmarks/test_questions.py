@@ -1,0 +1,133 @@
+"""The part of every question that comes before timing, at tiny sizes."""
+
+import sys
+
+import pytest
+import torch
+
+import saccade as sc
+from benchmarks import __main__ as command
+from benchmarks import (
+    bigbird,
+    checking,
+    growth,
+    longformer,
+    measuring,
+    memory,
+    plans,
+    plotting,
+    reporting,
+    short,
+    window,
+)
+from saccade import masks
+
+
+@pytest.mark.parametrize("dtype", window.TARGETS)
+def test_window(dtype):
+    window.check(window.case(dtype, n=96, width=8))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_window_of_flex_attention():
+    with torch.no_grad():
+        made = window.flex(window.case(torch.float32, n=96, width=8), (32, 32), compiled=False)
+    assert made.mask_seconds > 0.0
+
+
+@pytest.mark.parametrize("own_globals", [False, True])
+def test_longformer(own_globals):
+    longformer.check(longformer.Layers(n=64, width=4, own_globals=own_globals))
+
+
+def test_longformer_notices_another_width():
+    layers = longformer.Layers(n=64, width=4)
+    layers.mask = masks.longformer(5, [0])
+    with pytest.raises(AssertionError, match="not close"):
+        longformer.check(layers)
+
+
+def test_bigbird():
+    ours, theirs = bigbird.check(bigbird.Layers(n=64, block=4))
+    assert 0.5 < ours / theirs < 1.5
+
+
+def test_growth():
+    growth.check(700)
+
+
+def test_plans():
+    plans.check(700)
+
+
+def test_a_plan_is_cold():
+    made = [plans.cold(plans.MAKERS["window ±256"], 1024) for _ in range(2)]
+    assert made[0] is not made[1]
+
+
+def test_peak_bytes_sees_what_is_gone_at_the_end():
+    assert plans.peak_bytes(lambda: sum(bytearray(1_000_000))) >= 1_000_000
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_short(causal):
+    short.check(short.case(16, causal))
+
+
+def test_rows_by_definition_notice_one_wrong_row():
+    tensors = growth.inputs(64)
+    out = sc.attention(*tensors, masks.Causal())
+    checking.assert_rows_by_definition(out, tensors, masks.Causal())
+    out[:, :, -1] += 0.01
+    with pytest.raises(AssertionError, match="not close"):
+        checking.assert_rows_by_definition(out, tensors, masks.Causal())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_of_a_call_in_its_own_process():
+    jobs = [memory.Job("benchmarks.growth:memory_of", ["window ±256", 4096]) for _ in range(2)]
+    result = 4096 * growth.DIM * 4
+    assert all(result <= extra < 100 * result for extra in memory.extra_bytes(jobs))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_counts_the_peak_not_what_is_left():
+    assert memory.measured(lambda: torch.ones(1 << 24).sum().item()) >= 0.9 * (1 << 26)
+
+
+def test_a_picture():
+    curve = plotting.Curve([1e-3 * n for n in growth.SIZES], [1000 * n for n in growth.SIZES])
+    assert plotting.drawn(growth.SIZES, {"one": curve}).startswith(b"\x89PNG")
+
+
+def test_an_unknown_question_is_one_line(capsys):
+    assert command.main(["windows", "short"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        "benchmarks: question must be one of window, longformer, bigbird, growth, plans, short; got windows.\n"
+    )
+
+
+@pytest.mark.parametrize("met, status", [(True, 0), (None, 0), (False, 1)])
+def test_the_exit_status_says_whether_all_targets_are_met(met, status, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "Referee", lambda: measuring.Referee(lambda: 1.0))
+    monkeypatch.setattr(
+        command, "QUESTIONS", {"one": lambda referee: iter([reporting.Row("case", "1x", "at least 2x", met)])}
+    )
+    assert command.main([]) == status
+    assert (tmp_path / "out" / "bench" / "results.json").exists()
+    said = capsys.readouterr()
+    assert "case" in said.out
+    assert "one ..." in said.err
+
+
+def test_a_question_says_what_it_measured(monkeypatch):
+    monkeypatch.setattr(longformer, "N", 64)
+    layers = longformer.Layers
+    monkeypatch.setattr(longformer, "Layers", lambda own_globals: layers(64, 4, own_globals=own_globals))
+    monkeypatch.setattr(longformer, "compare", lambda *sides, **options: measuring.Pair(0.01, 0.08, 8.0, 1.0, True))
+    rows = list(longformer.measure(referee=None))
+    assert [row.met for row in rows] == [True, True]
+    assert "without its 10.0 ms of global projections 7.0x" in rows[0].measured
