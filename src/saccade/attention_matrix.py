@@ -137,7 +137,7 @@ class AttentionMatrix(Matrix):
         """
         if self._lse is not None and not self._wants_grad():
             return self._lse
-        return choose(self.scores, 0.0, self.impl).kernel.run(self.scores, self.scores.key)[1]
+        return _product(self.scores, self.scores.key, 0.0, self.impl)[1]
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
@@ -157,7 +157,8 @@ class AttentionMatrix(Matrix):
                 scores, bad = isolated.scores, isolated.by_key
         for tile in scores.row_plan.tiles:
             for piece in _pieces(tile, batch, head, rows):
-                weights, _ = normalised(scores.tile(piece))
+                with torch.autocast(self.device.type, enabled=False):
+                    weights, _ = normalised(scores.tile(piece))
                 span = piece.rows
                 if bad is not None:
                     marked = bad[piece.batch, piece.heads, span.start : span.stop, None]
@@ -251,10 +252,20 @@ def _product(
     scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output and lse by the kernel that fits."""
+    if torch.compiler.is_compiling():
+        return _product_outside(scores, value, dropout_p, impl, seed)
+    if torch.is_autocast_enabled(scores.device.type):
+        # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
+        with torch.autocast(scores.device.type, enabled=False):
+            return _product(scores, value, dropout_p, impl, seed)
     scores.check_value(value)
     if dropout_p:
         dropout.check(dropout_p, scores.where)
     return choose(scores, dropout_p, impl).kernel.run(scores, value, dropout_p=dropout_p, seed=seed)
+
+
+# Kernels walk over tiles in Python, which a compiler need not unroll: they are a break in its graph.
+_product_outside = torch.compiler.disable(_product)
 
 
 def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:

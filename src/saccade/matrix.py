@@ -100,7 +100,9 @@ class Matrix(ABC):
             if seed is not None and dropout_p > 0.0:
                 weights = weights * self._kept(block, dropout_p, seed) / (1.0 - dropout_p)
             values = take(value[block.batch, groups], block.columns, 2).to(weights.dtype)
-            out[block.batch, block.heads, block.rows.start : block.rows.stop] = product(weights, values)
+            with torch.autocast(self.device.type, enabled=False):
+                part = product(weights, values)
+            out[block.batch, block.heads, block.rows.start : block.rows.stop] = part
         return out.to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
@@ -119,7 +121,8 @@ class Matrix(ABC):
         out = x.new_zeros(batch, heads, kv_len, x.shape[3], dtype=_wide(x))
         for block in self.blocks():
             rows = x[block.batch, block.heads, block.rows.start : block.rows.stop].to(block.weights.dtype)
-            part, start = block.weights.mT @ rows, 0
+            with torch.autocast(self.device.type, enabled=False):
+                part, start = block.weights.mT @ rows, 0
             for span in block.columns:
                 out[block.batch, block.heads, span.start : span.stop] += part[:, :, start : start + len(span)]
                 start += len(span)

@@ -93,29 +93,32 @@ def is_available() -> bool:
     """Whether this torch has the operation, with the arguments that are used here, and it computes what it should."""
     if _forward is None or _backward is None:
         return False
-    x = torch.linspace(-1.0, 1.0, 24).reshape(1, 2, 3, 4)
-    try:
-        out, lse = _forward(x, x, x, 0.0, False, attn_mask=torch.zeros(1, 1, 3, 3), scale=0.5)
-        grad, _, _ = _backward(out, x, x, x, out, lse, 0.0, False, attn_mask=None, scale=0.5)
-    except (RuntimeError, TypeError):
-        return False
-    weights = (0.5 * x @ x.mT).softmax(-1)
-    return bool(torch.allclose(out, weights @ x, atol=1e-5)) and bool(torch.isfinite(grad).all())
+    # Whatever the caller has switched on (autocast, a default dtype or device) must not change the answer.
+    with torch.autocast("cpu", enabled=False), torch.no_grad():
+        x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float32, device="cpu").reshape(1, 2, 3, 4)
+        try:
+            out, lse = _forward(x, x, x, 0.0, False, attn_mask=torch.zeros_like(x[:, :, :, :3]), scale=0.5)
+            grad, _, _ = _backward(out, x, x, x, out, lse, 0.0, False, attn_mask=None, scale=0.5)
+        except (RuntimeError, TypeError):
+            return False
+        weights = (0.5 * x @ x.mT).softmax(-1)
+        return bool(torch.allclose(out, weights @ x, atol=1e-5)) and bool(torch.isfinite(grad).all())
 
 
 @cache
 def reads_groups() -> bool:
     """Whether the operation itself lets several query heads share a key head (torch 2.13 does)."""
-    q = torch.linspace(-1.0, 1.0, 48).reshape(1, 4, 3, 4)
-    k = torch.linspace(1.0, -0.5, 24).reshape(1, 2, 3, 4)
-    wide = k.repeat_interleave(2, 1)
-    try:
-        out, lse = _forward(q, k, k, 0.0, False, attn_mask=None, scale=0.5)
-        expected, _ = _forward(q, wide, wide, 0.0, False, attn_mask=None, scale=0.5)
-        _, gk, _ = _backward(out, q, k, k, out, lse, 0.0, False, attn_mask=None, scale=0.5)
-    except (RuntimeError, TypeError):
-        return False
-    return gk.shape == k.shape and bool(torch.allclose(out, expected, atol=1e-6))
+    with torch.autocast("cpu", enabled=False), torch.no_grad():
+        q = torch.linspace(-1.0, 1.0, 48, dtype=torch.float32, device="cpu").reshape(1, 4, 3, 4)
+        k = torch.linspace(1.0, -0.5, 24, dtype=torch.float32, device="cpu").reshape(1, 2, 3, 4)
+        wide = k.repeat_interleave(2, 1)
+        try:
+            out, lse = _forward(q, k, k, 0.0, False, attn_mask=None, scale=0.5)
+            expected, _ = _forward(q, wide, wide, 0.0, False, attn_mask=None, scale=0.5)
+            _, gk, _ = _backward(out, q, k, k, out, lse, 0.0, False, attn_mask=None, scale=0.5)
+        except (RuntimeError, TypeError):
+            return False
+        return gk.shape == k.shape and bool(torch.allclose(out, expected, atol=1e-6))
 
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"

@@ -345,6 +345,7 @@ def plan_of(
     return make(mask, shape, q_first, kv_first, whole_rows)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # index arithmetic in NumPy: run, not traced
 def _new_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
     return plans.make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
 
