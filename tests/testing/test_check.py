@@ -109,7 +109,7 @@ def test_a_report_without_faults_returns_itself():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"offers": ["causal"]}, ValueError, "offers must be among bias, scale, softcap, q_positions, kv_pos.* causal"),
+        ({"offers": ["causal"]}, ValueError, "offers must be among bias, scale, softcap, dropout_p, q_pos.* causal"),
         ({"masks": "float"}, ValueError, "masks must be 'dense' or 'objects'; got 'float'"),
         ({"call": 3}, TypeError, "call must be callable; got int"),
     ],

@@ -100,7 +100,7 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
     reasons = law.reasons(subject, case)
     if reasons:
         return Result(law.name, case.name, dtype, "not applicable", "; ".join(reasons))
-    lacks = subject.lacks(case, law.needs)
+    lacks = () if law.needs is None else subject.lacks(case, law.needs)
     if lacks:
         return Result(law.name, case.name, dtype, "not offered", "; ".join(lacks))
     try:

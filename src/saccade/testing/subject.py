@@ -112,9 +112,15 @@ class Subject:
         """A reason for each thing that is needed and not offered."""
         return tuple(_LACKS.get(name, f"takes no {name}") for name in dict.fromkeys(needed) if name not in self.offers)
 
-    def ask(self, problem: Problem, *, lse: bool = False) -> Tensor:
-        """The output for a problem as it stands, whatever is offered; of the function, or of the one with the lse."""
-        return self._put(self.lse_function, problem)[0] if lse else self._put(self.function, problem)
+    def ask(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
+        """What ``self.function`` or ``self.lse_function`` says to a problem as it stands, whatever is offered."""
+        if function is None:
+            raise value_error("testing.check", "with_lse", "be given to ask for the lse", None)
+        tensors = (problem.query, problem.key, problem.value)
+        mask, options = self._spoken(problem)
+        if self.call is None:
+            return function(*tensors, mask, **options)
+        return self.call(function, *tensors, mask, **options)
 
     def reasons_against(self, problem: Problem) -> tuple[str, ...]:
         """The reasons that the function gives beforehand not to answer a problem; empty if it will."""
@@ -124,16 +130,7 @@ class Subject:
         return tuple(self.reasons(problem.query, problem.key, problem.value, mask, **options))
 
     def _answer(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
-        return self._put(function, problem if "gqa" in self.offers else problem.ungrouped())
-
-    def _put(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
-        if function is None:
-            raise value_error("testing.check", "with_lse", "be given to ask for the lse", None)
-        tensors = (problem.query, problem.key, problem.value)
-        mask, options = self._spoken(problem)
-        if self.call is None:
-            return function(*tensors, mask, **options)
-        return self.call(function, *tensors, mask, **options)
+        return self.ask(function, problem if "gqa" in self.offers else problem.ungrouped())
 
     def _spoken(self, problem: Problem) -> tuple[object, dict[str, Any]]:
         """The mask and the options of a problem in the form that the function wants."""

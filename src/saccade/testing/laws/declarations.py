@@ -32,7 +32,10 @@ class _Question:
     def ask(self, subject: Subject) -> None:
         """Forward and backward."""
         with torch.set_grad_enabled(self.gradients):
-            out = subject.ask(self.problem, lse=self.lse)
+            if self.lse:
+                out, _ = subject.ask(subject.lse_function, self.problem)
+            else:
+                out = subject.ask(subject.function, self.problem)
         if isinstance(out, Tensor) and out.requires_grad:
             leaves = (self.problem.query, self.problem.bias)
             wanted = [x for x in leaves if x is not None and x.requires_grad]
@@ -63,7 +66,7 @@ def promises(subject: Subject, case: Case) -> str | None:
     return None if subject.promises else "it is not said beforehand what is answered"
 
 
-@law(where=(declines,))
+@law(needs=None, where=(declines,))
 def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """What is declined beforehand is refused with an error, for the reasons given; it is never silently ignored."""
     control = _control(subject, case, dtype)
@@ -84,19 +87,19 @@ def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             question.ask(subject)
         except NotImplementedError as refusal:
             why = "; ".join(refusal.reasons) if isinstance(refusal, UnsupportedError) else str(refusal)
-            raise LawBroken(f"{question.what}: not declined beforehand, but refused since it {why}") from None
+            raise LawBroken(f"{question.what}: not declined beforehand, but refused ({why})") from None
 
 
 def _is_refused(subject: Subject, question: _Question) -> None:
     missing, reasons = question.missing(subject), question.reasons(subject)
-    said = f"{question.what}: declined beforehand since it {'; '.join((*missing, *reasons))}"
+    said = f"{question.what}: declined beforehand ({'; '.join((*missing, *reasons))})"
     try:
         question.ask(subject)
     except Exception as refusal:
         if not missing:  # who takes an option and gives reasons against it refuses it for these, not by accident
             holds(isinstance(refusal, NotImplementedError), f"{said}, but then {type(refusal).__name__} is raised")
             others = refusal.reasons if isinstance(refusal, UnsupportedError) else reasons
-            holds(others == reasons, f"{said}, but refused since it {'; '.join(others)}")
+            holds(others == reasons, f"{said}, but refused for another reason ({'; '.join(others)})")
     else:
         raise LawBroken(f"{said}, but answered")
 

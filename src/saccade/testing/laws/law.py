@@ -26,7 +26,8 @@ class Law:
         name: one word or two.
         statement: the law in one sentence.
         trial: the function behind it.
-        needs: what a function must offer to be tried: options by name, "lse" or "gqa".
+        needs: what a function must offer to be tried, besides what the case needs: options by name, "lse" or
+            "gqa"; None for a law that asks for what is not offered.
         where: conditions on the case; each gives the reason why the law says nothing there, or None.
         cases: cases of its own, for a law about something else than masks; None for those of the suite.
         dtypes: dtypes of its own; None for those of the suite.
@@ -35,7 +36,7 @@ class Law:
     name: str
     statement: str
     trial: Trial
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] | None = ()
     where: tuple[Condition, ...] = ()
     cases: tuple[Case, ...] | None = None
     dtypes: tuple[torch.dtype, ...] | None = None
@@ -55,7 +56,7 @@ class Law:
 
 def law(
     *,
-    needs: tuple[str, ...] = (),
+    needs: tuple[str, ...] | None = (),
     where: tuple[Condition, ...] = (),
     cases: tuple[Case, ...] | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,

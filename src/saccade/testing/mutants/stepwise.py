@@ -40,7 +40,7 @@ class Stepwise:
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
         """Why it will not run these inputs; empty if it will."""
         del query, key, value, mask
-        return ("has no dropout",) if options.get("dropout_p") else ()
+        return ("it has no dropout",) if options.get("dropout_p") else ()
 
     def with_lse(
         self,
@@ -92,7 +92,7 @@ class Stepwise:
         """Raise an error for what it does not run."""
         del softcap
         if dropout_p:
-            raise unsupported("stepwise", "it", ("has no dropout",))
+            raise unsupported("stepwise", "it", ("it has no dropout",))
 
     def take(self, query: Tensor) -> Tensor:
         """The query as it was handed over."""

@@ -24,7 +24,7 @@ class NeedlessReason(Stepwise):
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
         own = super().reasons(query, key, value, mask, **options)
-        return (*own, "has no softcap") if "softcap" in options else own
+        return (*own, "it has no softcap") if "softcap" in options else own
 
 
 class OtherReason(Stepwise):
@@ -32,12 +32,12 @@ class OtherReason(Stepwise):
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
         own = super().reasons(query, key, value, mask, **options)
-        return (*own, "has no softcap") if "softcap" in options else own
+        return (*own, "it has no softcap") if "softcap" in options else own
 
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         super().refuse(None, dropout_p)
         if softcap is not None:
-            raise unsupported("stepwise", "it", ("wants another scale",))
+            raise unsupported("stepwise", "it", ("it wants another scale",))
 
 
 class UnknownSwallowed(Stepwise):
@@ -56,7 +56,7 @@ class EmptyPromise(Stepwise):
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         super().refuse(softcap, dropout_p)
         if softcap is not None:
-            raise unsupported("stepwise", "it", ("has no softcap",))
+            raise unsupported("stepwise", "it", ("it has no softcap",))
 
 
 class LateRefusal(Stepwise):
@@ -73,7 +73,7 @@ class _NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        raise unsupported("stepwise", "it", ("has no gradient for bias",))
+        raise unsupported("stepwise", "it", ("it has no gradient for bias",))
 
 
 MUTANTS = mutants_of(

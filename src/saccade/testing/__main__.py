@@ -1,0 +1,89 @@
+"""``python -m saccade.testing module:function``: the kit from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from saccade.testing.cases import CASES, LARGE_CASES
+from saccade.testing.conformance import check
+from saccade.testing.laws import LAWS
+from saccade.testing.subject import OPTIONS, Claims
+
+__all__ = ["main"]
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hold an attention function to the laws and print the report.
+
+    Returns:
+        The exit status: 0 if all laws that could be tried hold, 1 if one is broken or none could be tried.
+    """
+    given = _parser().parse_args(arguments)
+    report = check(
+        given.function,
+        call=given.call,
+        with_lse=given.with_lse,
+        reasons=given.reasons,
+        offers=given.offers,
+        gqa=not given.no_gqa,
+        masks=given.masks,
+        cases=[case for case in (*CASES, *LARGE_CASES) if case.name in given.cases] if given.cases else CASES,
+        laws=[law for law in LAWS if law.name in given.laws] if given.laws else LAWS,
+        dtypes=[_DTYPES[name] for name in given.dtypes],
+        claims=Claims(memory_exponent=given.memory_exponent),
+        device=given.device,
+    )
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m saccade.testing",
+        description="Hold an attention function to the laws; exit status 1 if one is broken.",
+        epilog="A name is written module:function; modules are looked for in the current folder, too.",
+    )
+    add = parser.add_argument
+    add("function", type=_named, help="function(query, key, value, mask, **options) -> out")
+    add("--call", type=_named, help="call(function, query, key, value, mask, **options), for another convention")
+    add("--with-lse", type=_named, help="the same function returning (out, lse)")
+    add("--reasons", type=_named, help="called like the function: why it will not run these inputs")
+    add("--offers", nargs="*", choices=OPTIONS, metavar="OPTION", help=f"options that it takes: {', '.join(OPTIONS)}")
+    add("--no-gqa", action="store_true", help="it takes no grouped heads")
+    add("--masks", choices=("dense", "objects"), default="dense", help="masks as bool tensors or as rules")
+    add("--memory-exponent", type=float, help="promise that memory grows as length to this power")
+    names = [law.name for law in LAWS]
+    add("--laws", nargs="+", choices=names, metavar="LAW", help="only these")
+    names = [case.name for case in (*CASES, *LARGE_CASES)]
+    add("--cases", nargs="+", choices=names, metavar="CASE", help="only these")
+    add("--dtypes", nargs="+", choices=_DTYPES, default=["float64", "float32"], metavar="DTYPE", help="of the inputs")
+    add("--device", default="cpu", help="where the inputs are put")
+    return parser
+
+
+def _named(name: str) -> Any:
+    """What ``module:function`` names."""
+    module, separator, path = name.partition(":")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{name!r} must be written module:function")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not callable(found):
+        raise argparse.ArgumentTypeError(f"{name!r} must be callable; got {type(found).__name__}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What is said of a function is tried both ways: a "no" must be refused, a "yes" must be answered."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from saccade import UnsupportedError, testing
+from saccade.testing.mutants import Stepwise
+
+LAWS = [law for law in testing.LAWS if law.name in ("declined", "offered")]
+STEPWISE = Stepwise()
+
+
+def verdicts(function, cases=("causal",), **said):
+    """The verdict and the message of both laws on a case or more."""
+    chosen = [case for case in testing.CASES if case.name in cases]
+    report = testing.check(function, cases=chosen, laws=LAWS, dtypes=[torch.float32], **said)
+    return {result.law: (result.verdict, result.message) for result in report.results}
+
+
+def plain(query, key, value, mask, **options):
+    return STEPWISE(query, key, value, mask, **options)
+
+
+def plain_without_options(query, key, value, mask):
+    return STEPWISE(query, key, value, mask)
+
+
+def test_what_a_signature_lacks_is_refused_by_python_itself():
+    found = verdicts(plain_without_options)
+    assert found["declined"] == ("kept", "")
+    assert found["offered"] == ("not applicable", "it is not said beforehand what is answered")
+
+
+def test_a_builtin_says_nothing_about_its_options_and_is_not_asked_for_them():
+    found = verdicts(F.scaled_dot_product_attention, gqa=False)
+    assert found["declined"] == ("kept", "")  # grouped heads are declined, and refused
+    assert "scale" in testing.Subject(F.scaled_dot_product_attention).unsaid
+
+
+def test_an_option_that_vanishes_in_the_dark_is_a_broken_declaration():
+    found = verdicts(lambda query, key, value, mask, **options: plain(query, key, value, mask), offers=["scale"])
+    verdict, message = found["declined"]
+    assert verdict == "broken"
+    assert message == "bias: declined beforehand (takes no bias), but answered"
+
+
+def test_grouped_heads_that_are_declined_and_answered():
+    verdict, message = verdicts(plain, gqa=False)["declined"]
+    assert verdict == "broken"
+    assert message == "grouped heads, no option: declined beforehand (takes no grouped heads), but answered"
+
+
+def test_positions_that_are_declined_and_ignored():
+    def deaf(query, key, value, mask, *, q_positions=None, kv_positions=None):
+        return value.new_zeros(*query.shape[:3], value.shape[3])
+
+    verdict, message = verdicts(deaf, ["evicted-cache"], masks="objects", offers=[])["declined"]
+    assert verdict == "broken"
+    assert "(takes no q_positions; takes no kv_positions), but answered" in message
+
+
+def test_a_promise_that_is_not_kept():
+    def choosy(query, key, value, mask, *, scale=None, bias=None):
+        if scale is not None:
+            raise UnsupportedError("no", ("it is Sunday",))
+        return plain(query, key, value, mask, bias=bias)
+
+    assert verdicts(choosy)["offered"][0] == "not applicable"
+    found = verdicts(choosy, offers=["scale", "bias"])
+    assert found["offered"] == ("broken", "scale: not declined beforehand, but refused (it is Sunday)")
+    found = verdicts(choosy, reasons=lambda *tensors, **options: ("it is Sunday",) if "scale" in options else ())
+    assert [verdict for verdict, _ in found.values()] == ["kept", "kept"]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "raised", "message"),
+    [
+        (("it rains",), None, "(it rains), but answered"),
+        (("it rains",), UnsupportedError("", ("it snows",)), "(it rains), but refused for another reason (it snows)"),
+        (("it rains",), ValueError("softcap"), "(it rains), but then ValueError is raised"),
+        ((), UnsupportedError("", ("it rains",)), "softcap: not declined beforehand, but refused (it rains)"),
+    ],
+)
+def test_reasons_and_conduct_must_agree(reasons, raised, message):
+    def moody(query, key, value, mask, *, softcap=None):
+        if softcap is not None and raised is not None:
+            raise raised
+        return plain(query, key, value, mask, softcap=softcap)
+
+    found = verdicts(moody, reasons=lambda *tensors, softcap=None, **options: reasons if softcap else ())
+    broken = [message for verdict, message in found.values() if verdict == "broken"]
+    assert len(broken) == 1
+    assert message in broken[0]
+
+
+def test_a_function_that_refuses_everything_does_not_keep_the_law_by_that():
+    def refusing(query, key, value, mask):
+        raise NotImplementedError("not yet")
+
+    assert verdicts(refusing)["declined"] == ("not offered", "not yet")
