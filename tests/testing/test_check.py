@@ -1,11 +1,14 @@
 """The kit on functions from outside: what it reports, and what it does not count."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from saccade import UnsupportedError, testing
+from saccade.testing.laws.expect import same
 from saccade.testing.mutants import Stepwise
 
 FEW = testing.CASES[:3]
@@ -117,3 +120,33 @@ def test_a_report_without_faults_returns_itself():
 def test_bad_arguments(arguments, error, message):
     with pytest.raises(error, match=f"testing.check: {message}"):
         testing.check(F.scaled_dot_product_attention, **arguments)
+
+
+def test_a_device_that_is_not_there_is_no_fault_of_the_function():
+    with pytest.raises(RuntimeError, match="abacus"):
+        testing.check(Stepwise(), device="abacus")
+
+
+@pytest.mark.gpu
+def test_it_runs_on_a_gpu():
+    report = testing.check(Stepwise(), with_lse=Stepwise().with_lse, device="cuda", dtypes=[torch.float32])
+    assert report.raise_if_broken().ok
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_same"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], True),
+        ([math.nan, 2.0], [math.nan, 2.0], True),  # that it ought not to be there is for the definition to say
+        ([1.0, 2.0], [math.nan, 2.0], False),
+        ([math.nan, 2.0], [1.0, 2.0], False),
+        ([math.nan, 2.0], [math.nan, 2.1], False),
+    ],
+)
+def test_a_nan_that_stays_has_not_changed(before, after, is_same):
+    tensors = torch.tensor(after), torch.tensor(before)
+    if is_same:
+        same("a row", *tensors, torch.float32)
+    else:
+        with pytest.raises(testing.LawBroken, match="a row at"):
+            same("a row", *tensors, torch.float32)

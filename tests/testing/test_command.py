@@ -63,6 +63,7 @@ def test_report_and_exit_status(arguments, status, last_line, capsys):
         (["mine:missing"], "module 'mine' has no attribute 'missing'"),
         (["mine:__name__"], "'mine:__name__' must be callable; got str"),
         (["nowhere:attention"], "No module named 'nowhere'"),
+        (["mine:attention", "--device", "abacus"], "abacus"),
         (["mine:attention", "--laws", "gravity"], "invalid choice: 'gravity'"),
     ],
 )

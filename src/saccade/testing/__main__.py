@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     names = [case.name for case in (*CASES, *LARGE_CASES)]
     add("--cases", nargs="+", choices=names, metavar="CASE", help="only these")
     add("--dtypes", nargs="+", choices=_DTYPES, default=["float64", "float32"], metavar="DTYPE", help="of the inputs")
-    add("--device", default="cpu", help="where the inputs are put")
+    add("--device", type=_device, default="cpu", help="where the inputs are put")
     return parser
 
 
@@ -83,6 +83,15 @@ def _named(name: str) -> Any:
     if not callable(found):
         raise argparse.ArgumentTypeError(f"{name!r} must be callable; got {type(found).__name__}")
     return found
+
+
+def _device(name: str) -> str:
+    """The name of a device that is there."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(str(error).splitlines()[0]) from None
+    return name
 
 
 if __name__ == "__main__":

@@ -183,6 +183,12 @@ LARGE_PATTERNS: tuple[Case, ...] = tuple(
             lambda b, h, q, kv: abs(q // 16 - kv // 16) <= 1 or min(q, kv) < 32 or kv // 16 in _LARGE[q // 16],
             450,
         ),
+        (
+            "large-bigbird-extend",
+            bigbird(16, window_blocks=3, global_blocks=2, random_blocks=2, seed=1),
+            lambda b, h, q, kv: abs(q // 16 - kv // 16) <= 1 or min(q, kv) < 32 or kv // 16 in _LARGE[q // 16],
+            40,
+        ),
         ("large-prefix-lm", prefix_lm(100), lambda b, h, q, kv: kv <= q or kv < 100, 450),
         (
             "large-strided-global",

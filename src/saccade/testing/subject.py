@@ -57,6 +57,7 @@ class Subject:
     Raises:
         TypeError: not callable.
         ValueError: an unknown option among the offers, or masks handed over in an unknown form.
+        RuntimeError, AssertionError: torch has no such device here.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Subject:
             rule = f"be among {', '.join((*OPTIONS, *_POSITIONS))}"
             raise value_error("testing.check", "offers", rule, ", ".join(sorted(unknown)))
         self.function, self.call, self.lse_function, self.reasons = function, call, with_lse, reasons
+        torch.empty(0, device=device)  # a device that is not there is no fault of the function
         self.masks, self.device = masks, device
         self.claims = Claims() if claims is None else claims
         options = _signature_offers(call or function) if offers is None else frozenset(offers)

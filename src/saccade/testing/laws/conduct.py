@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from saccade.masks import Causal, Window
+from saccade.masks import Causal, Window, sparse_transformer
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients, random_like
@@ -91,7 +91,12 @@ def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     where=(conditions.claims_memory,),
     cases=tuple(
         Case(name, mask, batch=1, num_heads=1, num_kv_heads=1, q_len=1024, kv_len=1024, head_dim=2, value_dim=2)
-        for name, mask in (("full", None), ("causal", Causal()), ("window", Window(64, 0)))
+        for name, mask in (
+            ("full", None),
+            ("causal", Causal()),
+            ("window", Window(64, 0)),
+            ("sparse", sparse_transformer(32)),
+        )
     ),
     dtypes=(torch.float32,),
 )
