@@ -142,7 +142,7 @@ class AttentionMatrix(Matrix):
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
         choice = choose(self.scores, dropout_p, self.impl)
-        return Explanation.of(self.scores, choice, value_dim or self.scores.query.shape[3])
+        return Explanation.of(self.scores, choice, self.scores.query.shape[3] if value_dim is None else value_dim)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
@@ -289,12 +289,4 @@ def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None)
         for h in range(heads.start, heads.stop):
             for start in range(span.start, span.stop, height):
                 few = range(start, min(start + height, span.stop))
-                columns = tile.columns if len(few) == tile.height else _asked_anew(tile.columns)
-                yield Tile(slice(b, b + 1), slice(h, h + 1), few, columns, tile.rule)
-
-
-def _asked_anew(columns: tuple[Strip, ...]) -> tuple[Strip, ...]:
-    """The same strips for fewer rows: residual keys named the contents for all rows, so they no longer hold."""
-    return tuple(
-        strip if strip.residual is True else Strip(strip.keys, ("rows of", strip.residual)) for strip in columns
-    )
+                yield Tile(slice(b, b + 1), slice(h, h + 1), few, tile.columns, tile.rule)

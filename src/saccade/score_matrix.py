@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ class ScoreMatrix:
         scale: a float; the default already filled in.
         rule: the mask on the positions that the plan counts.
         plan: the tiles that hold every allowed pair.
+        answers: what a rule that calls functions said in the forward pass, as fingerprints; the backward pass asks
+            again, and must hear the same.
         compute_dtype: float64 for float64 inputs, else float32.
     """
 
@@ -55,6 +58,7 @@ class ScoreMatrix:
         where: str = "attention",
     ):
         self.where = where
+        self.answers: dict[Hashable, int] | None = None
         self.shape = shape = _check_query_key(query, key, where)
         self.query, self.key = query, key
         self.scale = query.shape[3] ** -0.5 if scale is None and query.shape[3] else _check_scale(scale, where)
@@ -157,7 +161,9 @@ class ScoreMatrix:
 
     def detached(self) -> ScoreMatrix:
         """The same matrix outside of the autograd graph."""
-        return self.replaced(self.query.detach(), self.key.detach())
+        other = self.replaced(self.query.detach(), self.key.detach())
+        other.answers = {}
+        return other
 
     def replaced(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> ScoreMatrix:
         """The same rule on other queries and keys of the same lengths; the plan is kept."""

@@ -86,6 +86,10 @@ class AtPositions(Mask):
     def is_value(self) -> bool:
         return False
 
+    @property
+    def asks_functions(self) -> bool:
+        return self.mask.asks_functions
+
     def __repr__(self) -> str:
         return f"{self.mask} at given positions"
 

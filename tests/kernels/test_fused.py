@@ -293,3 +293,87 @@ def test_residual_masks_are_kept_with_the_plan_and_bounded() -> None:
     before = dict(plan.memo)
     sc.attention(q, k, v, mask)
     assert plan.memo == before
+
+
+LONG = [
+    (1536, masks.Window(64, 64)),
+    (1536, masks.Causal() & (masks.Window(100, 0) | masks.Global([0, 700, 701]))),
+    (960, masks.Documents([1] * 180 + [100], rule=None)),
+    (1200, masks.Documents([250, 3, 400, 200, 347], rule=masks.Causal() & masks.Window(90, 0))),
+    (1280, masks.bigbird(64, random_blocks=2)),
+    (1300, masks.sparse_transformer(37)),
+    (1000, masks.Causal() & masks.Padding([900], side="left", padded_len=1000)),
+]
+
+
+@pytest.mark.parametrize("n, mask", LONG, ids=[f"{n}-{mask}" for n, mask in LONG])
+def test_many_tiles(n: int, mask: masks.Mask) -> None:
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    expected, lse = definition.attention(q, k, v, mask.to_dense(n).expand(1, 2, n, n))
+    out, own_lse = sc.attention_with_lse(q, k, v, mask, impl="fused")
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(own_lse, lse, rtol=1e-9, atol=1e-9)
+    weights, seen = torch.randn_like(out), lse > -math.inf
+    sides = ((out, own_lse), (expected, lse))
+    grads = [torch.autograd.grad((o * weights).sum() + s[seen].sum(), (q, k, v)) for o, s in sides]
+    for own, other in zip(*grads, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-8)
+
+
+def test_gradients_of_a_sink_are_summed_in_float32() -> None:
+    mask = masks.streaming(1, 32)
+    q, k, v = (torch.randn(1, 1, 2048, 16).bfloat16().requires_grad_() for _ in range(3))
+    expected, _ = definition.attention(q, k, v, mask.to_dense(2048))
+    (reference,) = torch.autograd.grad(expected.sum(), v)
+    (own,) = torch.autograd.grad(sc.attention(q, k, v, mask, impl="fused").float().sum(), v)
+    assert ((own - reference)[0, 0, 0].float().norm() / reference[0, 0, 0].float().norm()) < 5e-3
+
+
+def test_a_hidden_key_of_minus_infinity_spoils_no_gradient() -> None:
+    q, k, v = (torch.rand(1, 1, 8, 4) for _ in range(3))
+    k[0, 0, 7] = -math.inf
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out = sc.attention(q, k, v, masks.Window(2, 0), impl="fused")
+    assert torch.isfinite(torch.autograd.grad(out[:, :, :7].sum(), q)[0]).all()
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+def test_rows_that_the_bias_empties_take_no_gradient(impl: str) -> None:
+    q, k, v = _inputs()
+    bias = torch.zeros(21, 21, dtype=torch.float64)
+    bias[3] = -math.inf
+    out, lse = sc.attention_with_lse(q, k, v, masks.Causal(), bias=bias, impl=impl)
+    assert not out[:, :, 3].any()
+    assert (lse[:, :, 3] == -math.inf).all()
+    assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_hidden_bias_does_not_spread(impl: str, bad: float) -> None:
+    q, k, v = _inputs(q_len=4, kv_len=4)
+    bias = torch.zeros(4, 4, dtype=torch.float64)
+    expected = sc.attention(q, k, v, masks.Causal(), bias=bias, impl=impl)
+    bias[0, 3] = bad
+    assert torch.equal(sc.attention(q, k, v, masks.Causal(), bias=bias, impl=impl), expected)
+
+
+def test_gradients_of_the_lse_may_be_large_or_nan() -> None:
+    q, k, v = ((0.01 * torch.randn(1, 1, 16, 8)).half().requires_grad_() for _ in range(3))
+    grads = []
+    for impl in ("fused", "reference"):
+        _, lse = sc.attention_with_lse(q, k, v, masks.Causal(), impl=impl)
+        grads.append(torch.autograd.grad(lse, q, torch.full_like(lse, 131072.0))[0])
+    torch.testing.assert_close(grads[0], grads[1], rtol=2e-2, atol=2.0)
+    _, lse = sc.attention_with_lse(q, k, v, impl="fused")
+    assert torch.autograd.grad(lse, q, torch.full_like(lse, math.nan))[0].isnan().all()
+
+
+def test_a_function_that_changes_its_mind_before_backward_is_noticed() -> None:
+    q, k, v = _inputs()
+    limit = [3]
+    out = sc.attention(q, k, v, lambda b, h, q, kv: kv < limit[0], impl="fused")
+    limit[0] = 6
+    with pytest.raises(RuntimeError, match="mask must answer alike in the forward and backward pass"):
+        out.sum().backward()
+    sc.attention(q, k, v, lambda b, h, q, kv: kv < limit[0], impl="fused").sum().backward()

@@ -226,3 +226,33 @@ def test_batch_facts_apply_to_one_item_or_all() -> None:
     assert mask.residual(sc.plan.Box(0, range(4), range(3))) is not True
     assert mask.residual(sc.plan.Box(1, range(4), range(3))) is True
     assert mask.residual(sc.plan.Box(ALL, range(4), range(2))) is True
+
+
+@pytest.mark.parametrize("width", [2**62, 2**63 - 1, 10**19])
+def test_a_window_wider_than_any_sequence_has_no_limit(width: int) -> None:
+    assert masks.Window(width, 1) == masks.Window(None, 1)
+    assert masks.Window(2, width) == masks.Window(2, None)
+
+
+def test_a_mask_that_can_change_keeps_no_plan() -> None:
+    class Below(masks.Mask):
+        def __init__(self, limit: int) -> None:
+            self.limit = limit
+
+        def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+            return (kv < self.limit).expand(torch.broadcast_shapes(q.shape, kv.shape))
+
+    mask, x = Below(2), torch.randn(1, 1, 8, 4)
+    assert not mask.is_value
+    first = sc.attention(x, x, x, mask)
+    mask.limit = 6
+    assert torch.equal(sc.attention(x, x, x, mask), sc.attention(x, x, x, masks.Prefix(6)))
+    assert not torch.equal(first, sc.attention(x, x, x, mask))
+
+
+def test_many_scattered_global_tokens_plan_at_once() -> None:
+    mask = masks.Window(4, 4) | masks.Global(range(0, 20_000, 20))
+    plan = mask.plan(20_000)
+    assert plan.pairs < 20_000**2
+    small = masks.Window(2, 2) | masks.Global(range(0, 60, 7))
+    assert torch.equal(_covered(small, (1, 1, 60, 60)), small.to_dense(60))

@@ -81,7 +81,7 @@ def backward(
 
 
 def _widened(q: Tensor, x: Tensor) -> Tensor:
-    """Keys or values with as many heads as the query, as a view, where torch cannot read groups itself."""
+    """Keys or values of one tile with as many heads as the query, copied where torch cannot read groups itself."""
     share = q.shape[1] // x.shape[1]
     if reads_groups():
         return x

@@ -164,7 +164,8 @@ def _added(scores: ScoreMatrix, tile: Tile, part: _Part) -> _Added:
     if bias is None:
         return _hidden(scores, piece)
     hidden = _hidden(scores, piece).terms
-    terms = bias.detach() if hidden is None else bias.detach() + hidden
+    # Filled, not added: a NaN in the bias at a hidden pair is hidden too.
+    terms = bias.detach() if hidden is None else bias.detach().masked_fill(hidden == -math.inf, -math.inf)
     return _Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
 
 
@@ -183,7 +184,9 @@ def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
     if isinstance(kept, _Added):
         return kept
     allowed = scores.allowed(piece)
-    assert allowed is not None
+    assert allowed is not None  # some strip is unsure
+    if scores.answers is not None and scores.rule.asks_functions:
+        _check_answer(scores, piece, allowed)
     terms = torch.zeros(allowed.shape, dtype=scores.query.dtype, device=scores.device)
     made = _Added.of(terms.masked_fill_(~allowed, -math.inf))
     held = sum(x.terms.numel() for x in memo.values() if isinstance(x, _Added) and x.terms is not None)
@@ -293,17 +296,19 @@ def _backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    width, plan, scale = query.shape[3], scores.plan, scores.scale
+    width, dtype, plan, scale = query.shape[3], query.dtype, scores.plan, scores.scale
     lse = lse.masked_fill(lse == -math.inf, math.inf)
     if grad_lse is not None:
+        grad_lse = grad_lse.masked_fill(lse == math.inf, 0.0)  # a row that sees nothing cannot be moved
         query, key, value, out, grad_out = _with_lse(query, key, value, out, grad_out, grad_lse)
+        scores = scores.replaced(query, key)
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
     whole = _whole(plan)
     if whole is not None:
         tile, part = whole
         added = _added(scores, tile, part).terms
         grads = aten.backward(grad_out, query, key, value, out, lse, added, _causal(scores, part), scale)
-        return tuple(grad[..., :width] for grad in grads)  # type: ignore[return-value]
+        return tuple(grad[..., :width].to(dtype) for grad in grads)  # type: ignore[return-value]
     gq = torch.zeros_like(query, dtype=scores.compute_dtype if plan.overlaps else query.dtype)
     # Many tiles add to one key: sums are kept in float32, and rounded once.
     gk, gv = (torch.zeros(x.shape, dtype=scores.compute_dtype, device=x.device) for x in (key, value))
@@ -323,7 +328,7 @@ def _backward(
                 gq_rows.copy_(gq_part)
             _add_columns(gk[tile.batch], gk_part, columns)
             _add_columns(gv[tile.batch], gv_part, columns)
-    return gq[..., :width].to(query.dtype), gk[..., :width].to(key.dtype), gv[..., :width].to(value.dtype)
+    return tuple(grad[..., :width].to(dtype) for grad in (gq, gk, gv))  # type: ignore[return-value]
 
 
 def _add_columns(total: Tensor, part: Tensor, columns: tuple[range, ...]) -> None:
@@ -339,9 +344,23 @@ def _with_lse(
     """One more column through which the operation also propagates the gradient of the lse.
 
     It computes dS = P * (dP - rowsum(grad_out * out)); a column of 1 in grad_out and of -grad_lse in out adds
-    grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else.
+    grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else. All in the dtype of the
+    lse: the operation keeps dS in that of its inputs, where a half-precision type may not hold it.
     """
-    query, key, value = (F.pad(x, (0, 1)) for x in (query, key, value))
-    # A row that sees nothing has lse -inf, which no finite gradient can move.
-    column = -grad_lse.nan_to_num(0.0, 0.0, 0.0)[..., None].to(out.dtype)
-    return query, key, value, torch.cat([out, column], 3), F.pad(grad_out, (0, 1), value=1.0)
+    query, key, value = (F.pad(x.to(grad_lse.dtype), (0, 1)) for x in (query, key, value))
+    out = torch.cat([out.to(grad_lse.dtype), -grad_lse[..., None]], 3)
+    return query, key, value, out, F.pad(grad_out.to(grad_lse.dtype), (0, 1), value=1.0)
+
+
+def _check_answer(scores: ScoreMatrix, piece: Tile, allowed: Tensor) -> None:
+    """Raise if a rule that calls functions answers otherwise than it did before, for the same pairs."""
+    rows = torch.arange(allowed.shape[2]) * 1_000_003
+    columns = torch.arange(allowed.shape[3]) * 7_919
+    marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
+    fingerprint = int((allowed * marks).sum())
+    where = (piece.batch.start, piece.rows, piece.columns)
+    answers = scores.answers
+    if answers is not None and answers.setdefault(where, fingerprint) != fingerprint:
+        hint = "bind what the function reads, e.g. lambda b, h, q, kv, n=n: kv < n, or pass a tensor"
+        sentence = f"{scores.where}: mask must answer alike in the forward and backward pass; got another answer."
+        raise RuntimeError(f"{sentence}\nHint: {hint}")

@@ -41,8 +41,17 @@ class Mask(ABC):
 
     @property
     def is_value(self) -> bool:
-        """True if two equal masks always allow the same pairs, so that plans may be kept."""
-        return True
+        """True if two equal masks always allow the same pairs, so that plans may be kept.
+
+        By default, of a frozen dataclass: anything else may change between two calls.
+        """
+        parameters = getattr(type(self), "__dataclass_params__", None)
+        return parameters is not None and parameters.frozen
+
+    @property
+    def asks_functions(self) -> bool:
+        """True if the rule calls a function, whose answers may change with what the function reads."""
+        return False
 
     @abstractmethod
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -63,7 +72,7 @@ class Mask(ABC):
 
     def residual(self, box: Box) -> bool | Hashable:
         """True or False where the rule is constant on a box; else a key such that equal keys mean equal contents."""
-        return (self, box)
+        return (self if self.is_value else id(self), box)
 
     def cuts(self, batch: int, rows: range) -> Ints:
         """Positions before which a group of ``rows`` would like to end, for one batch item or `ALL`; in any order."""
@@ -202,6 +211,10 @@ class _Joined(Mask):
     def is_value(self) -> bool:
         return all(part.is_value for part in self.parts)
 
+    @property
+    def asks_functions(self) -> bool:
+        return any(part.asks_functions for part in self.parts)
+
     def cuts(self, batch: int, rows: range) -> Ints:
         return np.concatenate([part.cuts(batch, rows) for part in self.parts])
 
@@ -306,6 +319,10 @@ class Not(Mask):
     @property
     def is_value(self) -> bool:
         return self.part.is_value
+
+    @property
+    def asks_functions(self) -> bool:
+        return self.part.asks_functions
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return ~self.part.allows(b, h, q, kv)

@@ -53,6 +53,10 @@ class Coarse(Mask):
     def is_value(self) -> bool:
         return self.rule.is_value
 
+    @property
+    def asks_functions(self) -> bool:
+        return self.rule.asks_functions
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
         return self.rule.allows(b, h, row, column)

@@ -83,6 +83,10 @@ class Documents(Mask):
     def is_value(self) -> bool:
         return self.rule is None or self.rule.is_value
 
+    @property
+    def asks_functions(self) -> bool:
+        return self.rule is not None and self.rule.asks_functions
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         item = b if len(self.lengths) > 1 else torch.zeros_like(b)
         table = self._places.to(q.device)  # [items, positions + 2, (document, start)]

@@ -49,7 +49,7 @@ class Global(Mask):
     def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
         given = positions.tolist() if isinstance(positions, Tensor) else list(positions)
         for position in given:
-            if not isinstance(position, int) or isinstance(position, bool) or position < 0:
+            if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position < 1 << 62:
                 raise value_error("Global", "positions", "be ints of at least 0", repr(position))
         if not (sees or seen):
             raise value_error("Global", "sees or seen", "be true", "neither")
@@ -66,9 +66,9 @@ class Global(Mask):
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         everything, nothing = Spans.everything(keys), Spans.nothing(keys)
         seen = nothing
-        if self.seen:
-            for start, stop in self._runs():
-                seen = seen.union(Spans.within(keys, start, stop), keys)
+        if self.seen and self.positions:
+            edges = np.asarray(self._runs(), dtype=np.int64).T[:, None].repeat(len(groups.first), axis=1)
+            seen = Spans.of(edges[0], edges[1], keys)
         if not self.sees:
             return Bounds.exactly(seen)
         hits = self._count(groups.first, groups.last + 1)
@@ -90,7 +90,9 @@ class Global(Mask):
         return np.asarray([edge for run in self._runs() for edge in run] if self.sees else [], dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
-        return (x[..., None] == torch.tensor(self.positions, dtype=torch.int64, device=x.device)).any(-1)
+        tokens = torch.tensor(self.positions or (-1,), dtype=torch.int64, device=x.device)
+        nearest = torch.searchsorted(tokens, x.contiguous()).clamp(max=len(tokens) - 1)
+        return (tokens[nearest] == x) & (x >= 0)
 
     def _runs(self) -> list[tuple[int, int]]:
         """Neighbouring positions joined: ends of runs are better cuts than ends of single positions."""

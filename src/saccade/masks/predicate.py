@@ -43,6 +43,10 @@ class Predicate(Mask):
         # What the function reads may change between two calls.
         return False
 
+    @property
+    def asks_functions(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         return f"Predicate({getattr(self.function, '__name__', type(self.function).__name__)})"
 

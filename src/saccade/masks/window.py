@@ -14,6 +14,8 @@ from saccade.spans import Bounds, Spans, Universe
 
 __all__ = ["Window"]
 
+_UNLIMITED = 1 << 62  # wider than any sequence: sums of positions and widths must stay within int64
+
 
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
@@ -47,6 +49,8 @@ class Window(Mask):
             if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 0):
                 hint = "it counts the keys on that side besides the query's own; None means no limit"
                 raise value_error("Window", name, "be an int of at least 0, or None", repr(width), hint=hint)
+            if width is not None and width >= _UNLIMITED:
+                object.__setattr__(self, name, None)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
@@ -147,6 +147,10 @@ class MultiHeadAttention(nn.Module):
         else:
             own = as_mask(mask, shape, where="MultiHeadAttention")
             joined = own if self.mask is None else self.mask & own
+        if isinstance(joined, Mask):
+            reasons = self.mechanism.reasons(joined)
+            if reasons:
+                raise unsupported("MultiHeadAttention", type(self.mechanism).__name__, reasons)
         return self.mechanism(q, k, mask=joined), v
 
     def _finish(self, matrix: Matrix, v: Tensor) -> Tensor:
