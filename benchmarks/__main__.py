@@ -1,5 +1,6 @@
 """Ask the questions, print one table and write it down; the exit status says whether every target was met."""
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator
 
@@ -17,15 +18,21 @@ QUESTIONS: dict[str, Callable[[Referee], Iterator[Row]]] = {
 }
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Ask the named questions, or all."""
-    unknown = [name for name in names if name not in QUESTIONS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("questions", nargs="*", metavar="question", help=f"of {', '.join(QUESTIONS)}; all when none")
+    parser.add_argument(
+        "--wait", type=float, default=60.0, help="seconds to spend on waiting while the machine is busy"
+    )
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.questions if name not in QUESTIONS]
     if unknown:
         print(f"benchmarks: question must be one of {', '.join(QUESTIONS)}; got {', '.join(unknown)}.", file=sys.stderr)
         return 2
-    referee = Referee()
+    referee = Referee(patience=given.wait)
     answers: dict[str, list[Row]] = {}
-    for name in dict.fromkeys(names or QUESTIONS):
+    for name in dict.fromkeys(given.questions or QUESTIONS):
         answers[name] = []
         _tell(f"{name} ...")
         for row in QUESTIONS[name](referee):

@@ -112,7 +112,7 @@ def test_an_unknown_question_is_one_line(capsys):
 @pytest.mark.parametrize("met, status", [(True, 0), (None, 0), (False, 1)])
 def test_the_exit_status_says_whether_all_targets_are_met(met, status, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "Referee", lambda: measuring.Referee(lambda: 1.0))
+    monkeypatch.setattr(command, "Referee", lambda patience: measuring.Referee(lambda: 1.0))
     monkeypatch.setattr(
         command, "QUESTIONS", {"one": lambda referee: iter([reporting.Row("case", "1x", "at least 2x", met)])}
     )
