@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -253,7 +253,10 @@ def _product(
 ) -> tuple[Tensor, Tensor]:
     """Output and lse by the kernel that fits."""
     if torch.compiler.is_compiling():
-        return _product_outside(scores, value, dropout_p, impl, seed)
+        # Kernels walk over tiles in Python, which a compiler need not unroll: they are a break in its graph. A
+        # decorator would say the same, and import the compiler with `import saccade`.
+        outside: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(_product)
+        return outside(scores, value, dropout_p, impl, seed)
     if torch.is_autocast_enabled(scores.device.type):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         with torch.autocast(scores.device.type, enabled=False):
@@ -262,10 +265,6 @@ def _product(
     if dropout_p:
         dropout.check(dropout_p, scores.where)
     return choose(scores, dropout_p, impl).kernel.run(scores, value, dropout_p=dropout_p, seed=seed)
-
-
-# Kernels walk over tiles in Python, which a compiler need not unroll: they are a break in its graph.
-_product_outside = torch.compiler.disable(_product)
 
 
 def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -358,11 +358,12 @@ def plan_of(
     mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
     """The plan of a mask, kept for the next call if the mask is a value."""
-    make = _kept_plan if mask.is_value else _new_plan
+    make: Callable[..., Plan] = _kept_plan if mask.is_value else _new_plan
+    if torch.compiler.is_compiling():  # index arithmetic in NumPy is run, not traced
+        make = torch.compiler.disable(make)
     return make(mask, shape, q_first, kv_first, whole_rows)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # index arithmetic in NumPy: run, not traced
 def _new_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
     return plans.make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
 
