@@ -68,7 +68,7 @@ def trials(impl, laws, cases, *dtypes, marks=()):
     """What there is to try, as pytest parameters: a law, on all cases, in one dtype or in those of its own."""
     for law in laws:
         for dtype in dtypes if law.dtypes is None else ["own"]:
-            which = "-large" if cases is testing.LARGE_CASES else ""
+            which = {id(BASIC): "", id(testing.CASES): ""}.get(id(cases), "-large")
             name = f"{impl}{which}-{law}-{str(dtype).removeprefix('torch.')}"
             yield pytest.param(impl, law, cases, dtype, id=name, marks=marks)
 
