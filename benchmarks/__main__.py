@@ -2,19 +2,20 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+import time
+from types import ModuleType
 
 from benchmarks import bigbird, growth, longformer, plans, reporting, short, window
 from benchmarks.measuring import Referee
 from benchmarks.reporting import Row
 
-QUESTIONS: dict[str, Callable[[Referee], Iterator[Row]]] = {
-    "window": window.measure,
-    "longformer": longformer.measure,
-    "bigbird": bigbird.measure,
-    "growth": growth.measure,
-    "plans": plans.measure,
-    "short": short.measure,
+QUESTIONS: dict[str, ModuleType] = {
+    "window": window,
+    "longformer": longformer,
+    "bigbird": bigbird,
+    "growth": growth,
+    "plans": plans,
+    "short": short,
 }
 
 
@@ -32,12 +33,14 @@ def main(arguments: list[str]) -> int:
         return 2
     referee = Referee(patience=given.wait)
     answers: dict[str, list[Row]] = {}
+    start = time.perf_counter()
     for name in dict.fromkeys(given.questions or QUESTIONS):
-        answers[name] = []
-        _tell(f"{name} ...")
-        for row in QUESTIONS[name](referee):
-            answers[name].append(row)
-            _tell(f"  {row.case}: {row.measured}")
+        question = QUESTIONS[name]
+        rows = answers[question.TITLE] = []
+        _tell(f"{time.perf_counter() - start:4.0f} s  {question.TITLE}")
+        for row in question.measure(referee):
+            rows.append(row)
+            _tell(f"{time.perf_counter() - start:4.0f} s    {row.case}: {row.measured}")
         reporting.write(answers, referee)
     reporting.say(answers, referee)
     return 0 if all(row.met is not False for rows in answers.values() for row in rows) else 1

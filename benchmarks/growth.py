@@ -14,13 +14,14 @@ from benchmarks.checking import assert_rows_by_definition
 from benchmarks.measuring import Call, Referee, Rounds, in_turn, slope
 from benchmarks.memory import Job, extra_bytes
 from benchmarks.plotting import Curve, drawn
-from benchmarks.reporting import OUT, Row, duration, replace
+from benchmarks.reporting import OUT, Row, duration, replace, share
 from saccade import masks
 from saccade.masks import Mask
 
 SIZES = tuple(1 << power for power in range(12, 17))
 DIM = 64
 LONGEST = 100_000
+TITLE = f"growth, {SIZES[0]} to {SIZES[-1]} tokens, one head of {DIM}, float32, forward"
 MOST_MEMORY = 3.0  # of query + key + value
 
 
@@ -92,9 +93,9 @@ def row_of(name: str, pattern: Pattern, curve: Curve, taken: Rounds) -> Row:
     ends = f"{duration(curve.times[0])} to {duration(curve.times[-1])}"
     sizes = f"{curve.extras[0] / 2**20:.0f} to {curve.extras[-1] / 2**20:.0f} MiB"
     return Row(
-        f"{name}, n={SIZES[0]} to {SIZES[-1]}",
-        f"time^{time_slope:.2f}: {ends}; memory^{memory_slope:.2f}: {sizes}",
-        f"time at most {pattern.most_time_slope:g}, memory at most {pattern.most_memory_slope:g}",
+        name,
+        f"time n^{time_slope:.2f}, {ends}; memory n^{memory_slope:.2f}, {sizes}",
+        f"at most n^{pattern.most_time_slope:g}, n^{pattern.most_memory_slope:g}",
         time_slope <= pattern.most_time_slope and memory_slope <= pattern.most_memory_slope,
         {
             "time_slope": time_slope,
@@ -116,10 +117,10 @@ def _longest(referee: Referee) -> Row:
     flops = 4 * DIM * LONGEST * (LONGEST + 1) / 2
     time = taken.median(0)
     return Row(
-        f"causal, exact, n={LONGEST}: extra memory, result included",
-        f"{extra / size:.2f} of query + key + value ({extra / 2**20:.0f} MiB), {duration(time)}, "
-        f"{flops / time / referee.peak:.0%} of the matmul peak",
-        f"at most {MOST_MEMORY:g}",
+        f"causal, exact, {LONGEST} tokens",
+        f"memory {extra / size:.2f} of the inputs' ({extra / 2**20:.0f} MiB); {duration(time)}, "
+        + share(flops, time, referee.peak),
+        f"memory at most {MOST_MEMORY:g}",
         extra <= MOST_MEMORY * size,
         {"extra_bytes": extra, "input_bytes": size, "seconds": time},
         taken.rate,

@@ -3,17 +3,22 @@
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.measuring import Pair, Referee
 
 OUT = Path("out/bench")
+
+Answers = Mapping[str, Sequence["Row"]]
+"""Rows, by the title of their question."""
 
 
 class Row(NamedTuple):
@@ -57,7 +62,7 @@ def duration(seconds: float) -> str:
 
 def share(flops: float, seconds: float, peak: float) -> str:
     """How much of the rate of a dense product was reached."""
-    return f"{flops / seconds / peak:.0%} of the matmul peak"
+    return f"{flops / seconds / peak:.0%} of matmul peak"
 
 
 def cpu_name() -> str:
@@ -70,12 +75,22 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def features() -> list[str]:
+    """Instructions that decide how fast products are; without the last two, bfloat16 is slower than float32."""
+    known = {
+        "AVX512": torch.backends.cpu.get_cpu_capability() == "AVX512",
+        "AVX512-BF16": torch.cpu._is_avx512_bf16_supported(),
+        "AMX": torch.cpu._is_amx_tile_supported(),
+    }
+    return [name for name, there in known.items() if there] or [torch.backends.cpu.get_cpu_capability()]
+
+
 def machine() -> dict[str, object]:
     """Where the figures come from."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "features": features(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -83,32 +98,32 @@ def machine() -> dict[str, object]:
     }
 
 
-def table(answers: dict[str, Sequence[Row]], referee: Referee) -> Table:
+def table(answers: Answers, referee: Referee) -> Table:
     """All rows, question by question."""
-    shown = Table("question", "case", "measured", "target", "met")
+    shown = Table("case", "measured", "target", "met", box=box.SIMPLE)
     for question, rows in answers.items():
+        shown.add_row(Text(question, style="bold"))
         for number, row in enumerate(rows):
             met = "" if row.met is None else "yes" if row.met else "NO"
             disturbed = "  [disturbed]" if row.is_disturbed(referee) else ""
-            # Text, not markup: rich would take brackets for styles.
-            cells = (question if not number else "", row.case, row.measured + disturbed, row.target, met)
-            shown.add_row(*(cell.replace("[", r"\[") for cell in cells), end_section=number == len(rows) - 1)
+            cells = ("  " + row.case, row.measured + disturbed, row.target, met)
+            shown.add_row(*(Text(cell) for cell in cells), end_section=number == len(rows) - 1)
     return shown
 
 
-def say(answers: dict[str, Sequence[Row]], referee: Referee) -> None:
+def say(answers: Answers, referee: Referee) -> None:
     """Print the table on stdout."""
     about = machine()
-    console = Console(width=170, soft_wrap=False)
+    console = Console(width=130)
     console.print(
-        f"{about['cpu']}, {about['cores']} cores, {about['capability']}; torch {about['torch']}, "
+        f"{about['cpu']}, {about['cores']} cores, {', '.join(about['features'])}; torch {about['torch']}, "
         f"{about['threads']} threads; dense float32 product {referee.peak / 1e9:.0f} GFLOP/s",
         highlight=False,
     )
-    console.print(table(answers, referee), highlight=False)
+    console.print(table(answers, referee))
 
 
-def write(answers: dict[str, Sequence[Row]], referee: Referee, folder: Path = OUT) -> Path:
+def write(answers: Answers, referee: Referee, folder: Path = OUT) -> Path:
     """Write results.json: whole or not at all."""
     results = {
         "machine": machine(),

@@ -20,6 +20,7 @@ from benchmarks.reporting import Row, duration, ratio_row, share
 from saccade import masks
 
 N, HEADS, DIM, WIDTH = 8192, 8, 64, 256
+TITLE = f"window ±{WIDTH}, n={N}, {HEADS} heads of {DIM}"
 TARGETS = {
     torch.float32: {"sdpa": 8.0, "flex": 1.6, "both": 8.0},
     torch.bfloat16: {"sdpa": 6.0, "flex": 20.0},
@@ -116,11 +117,11 @@ def _forward(its: Case, name: str, referee: Referee) -> Iterator[Row]:
     with torch.no_grad():
         pair = compare(its.ours, its.sdpa, rounds=7, referee=referee)
         note = share(4 * visible * HEADS * DIM, pair.ours, peak)
-        yield ratio_row(f"{name}, forward", pair, peer="SDPA + mask", target=targets["sdpa"], note=note)
+        yield ratio_row(f"{name}, forward", pair, peer="SDPA+mask", target=targets["sdpa"], note=note)
         peer = fastest_flex(its)
         pair = compare(its.ours, peer.call, rounds=9, referee=referee)
-    note = f"its mask took {duration(peer.mask_seconds)}, compiling {duration(peer.compile_seconds)}"
-    note += f", blocks {peer.block[0]} x {peer.block[1]}"
+    note = f"blocks {peer.block[0]} x {peer.block[1]}, made in {duration(peer.mask_seconds)}, "
+    note += f"compiled in {duration(peer.compile_seconds)}"
     row = ratio_row(f"{name}, forward", pair, peer="FlexAttention", target=targets["flex"], note=note)
     figures = {"flex_mask_s": peer.mask_seconds, "flex_compile_s": peer.compile_seconds, "flex_block": peer.block}
     yield row._replace(figures=row.figures | figures)
@@ -130,7 +131,7 @@ def _both(its: Case, name: str, referee: Referee) -> Iterator[Row]:
     ours, theirs = (functools.partial(its.gradients, side) for side in (its.ours, its.sdpa))
     pair = compare(ours, theirs, rounds=3, referee=referee)
     target = TARGETS[its.grad.dtype].get("both")
-    yield ratio_row(f"{name}, forward + backward", pair, peer="SDPA + mask", target=target)
+    yield ratio_row(f"{name}, forward + backward", pair, peer="SDPA+mask", target=target)
 
 
 def memory_of(backward: bool, n: int = N) -> Call:
@@ -154,8 +155,8 @@ def _memory() -> Iterator[Row]:
     extras = extra_bytes([Job("benchmarks.window:memory_of", [backward]) for backward in (False, True)])
     for name, extra in zip(names, extras, strict=True):
         yield Row(
-            f"float32, {name}: extra memory, results included",
-            f"{extra / inputs:.2f} of query + key + value ({extra / 2**20:.0f} MiB)",
+            f"float32, {name}: memory",
+            f"{extra / inputs:.2f} of the inputs' ({extra / 2**20:.0f} MiB)",
             f"below {MOST_MEMORY:g}",
             extra < MOST_MEMORY * inputs,
             {"extra_bytes": extra, "input_bytes": inputs},
