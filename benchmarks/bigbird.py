@@ -2,7 +2,7 @@
 
 Theirs draws its random blocks only while training, and other ones than ours, so that outputs cannot be compared: each
 side is compared with its own mask written out. Ours may draw a block that the window shows already, theirs draws until
-it does not; the ratio is therefore per pair. Theirs also returns its weights as a dense matrix, always: what it takes to
+it does not; the ratio is therefore per pair. Theirs also returns its weights as a dense matrix, always: the time to
 fill one with zeros is measured beside it.
 """
 
