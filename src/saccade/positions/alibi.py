@@ -1,0 +1,64 @@
+"""ALiBi: scores fall linearly with distance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.positions.bias import Bias
+from saccade.positions.checks import check_count, check_distances
+
+__all__ = ["ALiBi"]
+
+
+class ALiBi(Bias):
+    r"""Scores fall linearly with distance, at a fixed slope for each head.
+
+    .. math:: b_h(i - j) = -m_h\, |i - j|, \qquad m_h = 2^{-8 h / H}, \quad h = 1, \dots, H
+
+    Where ``num_heads`` is no power of two, the first heads take the slopes of the largest power of two below it, and
+    the others every second slope of twice that power, as in the authors' code. There is nothing to train and nothing
+    to store: slopes are computed in float32 (float64 for a float64 query), whatever type the module is moved to.
+
+    The paper is about causal attention; the absolute value makes it symmetric where a query sees later keys.
+
+    Args:
+        num_heads: number of query heads.
+
+    Raises:
+        ValueError: ``num_heads`` is no int of at least 1.
+
+    Cost: a number for each head and distance.
+
+    Example:
+        >>> ALiBi(2).table(torch.arange(-1, 3))
+        tensor([[-0.0625,  0.0000, -0.0625, -0.1250],
+                [-0.0039,  0.0000, -0.0039, -0.0078]])
+
+    Reference: Press et al. 2022, arXiv:2108.12409, section 3.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        check_count("ALiBi", "num_heads", num_heads)
+        self.num_heads = num_heads
+
+    def table(self, distances: Tensor) -> Tensor:
+        return self._at(distances, torch.float32)
+
+    def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
+        del scale
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        return self._at(distances, dtype)[None, :, None, :]
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}"
+
+    def _at(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
+        check_distances("ALiBi", distances)
+        # As a buffer, slopes would follow the module to half precision, where far distances fall together.
+        head = torch.arange(self.num_heads, dtype=dtype, device=distances.device)
+        regular = 1 << (self.num_heads.bit_length() - 1)
+        exponent = torch.where(head < regular, 8 * (head + 1) / regular, 4 * (2 * (head - regular) + 1) / regular)
+        slopes = torch.exp2(-exponent)
+        return 0.0 - slopes[:, None] * distances.abs().to(dtype)

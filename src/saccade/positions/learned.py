@@ -1,0 +1,65 @@
+"""Learned: a position as a trainable vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.positions.checks import as_positions, check_below, check_count
+
+__all__ = ["Learned"]
+
+
+class Learned(nn.Module):
+    """A trainable vector for each position, added to what a token is. It ends at ``max_len``.
+
+    Args:
+        max_len: number of positions.
+        embed_dim: width of the model.
+
+    Attributes:
+        weight: ``[max_len, embed_dim]``, as that of an ``nn.Embedding``; starts normal, with a deviation of 0.02.
+
+    Raises:
+        ValueError: a size is no int of at least 1; a position below -1, or of ``max_len`` and more (on the CPU, where
+            positions can be read without waiting; elsewhere torch's own lookup stops).
+        TypeError: positions that are neither a range nor int64.
+
+    Cost: ``max_len * embed_dim`` parameters.
+
+    Example:
+        >>> encoding = Learned(512, 8)
+        >>> encoding(torch.tensor([[0, 1, 2], [0, 1, -1]])).shape
+        torch.Size([2, 3, 8])
+
+    Reference: Gehring et al. 2017, arXiv:1705.03122, section 3.1; Devlin et al. 2019, arXiv:1810.04805.
+    """
+
+    def __init__(self, max_len: int, embed_dim: int):
+        super().__init__()
+        check_count("Learned", "max_len", max_len)
+        check_count("Learned", "embed_dim", embed_dim)
+        self.max_len, self.embed_dim = max_len, embed_dim
+        self.weight = nn.Parameter(torch.zeros(max_len, embed_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all vectors anew, with a deviation of 0.02, as BERT and GPT-2 start."""
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, positions: range | Tensor) -> Tensor:
+        """Look up.
+
+        Args:
+            positions: a range, or int64 of any shape; -1 (no token) gives zeros.
+
+        Returns:
+            ``[..., embed_dim]``, differentiable in the weight.
+        """
+        place = as_positions("Learned", positions, self.weight.device)
+        check_below("Learned", place, self.max_len, "Sinusoidal and relative positions have no longest position")
+        return F.embedding(place.clamp(min=0), self.weight).masked_fill(place[..., None] < 0, 0.0)
+
+    def extra_repr(self) -> str:
+        return f"{self.max_len}, {self.embed_dim}"

@@ -1,0 +1,150 @@
+"""Rotary: queries and keys turned by where they stand."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import describe, type_error, unsupported, value_error
+from saccade.positions.checks import as_positions, check_count, check_number
+from saccade.positions.rotary_scaling import Scaling, plain_frequencies
+
+__all__ = ["Rotary"]
+
+
+class Rotary(nn.Module):
+    r"""Turn queries and keys by where they stand, so that their product knows only how far apart they are.
+
+    Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:
+
+    .. math:: \begin{pmatrix} x' \\ y' \end{pmatrix} = \begin{pmatrix} \cos p\theta_i & -\sin p\theta_i \\
+              \sin p\theta_i & \cos p\theta_i \end{pmatrix} \begin{pmatrix} x \\ y \end{pmatrix}, \qquad
+              \theta_i = \mathrm{base}^{-2i / D}
+
+    Lengths stay as they are, and the product of a query at m and a key at n depends on m - n only. Turn queries and
+    keys alike, after their projection and before a cache; values never.
+
+    There is nothing to train and nothing to store. Angles are computed in float32 (float64 for float64 input), never in
+    half precision, whatever type the module is moved to and under autocast.
+
+    Args:
+        head_dim: width of queries and keys of one head.
+        base: of the frequencies.
+        rotary_dim: how many channels, from the first on, are turned; the others pass unchanged. ``head_dim`` when None.
+        layout: which channels make a pair: ``"half"``, channel i of the first half with channel i of the second
+            (GPT-NeoX, Llama); ``"interleaved"``, neighbours (the paper, GPT-J). Weights trained with one do not fit the
+            other.
+        scaling: other frequencies, for texts longer than those trained on; plain ones when None.
+
+    Raises:
+        ValueError: sizes that do not fit, on use a wrong shape or a position below -1.
+        TypeError: a scaling, an x or positions of the wrong kind.
+        UnsupportedError: a scaling that does not allow these sizes.
+
+    Cost: O(len * head_dim) for each head; angles are computed anew in every call, once for all heads.
+
+    Example:
+        >>> rotary = Rotary(2, layout="interleaved")
+        >>> key = torch.tensor([1.0, 0.0]).expand(1, 1, 3, 2)
+        >>> rotary(key, range(3))[0, 0]
+        tensor([[ 1.0000,  0.0000],
+                [ 0.5403,  0.8415],
+                [-0.4161,  0.9093]])
+
+    Reference: Su et al. 2021, arXiv:2104.09864, section 3.2; partial rotation: Black et al. 2022, arXiv:2204.06745.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10000.0,
+        rotary_dim: int | None = None,
+        layout: Literal["half", "interleaved"] = "half",
+        scaling: Scaling | None = None,
+    ):
+        super().__init__()
+        check_count("Rotary", "head_dim", head_dim)
+        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        check_count("Rotary", "rotary_dim", rotary_dim)
+        check_number("Rotary", "base", base, above=1)
+        if rotary_dim % 2:
+            raise value_error("Rotary", "rotary_dim", "be even", rotary_dim, hint="channels are turned in pairs")
+        if rotary_dim > head_dim:
+            raise value_error("Rotary", "rotary_dim", f"be at most head_dim {head_dim}", rotary_dim)
+        if layout not in ("half", "interleaved"):
+            raise value_error("Rotary", "layout", 'be "half" or "interleaved"', repr(layout))
+        if scaling is not None and not isinstance(scaling, Scaling):
+            hint = "for instance saccade.positions.YaRN(4.0, trained_len=4096)"
+            raise type_error("Rotary", "scaling", "be a scaling, or None", type(scaling).__name__, hint=hint)
+        reasons = () if scaling is None else scaling.reasons(base, rotary_dim)
+        if reasons:
+            raise unsupported("Rotary", type(scaling).__name__, reasons)
+        self.head_dim, self.rotary_dim, self.base = head_dim, rotary_dim, float(base)
+        self.layout, self.scaling = layout, scaling
+
+    def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
+        """Turn x.
+
+        Args:
+            x: queries or keys, ``[batch, heads, len, head_dim]``.
+            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is turned as if at 0.
+
+        Returns:
+            As x, in its dtype.
+        """
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        cos, sin = self._cos_and_sin(x, positions)
+        return self._turned(x, cos * magnitude, sin * magnitude)
+
+    def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
+        """Turn x back: what `forward` was given, up to one rounding in the dtype of x.
+
+        To move a key, turn it back and turn it anew, both from the key as it was stored: moved step by step in half
+        precision, the roundings add up.
+
+        Args:
+            x: what `forward` returned, ``[batch, heads, len, head_dim]``.
+            positions: what `forward` was given.
+
+        Returns:
+            As x, in its dtype.
+        """
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        cos, sin = self._cos_and_sin(x, positions)
+        return self._turned(x, cos / magnitude, -sin / magnitude)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, layout={self.layout!r}, "
+            f"scaling={self.scaling}"
+        )
+
+    def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
+        """``[batch | 1, 1, len, rotary_dim // 2]`` each, float32 or float64."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+            raise type_error("Rotary", "x", "be a tensor of floats", got)
+        if x.dim() != 4 or x.shape[3] != self.head_dim:
+            raise value_error("Rotary", "x", f"have shape [batch, heads, len, {self.head_dim}]", list(x.shape))
+        place = as_positions("Rotary", positions, x.device)
+        batch, _, length, _ = x.shape
+        if place.shape not in ((length,), (1, length), (batch, length)):
+            rule = f"have shape [{length}] or [{batch}, {length}]"
+            raise value_error("Rotary", "positions", rule, list(place.shape), facts=[describe("x", x)])
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        make = plain_frequencies if self.scaling is None else self.scaling.frequencies
+        angles = place.clamp(min=0).to(dtype)[..., None] * make(self.base, self.rotary_dim, dtype, x.device)
+        angles = angles.reshape(-1, 1, length, self.rotary_dim // 2)
+        return angles.cos(), angles.sin()
+
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        part, rest = x[..., : self.rotary_dim].to(cos.dtype), x[..., self.rotary_dim :]
+        by_half = self.layout == "half"
+        a, b = part.chunk(2, -1) if by_half else part.unflatten(-1, (-1, 2)).unbind(-1)
+        pair = (torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin))
+        turned = torch.cat(pair, -1) if by_half else torch.stack(pair, -1).flatten(-2)
+        turned = turned.to(x.dtype)
+        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned

@@ -1,0 +1,234 @@
+"""Rotary frequencies for sequences longer than those trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from saccade.errors import value_error
+from saccade.positions.checks import check_count, check_number
+
+__all__ = ["Linear", "Llama3", "NTK", "Scaling", "YaRN", "plain_frequencies"]
+
+
+def plain_frequencies(base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Radians per position of each pair of channels: ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
+    return 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
+
+
+class Scaling(ABC):
+    """Which frequencies a rotation turns with, where they are not the plain ones.
+
+    A scaling is a frozen value. It never looks at the length of a call: keys in a cache were turned when they came, so
+    frequencies that change with length would give a prefill and its decoding steps two different rotations.
+    """
+
+    @property
+    def magnitude(self) -> float:
+        """What turned queries and turned keys are multiplied by, each."""
+        return 1.0
+
+    @abstractmethod
+    def frequencies(
+        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        """Radians per position of each pair of channels, ``[rotary_dim // 2]``, computed in ``dtype``."""
+
+    def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
+        """Why these sizes cannot be had; an empty tuple means that they can."""
+        del base, rotary_dim
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Scaling):
+    """Position interpolation: all frequencies divided by ``factor``, so that a longer text fills the trained range.
+
+    Args:
+        factor: how many times longer, at least 1.
+
+    Raises:
+        ValueError: ``factor`` is no finite number of at least 1.
+
+    Example:
+        >>> Linear(4.0).frequencies(10000.0, 4, torch.float32).tolist()
+        [0.25, 0.0024999999441206455]
+
+    Reference: Chen et al. 2023, arXiv:2306.15595, section 2.3.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        check_number("Linear", "factor", self.factor, least=1)
+
+    def frequencies(
+        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        return plain_frequencies(base, rotary_dim, dtype, device) / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class NTK(Scaling):
+    r"""A larger base: the lowest frequency is divided by ``factor``, the highest stays as it is.
+
+    .. math:: \mathrm{base}' = \mathrm{base} \cdot \mathrm{factor}^{D / (D - 2)}
+
+    There is no dynamic form, in which the base grows with the text: the keys in a cache were turned with the earlier
+    base, so that decoding would no longer equal the full run. Where a model was made for it, fix the length once:
+    `NTK.at_length` gives what transformers' ``"dynamic"`` computes when a text of that length is read in one run.
+
+    Args:
+        factor: at least 1.
+
+    Raises:
+        ValueError: ``factor`` is no finite number of at least 1; on use, fewer than four channels.
+
+    Example:
+        >>> NTK.at_length(2.0, length=8192, trained_len=4096)
+        NTK(factor=3.0)
+
+    Reference: Peng et al. 2023, arXiv:2309.00071, section 3.1, which describes it; first published as "NTK-aware".
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        check_number("NTK", "factor", self.factor, least=1)
+
+    @classmethod
+    def at_length(cls, factor: float, length: int, trained_len: int) -> NTK:
+        """The dynamic form, fixed at one length: a factor of ``factor * length / trained_len - (factor - 1)``.
+
+        Args:
+            factor: of the dynamic form, at least 1.
+            length: the longest sequence that will be read; up to ``trained_len``, nothing is scaled.
+            trained_len: the longest sequence that the model was trained on.
+        """
+        check_number("NTK.at_length", "factor", factor, least=1)
+        check_count("NTK.at_length", "length", length)
+        check_count("NTK.at_length", "trained_len", trained_len)
+        return cls(factor * max(length, trained_len) / trained_len - (factor - 1))
+
+    def frequencies(
+        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        larger = base * self.factor ** (rotary_dim / (rotary_dim - 2))
+        return plain_frequencies(larger, rotary_dim, dtype, device)
+
+    def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
+        del base
+        return ("NTK needs at least 4 turned channels",) if rotary_dim < 4 else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3(Scaling):
+    """Long waves are interpolated, short ones kept, with a smooth passage between the two.
+
+    A wave is long if fewer than ``low_freq_factor`` of its periods fit into the trained length, and short if more than
+    ``high_freq_factor`` do.
+
+    Args:
+        factor: what the frequencies of long waves are divided by, at least 1; Llama 3.1 has 8.
+        low_freq_factor: periods in the trained length below which a wave is long; Llama 3.1 has 1.
+        high_freq_factor: periods above which a wave is short; Llama 3.1 has 4.
+        trained_len: the longest sequence that the model was trained on; Llama 3.1 has 8192.
+
+    Raises:
+        ValueError: a number is out of range, or the two limits are not in order.
+
+    Example:
+        >>> Llama3(8.0, 1.0, 4.0, 8192).frequencies(500000.0, 4, torch.float32).tolist()
+        [1.0, 0.0005248460220173001]
+
+    Reference: Grattafiori et al. 2024, arXiv:2407.21783; the formula is that of the published code.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    trained_len: int
+
+    def __post_init__(self) -> None:
+        check_number("Llama3", "factor", self.factor, least=1)
+        check_number("Llama3", "low_freq_factor", self.low_freq_factor, above=0)
+        check_number("Llama3", "high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
+        check_count("Llama3", "trained_len", self.trained_len)
+
+    def frequencies(
+        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        plain = plain_frequencies(base, rotary_dim, dtype, device)
+        periods = self.trained_len / (2 * math.pi / plain)
+        kept = (periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = kept.clamp(0.0, 1.0)
+        return (1 - kept) * plain / self.factor + kept * plain
+
+
+@dataclasses.dataclass(frozen=True)
+class YaRN(Scaling):
+    """Long waves are interpolated, short ones kept, along a ramp over the pairs of channels; and scores are sharpened.
+
+    Pairs that turn more than ``beta_fast`` times within the trained length are kept, pairs that turn fewer than
+    ``beta_slow`` times are interpolated; in between, by the pair's number.
+
+    Args:
+        factor: how many times longer, at least 1.
+        trained_len: the longest sequence that the model was trained on.
+        beta_fast: turns above which a pair is kept.
+        beta_slow: turns below which a pair is interpolated.
+        attention_factor: what turned queries and turned keys are multiplied by, so that their product grows by its
+            square; ``0.1 * ln(factor) + 1`` when None. Models that name an ``mscale`` need their own.
+        truncate: whether the ends of the ramp are moved outwards to whole pairs, as published; gpt-oss does not.
+
+    Raises:
+        ValueError: a number is out of range, or the two limits are not in order.
+
+    Example:
+        >>> round(YaRN(4.0, 4096).magnitude, 4)
+        1.1386
+
+    Reference: Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4; the ramp is that of the published code.
+    """
+
+    factor: float
+    trained_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        check_number("YaRN", "factor", self.factor, least=1)
+        check_count("YaRN", "trained_len", self.trained_len)
+        check_number("YaRN", "beta_slow", self.beta_slow, above=0)
+        check_number("YaRN", "beta_fast", self.beta_fast, above=self.beta_slow)
+        if self.attention_factor is not None:
+            check_number("YaRN", "attention_factor", self.attention_factor, above=0)
+        if not isinstance(self.truncate, bool):
+            raise value_error("YaRN", "truncate", "be True or False", repr(self.truncate))
+
+    @property
+    def magnitude(self) -> float:
+        return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
+
+    def frequencies(
+        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        plain = plain_frequencies(base, rotary_dim, dtype, device)
+        first, last = (self._pair_that_turns(turns, base, rotary_dim) for turns in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rotary_dim - 1)
+        last = last if last > first else first + 0.001  # a step, where no pair lies between
+        pair = torch.arange(rotary_dim // 2, dtype=dtype, device=device)
+        interpolated = ((pair - first) / (last - first)).clamp(0.0, 1.0)
+        return plain / self.factor * interpolated + plain * (1 - interpolated)
+
+    def _pair_that_turns(self, turns: float, base: float, rotary_dim: int) -> float:
+        """The number of the pair, as a fraction, that turns so many times within the trained length."""
+        return rotary_dim * math.log(self.trained_len / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -1,0 +1,67 @@
+"""ShawKeys: a trainable vector for each distance, added to the keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import describe, value_error
+from saccade.positions.bias import Bias
+from saccade.positions.checks import check_count, check_distances
+
+__all__ = ["ShawKeys"]
+
+
+class ShawKeys(Bias):
+    r"""A trainable vector for each distance, added to the keys: what a distance is worth depends on the query.
+
+    .. math:: s\, q_i^\top (k_j + a_{j-i}) = s\, q_i^\top k_j + s\, q_i^\top a_{j-i}, \qquad
+              a_d = w_{\mathrm{clip}(d,\, -r,\, r) + r}
+
+    Note the order, which is the paper's: the vector's index grows with the *key's* position. The vectors are shared by
+    all heads, and start at 0. The paper's second table, added to the values, is no part of the matrix and not offered.
+
+    Args:
+        head_dim: width of queries and keys of one head.
+        reach: largest distance with a vector of its own, at least 0; the paper's k.
+
+    Attributes:
+        weight: ``[2 * reach + 1, head_dim]``, from the earliest key in reach to the latest.
+
+    Raises:
+        ValueError: a size is no int, or too small; a query of another width.
+
+    Cost: ``(2 * reach + 1) * head_dim`` parameters; ``2 * reach + 1`` numbers for each query and head, so ``reach``
+    should be far below the length.
+
+    Example:
+        >>> bias = ShawKeys(4, reach=2)
+        >>> query = torch.zeros(1, 3, 6, 4)
+        >>> bias.values(torch.arange(-2, 3), query, 0.5).shape
+        torch.Size([1, 3, 6, 5])
+
+    Reference: Shaw et al. 2018, arXiv:1803.02155, section 3.
+    """
+
+    reach: int
+
+    def __init__(self, head_dim: int, reach: int):
+        super().__init__()
+        check_count("ShawKeys", "head_dim", head_dim)
+        check_count("ShawKeys", "reach", reach, least=0)
+        self.head_dim, self.reach = head_dim, reach
+        self.weight = nn.Parameter(torch.zeros(2 * reach + 1, head_dim))
+
+    def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
+        check_distances("ShawKeys", distances)
+        if query.shape[-1] != self.head_dim:
+            facts = [describe("query", query)]
+            raise value_error("ShawKeys", "query", f"have head_dim {self.head_dim}", query.shape[-1], facts=facts)
+        # Scores are float32 or wider, also under autocast.
+        wide = torch.promote_types(torch.promote_types(query.dtype, self.weight.dtype), torch.float32)
+        vectors = self.weight[self.reach - distances.clamp(-self.reach, self.reach)].to(wide)
+        with torch.autocast(query.device.type, enabled=False):
+            return (query.to(wide) * scale) @ vectors.T
+
+    def extra_repr(self) -> str:
+        return f"{self.head_dim}, reach={self.reach}"

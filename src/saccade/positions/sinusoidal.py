@@ -1,0 +1,71 @@
+"""Sinusoidal: a position as a vector of waves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import value_error
+from saccade.positions.checks import as_positions, check_count, check_number
+
+__all__ = ["Sinusoidal"]
+
+
+class Sinusoidal(nn.Module):
+    r"""A vector for each position: sines and cosines, from fast to slow, added to what a token is.
+
+    .. math:: \mathrm{PE}(p, 2i) = \sin(p / \mathrm{base}^{2i/D}), \qquad
+              \mathrm{PE}(p, 2i + 1) = \cos(p / \mathrm{base}^{2i/D})
+
+    There is nothing to train and no longest position. Angles are computed in float64 and rounded once, so that the
+    vectors are right to the last digit at a million tokens. They come in the module's dtype, as those of `Learned`.
+
+    Args:
+        embed_dim: width of the model, even.
+        base: of the wavelengths, which run from 2π to ``2π * base``.
+
+    Raises:
+        ValueError: an odd or too small width, a base of at most 1, a position below -1.
+        TypeError: positions that are neither a range nor int64.
+
+    Cost: one sine or cosine for each number.
+
+    Example:
+        >>> Sinusoidal(4)(torch.tensor([0, 1, -1]))
+        tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+                [0.8415, 0.5403, 0.0100, 0.9999],
+                [0.0000, 0.0000, 0.0000, 0.0000]])
+
+    Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+    """
+
+    _like: Tensor
+
+    def __init__(self, embed_dim: int, *, base: float = 10000.0):
+        super().__init__()
+        check_count("Sinusoidal", "embed_dim", embed_dim)
+        check_number("Sinusoidal", "base", base, above=1)
+        if embed_dim % 2:
+            hint = "each wave has a sine and a cosine"
+            raise value_error("Sinusoidal", "embed_dim", "be even", embed_dim, hint=hint)
+        self.embed_dim, self.base = embed_dim, float(base)
+        # Empty, and not stored: it follows the module, and so tells the dtype of the output.
+        self.register_buffer("_like", torch.empty(0), persistent=False)
+
+    def forward(self, positions: range | Tensor) -> Tensor:
+        """Look up.
+
+        Args:
+            positions: a range, or int64 of any shape; -1 (no token) gives zeros.
+
+        Returns:
+            ``[..., embed_dim]``.
+        """
+        place = as_positions("Sinusoidal", positions, self._like.device if isinstance(positions, range) else None)
+        exponents = torch.arange(0, self.embed_dim, 2, dtype=torch.float64, device=place.device) / self.embed_dim
+        angles = place[..., None] * self.base**-exponents
+        waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
+        return waves.masked_fill(place[..., None] < 0, 0.0).to(self._like.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, base={self.base:g}"

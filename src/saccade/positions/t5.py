@@ -1,0 +1,94 @@
+"""T5: a trainable number for each bucket of distances."""
+
+from __future__ import annotations
+
+import bisect
+import math
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import value_error
+from saccade.positions.bias import Bias
+from saccade.positions.checks import check_count, check_distances
+
+__all__ = ["T5"]
+
+
+class T5(Bias):
+    r"""A trainable number for each head and *bucket* of distances; buckets widen with distance.
+
+    Of the n buckets of a side, the first :math:`n/2` hold one distance each; the others grow by a constant factor up to
+    ``max_distance``, and the last one holds everything beyond:
+
+    .. math:: \mathrm{bucket}(d) = \begin{cases} d & d < n/2 \\
+              \min\left(n - 1,\; \frac{n}{2} + \left\lfloor \frac{n}{2}\,
+              \frac{\ln(2d/n)}{\ln(2 \cdot \mathrm{max\_distance} / n)} \right\rfloor\right) & \text{else} \end{cases}
+
+    Bidirectional, half of the buckets are for keys at or before the query, the other half for keys after it. Otherwise
+    all are for keys before it, and later keys fall into bucket 0. T5 itself shares one such table among the layers of
+    a stack, and does not scale dot products (``scale=1.0``). All numbers start at 0.
+
+    Args:
+        num_heads: number of query heads.
+        num_buckets: number of buckets, of both sides together.
+        max_distance: where the last bucket ends at the latest.
+        bidirectional: whether keys after the query have buckets of their own: True in an encoder, False in a decoder.
+
+    Attributes:
+        weight: ``[num_buckets, num_heads]``, as transformers' ``relative_attention_bias``.
+        reach: the first distance of the last bucket.
+
+    Raises:
+        ValueError: fewer than two buckets a side, an odd number for two sides, or a ``max_distance`` within the buckets
+            of single distances.
+
+    Cost: ``num_buckets * num_heads`` parameters.
+
+    Example:
+        >>> bias = T5(1, num_buckets=8, max_distance=16)
+        >>> _ = bias.weight.data.copy_(torch.arange(8.0)[:, None])
+        >>> bias.table(torch.arange(-6, 7)).int().tolist()
+        [[7, 6, 6, 6, 6, 5, 0, 1, 2, 2, 2, 2, 3]]
+
+    Reference: Raffel et al. 2020, arXiv:1910.10683, section 2.1.
+    """
+
+    reach: int
+
+    def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True):
+        super().__init__()
+        check_count("T5", "num_heads", num_heads)
+        check_count("T5", "num_buckets", num_buckets, least=4 if bidirectional else 2)
+        if bidirectional and num_buckets % 2:
+            raise value_error("T5", "num_buckets", "be even where bidirectional", num_buckets)
+        self.num_heads, self.num_buckets = num_heads, num_buckets
+        self.max_distance, self.bidirectional = max_distance, bool(bidirectional)
+        self._per_side = num_buckets // 2 if bidirectional else num_buckets
+        self._single = self._per_side // 2
+        check_count("T5", "max_distance", max_distance, least=self._single + 1)
+        self.reach = bisect.bisect_left(
+            range(max_distance), self._per_side - 1, key=lambda d: int(self._bucket_of(torch.tensor(d, device="cpu")))
+        )
+        self.weight = nn.Parameter(torch.zeros(num_buckets, num_heads))
+
+    def table(self, distances: Tensor) -> Tensor:
+        check_distances("T5", distances)
+        if self.bidirectional:
+            buckets = self._bucket_of(distances.abs()) + (distances < 0) * self._per_side
+        else:
+            buckets = self._bucket_of(distances.clamp(min=0))
+        return self.weight[buckets].T
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, "
+            f"bidirectional={self.bidirectional}"
+        )
+
+    def _bucket_of(self, distance: Tensor) -> Tensor:
+        """The bucket of a distance of at least 0 on its side."""
+        # Float32, and this order of operations, for every dtype: buckets must end where they ended in training.
+        far = torch.log(distance.clamp(min=1).float() / self._single) / math.log(self.max_distance / self._single)
+        wide = self._single + (far * (self._per_side - self._single)).to(torch.int64)
+        return torch.where(distance < self._single, distance, wide.clamp(max=self._per_side - 1))
