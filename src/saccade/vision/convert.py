@@ -1,0 +1,130 @@
+"""State dicts to and from timm's layers: names and shapes change, numbers do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from saccade.errors import type_error, unsupported, value_error
+from saccade.vision.cbam import CBAM
+from saccade.vision.channel import ChannelAttention
+from saccade.vision.non_local import NonLocal
+from saccade.vision.spatial import SpatialAttention
+
+__all__ = ["from_timm", "to_timm"]
+
+# Ours, theirs: prefixes of parameter names.
+_CHANNEL = {"reduce": "fc1", "expand": "fc2"}
+_SPATIAL = {"conv": "conv.conv", "norm": "conv.bn"}
+_NON_LOCAL = {"query": "t", "key": "p", "value": "g", "output": "z", "norm": "norm"}
+_CBAM = {
+    **{f"channel.{ours}": f"channel.{theirs}" for ours, theirs in _CHANNEL.items()},
+    **{f"spatial.{ours}": f"spatial.{theirs}" for ours, theirs in _SPATIAL.items()},
+}
+
+
+def to_timm(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict that gives timm's counterpart the outputs of ours.
+
+    | ours | timm's |
+    |---|---|
+    | ``ChannelAttention(pooling=("average",))`` | ``SEModule``, which is ``SqueezeExcite`` |
+    | ``ChannelAttention(pooling=("average", "max"))`` | ``ChannelAttn`` of ``timm.layers.cbam`` |
+    | ``SpatialAttention`` | ``SpatialAttn`` of ``timm.layers.cbam`` |
+    | ``CBAM`` | ``CbamModule`` |
+    | ``NonLocal(kind="embedded")`` | ``NonLocalAttn``; ``use_scale=False`` for scale 1.0 |
+
+    A state dict holds parameters, not settings: build timm's layer with ``rd_channels`` and kernel size of ours, and
+    with ``mlp_bias`` (``bias`` in ``SEModule``) where ours has ``projection_bias``.
+
+    Args:
+        module: one of ours.
+
+    Raises:
+        TypeError: a module that timm has no counterpart of.
+        UnsupportedError: a setting that timm's counterpart lacks; every reason is listed.
+
+    Example:
+        >>> from saccade.vision import ChannelAttention
+        >>> {name: list(x.shape) for name, x in to_timm(ChannelAttention(8, ratio=4)).items()}
+        {'fc1.weight': [2, 8, 1, 1], 'fc1.bias': [2], 'fc2.weight': [8, 2, 1, 1], 'fc2.bias': [8]}
+    """
+    names = _names("to_timm", module)
+    renamed = {}
+    for name, own in module.state_dict().items():
+        prefix, _, parameter = name.rpartition(".")
+        renamed[f"{names[prefix]}.{parameter}"] = own[:, :, None, None] if own.dim() == 2 else own
+    return renamed
+
+
+def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict for one of our modules that gives it the outputs of timm's layer; see `to_timm`.
+
+    ``module.load_state_dict(from_timm(module, theirs.state_dict()))`` loads it.
+
+    Args:
+        module: one of ours, which says what the names mean; it is not changed.
+        state: the state dict of timm's counterpart.
+
+    Raises:
+        TypeError: a module that timm has no counterpart of, or a state that is no mapping.
+        UnsupportedError: a setting that timm's counterpart lacks.
+        ValueError: names or shapes that do not fit the module.
+    """
+    names = _names("from_timm", module)
+    if not isinstance(state, Mapping):
+        raise type_error("from_timm", "state", "be a state dict", type(state).__name__)
+    renamed = {}
+    for name, own in module.state_dict().items():
+        prefix, _, parameter = name.rpartition(".")
+        renamed[name] = (f"{names[prefix]}.{parameter}", own)
+    theirs = {name for name, _ in renamed.values()}
+    if theirs != set(state):
+        facts = [
+            f"{what} {sorted(which)}" for what, which in (("lacks", theirs - set(state)), ("has", set(state) - theirs))
+        ]
+        rule = f"have the names of the timm layer that is a {type(module).__name__}"
+        hint = "projection_bias and norm decide which parameters there are"
+        raise value_error("from_timm", "state", rule, "others", facts=facts, hint=hint)
+    for name, (other, own) in renamed.items():
+        wanted = (*own.shape, 1, 1) if own.dim() == 2 else tuple(own.shape)
+        if tuple(state[other].shape) != wanted:
+            rule = f"have shape {list(wanted)}, like {name} of the module"
+            raise value_error("from_timm", other, rule, list(state[other].shape))
+    return {name: state[other].reshape(own.shape) for name, (other, own) in renamed.items()}
+
+
+def _names(where: str, module: nn.Module) -> dict[str, str]:
+    """What timm calls the parts of a module.
+
+    Raises:
+        TypeError, UnsupportedError: there is no counterpart.
+    """
+    reasons = []
+    if isinstance(module, ChannelAttention):
+        return _CHANNEL
+    if isinstance(module, SpatialAttention):
+        names = _SPATIAL
+        if module.norm is None:
+            reasons.append("norm=False: timm's spatial gate always has a batch norm")
+    elif isinstance(module, CBAM):
+        names = _CBAM
+        if module.spatial.norm is None:
+            reasons.append("norm=False: timm's spatial gate always has a batch norm")
+        if module.order != "channel-spatial":
+            reasons.append(f"order={module.order!r}: timm's module gates channels first")
+    elif isinstance(module, NonLocal):
+        names = _NON_LOCAL
+        if module.kind != "embedded":
+            reasons.append(f"kind={module.kind!r}: timm's block is an embedded Gaussian")
+        if module.subsample != 1:
+            reasons.append(f"subsample={module.subsample}: timm's block keeps all positions")
+        if module.scale not in (1.0, module.channels**-0.5):
+            reasons.append(f"scale={module.scale:g}: timm's is 1 or channels ** -0.5, {module.channels**-0.5:g} here")
+    else:
+        rule = "be a ChannelAttention, SpatialAttention, CBAM or NonLocal"
+        raise type_error(where, "module", rule, type(module).__name__)
+    if reasons:
+        raise unsupported(where, f"timm's counterpart of {type(module).__name__}", reasons)
+    return names

@@ -1,0 +1,168 @@
+"""NonLocal: every position gathers from all positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from saccade.attention_matrix import AttentionMatrix
+from saccade.errors import type_error, unsupported, value_error
+from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features, check_size
+from saccade.vision.pairwise import dot_mean, rectified_sum_mean
+
+__all__ = ["KINDS", "NonLocal"]
+
+KINDS = ("embedded", "gaussian", "dot", "concatenation")
+_SOFTMAX = ("embedded", "gaussian")
+
+
+class NonLocal(nn.Module):
+    r"""Every position gathers from all positions, near and far: the non-local block.
+
+    .. math:: \mathrm{out} = x + \mathrm{norm}(W_z\, y), \qquad
+              y_i = \frac{1}{C_i} \sum_j f(x_i, \hat x_j)\, W_g \hat x_j
+
+    ``kind`` is the comparison f with its normaliser C:
+
+    - ``"embedded"``: :math:`\exp(\theta_i^\top \phi_j)` over its sum, softmax attention of two projections;
+    - ``"gaussian"``: :math:`\exp(x_i^\top \hat x_j)` over its sum, softmax attention without projections;
+    - ``"dot"``: :math:`\theta_i^\top \phi_j` over the number of positions, by :math:`\Theta(\Phi^\top G)`;
+    - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions, by sorting.
+
+    The first two have a row-stochastic `matrix`; the weights of the others can be negative or sum to anything. None of
+    the four builds the matrix of all pairs, forward or backward. The norm starts at 0: a fresh block is the identity.
+
+    Args:
+        channels: of the feature map.
+        kind: which comparison.
+        bottleneck: inner channels; ``channels // 2``, and at least 1, when None.
+        subsample: keys and values come from x max-pooled by this factor on both sides; 1 keeps all positions.
+        scale: factor of the dot products; 1.0 as in the paper; None means ``head_dim ** -0.5``. Not for
+            "concatenation", which has none.
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit, an unknown kind, features of another shape or dtype, or one
+            single position in training, whose batch norm has no variance.
+        UnsupportedError: `matrix` of a kind without softmax.
+
+    Cost: with N = H · W and bottleneck D, O(batch · N² · D / subsample²) time for the first two kinds,
+    O(batch · N · D²) for "dot", O(batch · N · (D + log N)) for "concatenation", plus projections; memory linear in N.
+
+    Example:
+        >>> block = NonLocal(32, kind="embedded", subsample=2)
+        >>> x = torch.randn(2, 32, 6, 8)
+        >>> torch.equal(block(x), x), block.matrix(x)
+        (True, AttentionMatrix(shape=[2, 1, 48, 12], torch.float32, cpu))
+
+    Reference: Wang et al. 2018, arXiv:1711.07971, section 3.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        kind: str = "embedded",
+        bottleneck: int | None = None,
+        subsample: int = 1,
+        scale: float | None = 1.0,
+    ):
+        super().__init__()
+        check_size("NonLocal", "channels", channels)
+        bottleneck = max(1, channels // 2) if bottleneck is None else bottleneck
+        check_size("NonLocal", "bottleneck", bottleneck)
+        check_size("NonLocal", "subsample", subsample)
+        if kind not in KINDS:
+            raise value_error("NonLocal", "kind", f"be one of {', '.join(KINDS)}", repr(kind))
+        _check_scale(scale, kind)
+        width = channels if kind == "gaussian" else bottleneck
+        self.channels, self.kind, self.bottleneck, self.subsample = channels, kind, bottleneck, subsample
+        self.scale = width**-0.5 if scale is None else float(scale)
+        self.query = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
+        self.key = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
+        self.value = nn.Conv2d(channels, bottleneck, 1)
+        # The vector w of [θ; φ], its two halves as rows.
+        self.joint = nn.Parameter(torch.empty(2, bottleneck)) if kind == "concatenation" else None
+        self.output = nn.Conv2d(bottleneck, channels, 1)
+        self.norm = BatchNorm(channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The norm at 0, so that the block starts as the identity; torch's defaults elsewhere."""
+        nn.init.zeros_(self.norm.weight)
+        nn.init.zeros_(self.norm.bias)
+        if self.joint is not None:
+            nn.init.uniform_(self.joint, -((2 * self.bottleneck) ** -0.5), (2 * self.bottleneck) ** -0.5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``features + norm(output(gathered))``, ``[batch, channels, H, W]``."""
+        self._check(features)
+        context = self._context(features)
+        value = as_tokens(self.value(context))
+        if self.kind in _SOFTMAX:
+            matrix = self._matrix(features, context)
+            gathered = matrix @ value.to(matrix.dtype)  # under autocast, where "gaussian" has compared x itself
+        else:
+            gathered = self._pairwise(features, context, value[:, 0])[:, None]
+        return features + self.norm(self.output(as_map(gathered, *features.shape[2:])))
+
+    def matrix(self, features: Tensor) -> AttentionMatrix:
+        """Who looks at whom, ``[batch, 1, H·W, kv_len]``, not built; position (y, x) is row ``y * W + x``.
+
+        Columns are the positions of the subsampled map, ``ceil(H / subsample) * ceil(W / subsample)`` of them.
+
+        Args:
+            features: ``[batch, channels, H, W]``.
+
+        Raises:
+            UnsupportedError: ``kind`` is "dot" or "concatenation": their weights are no distribution.
+        """
+        if self.kind not in _SOFTMAX:
+            reason = f"kind {self.kind!r} has weights that can be negative or sum to anything but 1"
+            hint = "the kinds 'embedded' and 'gaussian' have a row-stochastic matrix"
+            raise unsupported("NonLocal.matrix", "AttentionMatrix", [reason], hint=hint)
+        self._check(features)
+        return self._matrix(features, self._context(features))
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.channels}, kind={self.kind!r}, bottleneck={self.bottleneck}, "
+            f"subsample={self.subsample}, scale={self.scale:g}"
+        )
+
+    def _check(self, features: Tensor) -> None:
+        check_features("NonLocal", features, self.channels, self.output.weight)
+        self.norm.check_count("NonLocal", features[:, 0].numel())
+
+    def _context(self, features: Tensor) -> Tensor:
+        """What keys and values are made of. The last row and column may be pooled from fewer positions."""
+        if self.subsample == 1:
+            return features
+        return nn.functional.max_pool2d(features, self.subsample, ceil_mode=True)
+
+    def _matrix(self, features: Tensor, context: Tensor) -> AttentionMatrix:
+        query, key = self._compared(features, context)
+        return AttentionMatrix(as_tokens(query), as_tokens(key), scale=self.scale)
+
+    def _compared(self, features: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        if self.query is None or self.key is None:
+            return features, context
+        return self.query(features), self.key(context)
+
+    def _pairwise(self, features: Tensor, context: Tensor, value: Tensor) -> Tensor:
+        query, key = (x.flatten(2).mT for x in self._compared(features, context))
+        if self.joint is None:
+            return dot_mean(query * self.scale, key, value)
+        return rectified_sum_mean(query @ self.joint[0], key @ self.joint[1], value)
+
+
+def _check_scale(scale: object, kind: str) -> None:
+    if scale is not None:
+        if not isinstance(scale, (int, float)) or isinstance(scale, bool):
+            raise type_error("NonLocal", "scale", "be a number or None", type(scale).__name__)
+        if not math.isfinite(scale):
+            raise value_error("NonLocal", "scale", "be finite", scale)
+    if kind == "concatenation" and scale != 1.0:
+        hint = "it has no dot product to scale; its vector w is learned"
+        raise value_error("NonLocal", "scale", "be 1.0 for kind 'concatenation'", scale, hint=hint)

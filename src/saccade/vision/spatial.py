@@ -1,0 +1,72 @@
+"""SpatialAttention: a gate for every position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade.vision.feature_map import BatchNorm, check_features, check_flag, check_kernel
+
+__all__ = ["SpatialAttention"]
+
+
+class SpatialAttention(nn.Module):
+    r"""Which positions matter in this picture: CBAM's spatial gate.
+
+    .. math:: s = \sigma\big(\mathrm{norm}(f^{k \times k}([\mathrm{mean}_c\, x;\ \mathrm{max}_c\, x]))\big), \qquad
+              \mathrm{out}_{chw} = s_{hw}\, x_{chw}
+
+    The channels are pooled to two maps, and one convolution turns these into a gate for each position. A gate sees
+    ``kernel_size`` positions around it, never all: positions are not compared with one another. `PositionAttention`
+    does that.
+
+    Args:
+        kernel_size: of the convolution; odd.
+        norm: whether a batch norm follows the convolution, as in the authors' code; the paper's formula has none.
+
+    Raises:
+        ValueError, TypeError: an even kernel, features of another shape or dtype, or one single position in training
+            with ``norm``.
+
+    Cost: O(batch · (channels + kernel_size²) · H · W).
+
+    Example:
+        >>> gate = SpatialAttention(kernel_size=3)
+        >>> x = torch.randn(2, 32, 5, 7)
+        >>> gate(x).shape, gate.weights(x).shape
+        (torch.Size([2, 32, 5, 7]), torch.Size([2, 1, 5, 7]))
+
+    Reference: Woo et al. 2018, arXiv:1807.06521, section 3.2.
+    """
+
+    def __init__(self, kernel_size: int = 7, *, norm: bool = True):
+        super().__init__()
+        check_kernel("SpatialAttention", kernel_size)
+        check_flag("SpatialAttention", "norm", norm)
+        self.kernel_size = kernel_size
+        self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
+        self.norm = BatchNorm(1) if norm else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[batch, channels, H, W]``, every position times its gate."""
+        return features * self.weights(features)
+
+    def weights(self, features: Tensor) -> Tensor:
+        """The gates, ``[batch, 1, H, W]``, each between 0 and 1; differentiable.
+
+        Args:
+            features: ``[batch, channels, H, W]``, any number of channels.
+        """
+        self.check(features)
+        logits = self.conv(torch.cat([features.mean(1, keepdim=True), features.amax(1, keepdim=True)], 1))
+        return torch.sigmoid(logits if self.norm is None else self.norm(logits))
+
+    def check(self, features: Tensor) -> None:
+        """Refuse what `forward` cannot take, before any work is done.
+
+        Raises:
+            ValueError, TypeError: see the class.
+        """
+        check_features("SpatialAttention", features, None, self.conv.weight)
+        if self.norm is not None:
+            self.norm.check_count("SpatialAttention", features[:, 0].numel())
