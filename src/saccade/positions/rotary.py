@@ -136,8 +136,8 @@ class Rotary(nn.Module):
             raise value_error("Rotary", "positions", rule, list(place.shape), facts=[describe("x", x)])
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         make = plain_frequencies if self.scaling is None else self.scaling.frequencies
-        angles = place.clamp(min=0).to(dtype)[..., None] * make(self.base, self.rotary_dim, dtype, x.device)
-        angles = angles.reshape(-1, 1, length, self.rotary_dim // 2)
+        frequencies = make(self.base, self.rotary_dim, dtype, x.device)
+        angles = torch.atleast_2d(place).clamp(min=0).to(dtype)[:, None, :, None] * frequencies
         return angles.cos(), angles.sin()
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -192,7 +192,7 @@ class YaRN(Scaling):
         >>> round(YaRN(4.0, 4096).magnitude, 4)
         1.1386
 
-    Reference: Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4; the ramp is that of the published code.
+    Reference: Peng et al. 2023, arXiv:2309.00071, section 3; the ramp is that of the published code.
     """
 
     factor: float
