@@ -1,8 +1,10 @@
 """Figures of arrays and matrices. Needs matplotlib, which is imported when the first figure is drawn."""
 
+from saccade.viz.bars import channel_weights
 from saccade.viz.fonts import MissingGlyphsWarning
 from saccade.viz.heatmaps import heatmap
 from saccade.viz.mosaics import mosaic
+from saccade.viz.overlays import spatial_map
 from saccade.viz.saving import save
 
-__all__ = ["heatmap", "mosaic", "save", "MissingGlyphsWarning"]
+__all__ = ["heatmap", "mosaic", "channel_weights", "spatial_map", "save", "MissingGlyphsWarning"]

@@ -8,7 +8,7 @@ import torch
 
 from saccade.errors import type_error, value_error
 
-__all__ = ["Array", "as_maps", "as_matrix", "limits_of", "max_pool"]
+__all__ = ["Array", "as_maps", "as_matrix", "as_numbers", "limits_of", "max_pool"]
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -26,6 +26,28 @@ def as_matrix(where: str, weights: object) -> Array:
 def as_maps(where: str, weights: object) -> Array:
     """Read many matrices of one shape: ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
     return _checked(where, weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
+
+
+def as_numbers(where: str, argument: str, values: object) -> Array:
+    """Read real numbers of any shape from a tensor, an array or nested lists.
+
+    Raises:
+        TypeError: not real numbers.
+        ValueError: rows of different lengths.
+    """
+    if isinstance(values, torch.Tensor):
+        tensor = values.detach()
+        if tensor.is_complex():
+            raise type_error(where, argument, "be real numbers", tensor.dtype)
+        # NumPy has no bfloat16; everything narrower than float64 fits in float32 for the eye.
+        return tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32).numpy()
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise value_error(where, argument, "have rows of equal length", "rows of different lengths") from None
+    if array.dtype.kind not in "fiub":
+        raise type_error(where, argument, "be real numbers", f"{type(values).__name__} of dtype {array.dtype}")
+    return array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
@@ -60,7 +82,7 @@ def limits_of(where: str, matrix: Array, limits: tuple[float, float] | None) -> 
 
 
 def _checked(where: str, weights: object, shape: str, axes: tuple[int, ...]) -> Array:
-    array = _as_array(where, weights)
+    array = as_numbers(where, "weights", weights)
     if array.ndim not in axes:
         raise value_error(where, "weights", f"be {shape}", f"shape {list(array.shape)}")
     if array.size == 0:
@@ -69,19 +91,3 @@ def _checked(where: str, weights: object, shape: str, axes: tuple[int, ...]) -> 
     if not finite.any():
         raise value_error(where, "weights", "hold at least one finite number", "only NaN and infinities")
     return array if finite.all() else np.where(finite, array, np.nan)
-
-
-def _as_array(where: str, weights: object) -> Array:
-    if isinstance(weights, torch.Tensor):
-        tensor = weights.detach()
-        if tensor.is_complex():
-            raise type_error(where, "weights", "be real numbers", tensor.dtype)
-        # NumPy has no bfloat16; everything narrower than float64 fits in float32 for the eye.
-        return tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32).numpy()
-    try:
-        array = np.asarray(weights)
-    except ValueError:
-        raise value_error(where, "weights", "have rows of equal length", "rows of different lengths") from None
-    if array.dtype.kind not in "fiub":
-        raise type_error(where, "weights", "be real numbers", f"{type(weights).__name__} of dtype {array.dtype}")
-    return array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)

@@ -1,0 +1,87 @@
+"""The weights of channels as bars."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.errors import type_error, value_error
+from saccade.viz.arrays import as_matrix, as_numbers, limits_of, max_pool
+from saccade.viz.canvas import DPI, INK, blank, colours
+from saccade.viz.ticks import name_columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["channel_weights"]
+
+_BAR, _NARROWEST, _WIDEST, _HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: one bar, and the picture
+_GATE = (0.0, 1.0)
+
+
+def channel_weights(
+    weights: object,
+    *,
+    x_labels: Sequence[str] | None = None,
+    title: str | None = None,
+    x_name: str = "channel",
+    limits: tuple[float, float] | None = None,
+) -> "Figure":
+    """Draw one weight per channel as bars, in the channels' order.
+
+    The height and the colour of a bar say the same. With more channels than fit, a bar is the largest of a group of
+    neighbours; the axis still counts channels. A weight that is not finite has no bar.
+
+    Args:
+        weights: ``[channels]``: a tensor of any dtype and device, an array or a list, such as one row of
+            `saccade.vision.ChannelAttention.weights`.
+        x_labels: one per channel, shown as text, never as mathematics; numbers from 0 when None.
+        title: stands above the picture.
+        x_name: what the bars are.
+        limits: the values at the axis's ends; 0 to 1 when all weights lie between, else from the weights.
+
+    Returns:
+        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+
+    Raises:
+        TypeError: ``weights`` are not real numbers, or labels are one string.
+        ValueError: not one axis, nothing finite, or labels of another length.
+        ImportError: matplotlib is not installed.
+
+    Cost: O(channels).
+    """
+    row = as_numbers("channel_weights", "weights", weights)
+    if row.ndim != 1:
+        hint = "gates[0] are those of the first picture" if row.ndim == 2 else None
+        raise value_error("channel_weights", "weights", "be [channels]", f"shape {list(row.shape)}", hint=hint)
+    row = as_matrix("channel_weights", row[None])
+    channels = row.shape[1]
+    if isinstance(x_labels, str):
+        hint = "list(text) is one label per character."
+        raise type_error("channel_weights", "x_labels", "be a list of strings", "one string", hint=hint)
+    if x_labels is not None and len(x_labels) != channels:
+        rule = f"have one label for each of the {channels} channels"
+        raise value_error("channel_weights", "x_labels", rule, len(x_labels))
+    if limits is None and np.nanmin(row) >= 0 and np.nanmax(row) <= 1:
+        limits = _GATE
+    low, high = limits_of("channel_weights", row, limits)
+    canvas = blank("channel_weights")
+    width = round(float(np.clip(channels * _BAR, _NARROWEST, _WIDEST)) * DPI) / DPI
+    # Two pixels for the narrowest bar: its own, and none of its neighbour's.
+    shown = max_pool(row, 1, int(width * DPI / 2))[0]
+    step = channels / len(shown)
+    centres = (np.arange(len(shown)) + 0.5) * step - 0.5
+    share = np.nan_to_num((shown - low) / (high - low)).clip(0, 1)
+    axes = canvas.axes
+    base = min(max(0.0, low), high)
+    gap = 0.8 if width * DPI / len(shown) > 6 else 1.0
+    axes.bar(centres, shown - base, bottom=base, width=gap * step, color=colours()(0.25 + 0.65 * share))
+    axes.set(xlim=(-0.5, channels - 0.5), ylim=(low, high))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(axis="y", labelsize=8, length=2, color=INK, labelcolor=INK)
+    name_columns(axes, x_labels, x_name, channels, width)
+    if title is not None:
+        canvas.head(title, width)
+    canvas.fit(width, _HEIGHT)
+    return canvas.figure

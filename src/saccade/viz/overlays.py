@@ -1,0 +1,122 @@
+"""A map of weights over the picture that it belongs to."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from saccade.errors import value_error
+from saccade.viz.arrays import Array, as_numbers, limits_of
+from saccade.viz.canvas import DPI, blank
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+__all__ = ["spatial_map"]
+
+_LONGER = 3.2  # inches
+_SHORTER = 0.5  # at least
+_TINTS = ((1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1))
+_LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as the eye weighs them
+
+
+def spatial_map(
+    image: object,
+    weights: object,
+    *,
+    title: str | None = None,
+    opacity: float = 0.7,
+    limits: tuple[float, float] | None = None,
+) -> "Figure":
+    """Lay a map of weights over the picture that it belongs to.
+
+    The picture is drawn in grey, so that colour means weight and nothing else: where the weight is at the low end of
+    the scale the picture shows as it is, towards the high end it turns red. A map of another size than the picture's
+    is resized to it, smoothly: a coarse map has soft edges, not sharp ones that it does not know of.
+
+    Args:
+        image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists. Its
+            smallest value is drawn black, its largest white.
+        weights: ``[h, w]`` or ``[1, h, w]``, such as one item of `saccade.vision.SpatialAttention.weights`, or a row
+            of a matrix over positions in the shape of its map.
+        title: stands above the picture.
+        opacity: of the highest weight's colour: at 0 the picture stays grey, at 1 the colour hides it.
+        limits: the values at the two ends of the colour scale; from the weights when None.
+
+    Returns:
+        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+
+    Raises:
+        TypeError: not real numbers.
+        ValueError: other axes, values that are not finite, or an opacity outside of [0, 1].
+        ImportError: matplotlib is not installed.
+
+    Cost: O(H * W + h * w).
+    """
+    grey = _grey(image)
+    own = _plane("weights", weights, (1,))
+    if isinstance(opacity, bool) or not isinstance(opacity, (int, float)) or not 0 <= opacity <= 1:
+        raise value_error("spatial_map", "opacity", "be between 0 and 1", repr(opacity))
+    low, high = limits_of("spatial_map", own, limits)
+    canvas = blank("spatial_map")
+    height, width = (max(side * _LONGER / max(grey.shape), _SHORTER) for side in grey.shape)
+    width, height = round(width * DPI) / DPI, round(height * DPI) / DPI
+    axes = canvas.axes
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    overlay = axes.imshow(
+        _resized(own, grey.shape),
+        cmap=_tints(opacity),
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    if title is not None:
+        canvas.head(title, width)
+    canvas.add_scale(overlay)
+    canvas.fit(width, height)
+    return canvas.figure
+
+
+def _tints(opacity: float) -> "Colormap":
+    """From clear to red: a picture below keeps its light and dark, which the scale of a heatmap would cover."""
+    from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415  matplotlib is optional
+
+    steps = [(*rgb, share * opacity) for share, rgb in zip((0.0, 0.45, 0.8, 1.0), _TINTS, strict=True)]
+    return LinearSegmentedColormap.from_list("saccade_tints", steps)
+
+
+def _grey(image: object) -> Array:
+    """Luminance, stretched to [0, 1]; a picture of one brightness is drawn in the middle."""
+    planes = _plane("image", image, (1, 3))
+    low, high = float(planes.min()), float(planes.max())
+    return (planes - low) / (high - low) if low < high else np.full_like(planes, 0.5)
+
+
+def _plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:
+    """``[H, W]``; three channels become their luminance."""
+    array = as_numbers("spatial_map", argument, values)
+    if array.ndim == 3 and array.shape[0] in channels:
+        array = np.tensordot(np.array(_LUMINANCE, array.dtype), array, 1) if array.shape[0] == 3 else array[0]
+    elif array.ndim != 2:
+        rule = f"be [H, W]{''.join(f' or [{n}, H, W]' for n in channels)}"
+        hint = (
+            "channels come first: image.transpose(2, 0, 1)" if array.ndim == 3 and array.shape[2] in channels else None
+        )
+        raise value_error("spatial_map", argument, rule, f"shape {list(array.shape)}", hint=hint)
+    if array.size == 0:
+        raise value_error("spatial_map", argument, "have no empty axis", f"shape {list(array.shape)}")
+    if not np.isfinite(array).all():
+        raise value_error("spatial_map", argument, "be finite everywhere", "NaN or infinities")
+    return array
+
+
+def _resized(own: Array, shape: tuple[int, ...]) -> Array:
+    if own.shape == shape:
+        return own
+    plane = torch.from_numpy(np.ascontiguousarray(own))[None, None]
+    resized = torch.nn.functional.interpolate(plane, size=list(shape), mode="bilinear", antialias=True)
+    return np.asarray(resized[0, 0].clamp(float(own.min()), float(own.max())))
