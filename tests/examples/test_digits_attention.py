@@ -1,0 +1,133 @@
+"""The example runs in seconds, goes on where it was stopped, and ends as if it had never stopped."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PATH = Path(__file__).parents[2] / "examples" / "digits_attention.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("digits_attention", PATH)
+    module = importlib.util.module_from_spec(spec)
+    # As dataclasses and forward references want it: found by its name.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def trained(example, monkeypatch):
+    """Names and epochs trained, as they are trained."""
+    seen = []
+    original = example.Run._train_epoch
+
+    def counting(run, digits):
+        seen.append((run.name, run.seed, run.epoch))
+        original(run, digits)
+
+    monkeypatch.setattr(example.Run, "_train_epoch", counting)
+    return seen
+
+
+def _without_time(rows):
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def test_a_stopped_run_goes_on_and_ends_the_same(example, trained, monkeypatch, tmp_path, capsys):
+    whole = example.main(["--quick", "--out", str(tmp_path / "whole")])
+    every = [(name, 0, epoch) for name in example.MODULES for epoch in range(example.QUICK.epochs)]
+    assert trained == every
+    trained.clear()
+
+    save = example.Run._save
+
+    def stop(run):
+        save(run)
+        if (run.name, run.epoch) == ("CBAM", 1):
+            raise KeyboardInterrupt("after an epoch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(example.Run, "_save", stop)
+        with pytest.raises(KeyboardInterrupt, match="after an epoch"):
+            example.main(["--quick", "--out", str(tmp_path / "stopped")])
+    assert trained == every[: every.index(("CBAM", 0, 0)) + 1]
+    resumed = example.main(["--quick", "--out", str(tmp_path / "stopped")])
+    assert trained == every
+    assert _without_time(resumed) == _without_time(whole)
+    for name in example.MODULES:
+        one, other = (example.Run(name, 0, example.QUICK, tmp_path / folder) for folder in ("whole", "stopped"))
+        assert one.epoch == other.epoch == example.QUICK.epochs
+        for key, own in one.network.state_dict().items():
+            assert torch.equal(own, other.network.state_dict()[key])
+
+    # Nothing is left to train, and nothing half-written is left behind.
+    trained.clear()
+    assert _without_time(example.main(["--quick", "--out", str(tmp_path / "stopped")])) == _without_time(whole)
+    assert trained == []
+    assert not list(tmp_path.rglob("*.part"))
+    assert "wrote" in capsys.readouterr().out
+
+
+def test_what_is_written_is_what_is_returned(example, tmp_path, capsys):
+    rows = example.main(["--quick", "--out", str(tmp_path)])
+    told = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert told["rows"] == rows
+    assert told["settings"]["epochs"] == example.QUICK.epochs
+    assert told["test_pictures"] == 1797 - example.QUICK.train_size
+    assert (tmp_path / "looks.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    for row in rows:
+        assert f"{100 * row['accuracy']:.2f} %" in printed
+        assert re.search(rf"{row['module']}\W", printed)
+
+
+def test_a_checkpoint_of_other_settings_is_not_used(example, tmp_path):
+    example.main(["--quick", "--out", str(tmp_path)])
+    assert example.Run("SE", 0, example.QUICK, tmp_path).epoch == example.QUICK.epochs
+    other = example.Run("SE", 0, dataclasses.replace(example.QUICK, learning_rate=1e-3), tmp_path)
+    assert other.epoch == 0
+    assert other.starts_over
+
+
+def test_training_learns_and_modules_are_of_one_size(example, tmp_path):
+    settings = example.Settings(channels=16, epochs=6, train_size=300, seeds=(0,))
+    torch.set_num_threads(settings.threads)
+    digits = example.load(settings)
+    run = example.Run("SE", 0, settings, tmp_path)
+    before = run.accuracy(digits)
+    run.train(digits, lambda: None)
+    assert run.accuracy(digits) > max(0.5, before)
+    channels = example.Settings().channels
+    sizes = {
+        name: sum(p.numel() for p in example.Network(make(channels), channels).parameters())
+        for name, make in example.MODULES.items()
+    }
+    assert max(sizes.values()) < 1.02 * min(sizes.values())
+
+
+def test_the_same_pictures_are_tested_for_every_seed(example):
+    first, second = (example.load(example.Settings(seeds=seeds)) for seeds in ((0,), (1, 2)))
+    assert torch.equal(first.test, second.test)
+    assert len(first.train) + len(first.test) == 1797
+
+
+def test_a_picture_that_is_not_there_is_refused(example, capsys, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
+        example.main(["--quick", "--out", str(tmp_path), "--picture", "5000"])
+    assert "--picture must be at least 0 and below 1697; got 5000." in capsys.readouterr().err
