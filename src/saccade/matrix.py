@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from saccade import dropout
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.grouping import groups_of, product, take
 from saccade.plan import Ranges
+from saccade.statistics.block import Block, as_slice
+from saccade.statistics.entropy import Entropy
+from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.pooled import How, Pooled
+from saccade.statistics.received import Received
+from saccade.statistics.topk import Strongest, TopK
 
 __all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
 
@@ -21,28 +27,12 @@ DENSE_LIMIT = 1 << 26
 """Most weights that `Matrix.to_dense` writes out unless told otherwise: 64 million, 256 MB in float32."""
 
 
-class Block(NamedTuple):
-    """Complete rows of a matrix, with the columns in which they can be other than 0.
-
-    Attributes:
-        batch, heads: slices of batch items and heads; the heads are one head, or all of them.
-        rows: indices of queries.
-        columns: indices of keys, as ranges.
-        weights: ``[batch, heads, rows, columns]``, float32 or wider.
-    """
-
-    batch: slice
-    heads: slice
-    rows: range
-    columns: Ranges
-    weights: Tensor
-
-
 class Matrix(ABC):
     """A lazy matrix of shape [batch, heads, q_len, kv_len].
 
-    A subclass says its `shape`, `dtype`, `device` and `kv_heads`, and yields `blocks`; products, rows and the dense
-    form follow. It holds tensors, never modules. ``A @ value``, ``A.mT @ x`` are differentiable.
+    A subclass says its `shape`, `dtype`, `device` and `kv_heads`, and yields `blocks`; products, rows, the dense form
+    and every statistic follow. It holds tensors, never modules. ``A @ value``, ``A.mT @ x`` are differentiable;
+    questions (`ask`, `entropy`, `topk`, `received`, `pooled`) run without gradient.
     """
 
     @property
@@ -70,8 +60,13 @@ class Matrix(ABC):
         """The matrix as complete rows, about a megabyte at a time; rows that appear in no block are 0.
 
         Args:
-            batch, head, rows: restrict to one batch item, one head, some rows; None means all.
+            batch, head, rows: restrict to one batch item, one head, some rows (step 1); None means all.
         """
+
+    @property
+    def is_stochastic(self) -> bool:
+        """True if rows are distributions: nowhere below 0, with sum 1 (or 0 in a row that attends to nothing)."""
+        return True
 
     @property
     def mT(self) -> Transposed:
@@ -102,7 +97,7 @@ class Matrix(ABC):
             values = take(value[block.batch, groups], block.columns, 2).to(weights.dtype)
             with torch.autocast(self.device.type, enabled=False):
                 part = product(weights, values)
-            out[block.batch, block.heads, block.rows.start : block.rows.stop] = part
+            out[block.batch, block.heads, as_slice(block.rows)] = part
         return out.to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
@@ -120,13 +115,68 @@ class Matrix(ABC):
         self._check_operand(x, "x", heads, q_len)
         out = x.new_zeros(batch, heads, kv_len, x.shape[3], dtype=_wide(x))
         for block in self.blocks():
-            rows = x[block.batch, block.heads, block.rows.start : block.rows.stop].to(block.weights.dtype)
+            rows = x[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
             with torch.autocast(self.device.type, enabled=False):
                 part, start = block.weights.mT @ rows, 0
             for span in block.columns:
-                out[block.batch, block.heads, span.start : span.stop] += part[:, :, start : start + len(span)]
+                out[block.batch, block.heads, as_slice(span)] += part[:, :, start : start + len(span)]
                 start += len(span)
         return out.to(x.dtype)
+
+    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+        """Answers to several questions, in their order, from one sweep over the matrix.
+
+        Args:
+            folds: questions: those of `saccade.statistics`, or one's own.
+
+        Raises:
+            TypeError: something that is not a question.
+            UnsupportedError: a question about distributions, where the rows are none (`is_stochastic`).
+
+        Cost: the weights are computed once for all questions, a block at a time; memory is that of the answers and
+        one block. Without gradient.
+
+        Example:
+            >>> from saccade import AttentionMatrix
+            >>> from saccade.statistics import Entropy, Received
+            >>> x = torch.zeros(1, 1, 4, 8)
+            >>> entropy, received = AttentionMatrix(x, x).ask(Entropy(), Received())
+            >>> received
+            tensor([[[1., 1., 1., 1.]]])
+        """
+        for fold in folds:
+            if not isinstance(fold, Fold):
+                got = fold.__name__ if isinstance(fold, type) else type(fold).__name__
+                hint = "give an instance: ask(Entropy())"
+                raise type_error("Matrix.ask", "folds", "be questions of saccade.statistics", got, hint=hint)
+            if fold.needs_distributions and not self.is_stochastic:
+                reason = f"the rows of this {type(self).__name__} do not sum to 1 (is_stochastic is False)"
+                hint = "A.topk and A.received need no distributions"
+                raise unsupported("Matrix.ask", type(fold).__name__, [reason], hint=hint)
+        if not folds:
+            return ()
+        outline = Outline(self.shape, _wide_dtype(self.dtype), self.device)
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            states = [fold.start(outline) for fold in folds]
+            for block in self.blocks():
+                states = [fold.add(state, block) for fold, state in zip(folds, states, strict=True)]
+            return tuple(fold.finish(state) for fold, state in zip(folds, states, strict=True))
+
+    def entropy(self) -> Tensor:
+        """Over how many keys a query spreads, in nats, ``[batch, heads, q_len]``; see `saccade.statistics.Entropy`."""
+        return self.ask(Entropy())[0]
+
+    def topk(self, k: int) -> Strongest:
+        """A query's strongest keys and their weights, ``[batch, heads, q_len, k]``; see `saccade.statistics.TopK`."""
+        return self.ask(TopK(k))[0]
+
+    def received(self) -> Tensor:
+        """How much attention each key gets, ``[batch, heads, kv_len]``; see `saccade.statistics.Received`."""
+        return self.ask(Received())[0]
+
+    def pooled(self, bins: int, *, how: How = "mean") -> Tensor:
+        """A map of at most ``bins`` × ``bins`` cells for each batch item and head; see `saccade.statistics.Pooled`."""
+        return self.ask(Pooled(bins, how))[0]
 
     def __matmul__(self, value: Tensor) -> Tensor:
         return self.matmul(value)
@@ -141,7 +191,7 @@ class Matrix(ABC):
         for block in self.blocks(b, h, range(i, i + 1)):
             start = 0
             for span in block.columns:
-                row[span.start : span.stop] = block.weights[0, 0, 0, start : start + len(span)]
+                row[as_slice(span)] = block.weights[0, 0, 0, start : start + len(span)]
                 start += len(span)
         return row
 
@@ -163,7 +213,7 @@ class Matrix(ABC):
             start = 0
             for span in block.columns:
                 part = block.weights[..., start : start + len(span)]
-                dense[block.batch, block.heads, block.rows.start : block.rows.stop, span.start : span.stop] = part
+                dense[block.batch, block.heads, as_slice(block.rows), as_slice(span)] = part
                 start += len(span)
         return dense
 
@@ -176,8 +226,8 @@ class Matrix(ABC):
         By default key j stands at j and query i at ``kv_len - q_len + i``.
         """
         first = self.shape[3] - self.shape[2]
-        q = torch.arange(rows.start + first, rows.stop + first, device=self.device)
-        kv = torch.cat([torch.arange(span.start, span.stop, device=self.device) for span in columns])
+        q = torch.arange(rows.start + first, rows.stop + first, rows.step, device=self.device)
+        kv = torch.cat([torch.arange(span.start, span.stop, span.step, device=self.device) for span in columns])
         return q[None, None, :, None], kv[None, None, None, :]
 
     def _kept(self, block: Block, dropout_p: float, seed: int) -> Tensor:

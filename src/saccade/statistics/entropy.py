@@ -1,0 +1,59 @@
+"""Entropy: over how many keys a query spreads its attention."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from saccade.statistics.block import Block, as_slice
+from saccade.statistics.fold import Fold, Outline
+
+__all__ = ["Entropy"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entropy(Fold[Tensor, Tensor]):
+    r"""Shannon entropy of each row, ``[batch, heads, q_len]``, in nats.
+
+    .. math:: H_i = -\sum_j A_{ij} \log A_{ij}, \qquad 0 \le H_i \le \log |V(i)|
+
+    with V(i) the keys that query i may attend to: 0 when one key takes everything, ``log(n)`` when n keys share
+    evenly. ``H.exp()`` is therefore the effective number of keys. A row that may attend to nothing has no
+    distribution; its entropy is 0, so that sums over queries need no special case. A NaN row gives NaN.
+
+    Cost: one multiplication and one addition per weight; O(q_len) memory.
+
+    Raises:
+        UnsupportedError: asked of a matrix whose rows are not distributions.
+
+    Example:
+        >>> from saccade import AttentionMatrix
+        >>> x = torch.zeros(1, 1, 8, 4)
+        >>> AttentionMatrix(x, x).ask(Entropy())[0].exp()[0, 0, :3]
+        tensor([8.0000, 8.0000, 8.0000])
+
+    Reference: Ghader and Monz 2017, arXiv:1710.03348, section 5.2.
+    """
+
+    @property
+    def needs_distributions(self) -> bool:
+        return True
+
+    def start(self, outline: Outline) -> Tensor:
+        return torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
+
+    def add(self, state: Tensor, block: Block) -> Tensor:
+        weights, logs = block.weights, block.log_weights
+        if logs is None:
+            logs = weights.log().clamp_min_(torch.finfo(weights.dtype).min)  # 0 · log 0 is 0, not NaN
+        # Subtracted from 0, not negated: a row with one key is 0, not -0.
+        state[block.batch, block.heads, as_slice(block.rows)] = 0.0 - torch.linalg.vecdot(weights, logs)
+        return state
+
+    def merge(self, state: Tensor, other: Tensor) -> Tensor:
+        return state + other
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state

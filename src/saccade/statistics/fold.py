@@ -1,0 +1,84 @@
+"""Fold: a question to a matrix, answered from its rows one block at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+from saccade.statistics.block import Block
+
+__all__ = ["Fold", "Outline"]
+
+State = TypeVar("State")
+Answer = TypeVar("Answer")
+
+
+class Outline(NamedTuple):
+    """What is known of a matrix before its first block.
+
+    Attributes:
+        shape: (batch, heads, q_len, kv_len).
+        dtype: of the weights and of the answers, float32 or wider.
+        device: where the weights are.
+    """
+
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """What long sums are kept in: float64, so that a million small terms are not lost in a large one."""
+        return torch.float32 if self.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+
+
+class Fold(ABC, Generic[State, Answer]):
+    """A question to a matrix, with memory that does not grow with the number of weights.
+
+    A state starts out as that of a matrix with no rows at all. `add` takes in a block of complete rows, each row
+    once; `merge` joins the states of different rows of one matrix (batch items, heads, stretches of queries, steps of
+    decoding), in any order and grouping; `finish` answers. ``Matrix.ask`` runs many folds in one sweep.
+
+    Blocks are read, never changed: other folds see the same tensors.
+
+    Example: how often is the first key the strongest?
+
+        >>> from saccade import AttentionMatrix, masks
+        >>> from saccade.statistics import Fold
+        >>> class FirstWins(Fold[int, int]):
+        ...     def start(self, outline):
+        ...         return 0
+        ...     def add(self, state, block):
+        ...         strongest = block.weights.argmax(-1)
+        ...         return state + int((strongest == 0).sum()) if 0 in block.columns[0] else state
+        ...     def merge(self, state, other):
+        ...         return state + other
+        ...     def finish(self, state):
+        ...         return state
+        >>> x = torch.eye(4)[None, None]
+        >>> AttentionMatrix(x, x, masks.Causal()).ask(FirstWins())
+        (1,)
+    """
+
+    @property
+    def needs_distributions(self) -> bool:
+        """True if the question makes sense only where rows are distributions: at least 0, with sum 1 (or 0)."""
+        return False
+
+    @abstractmethod
+    def start(self, outline: Outline) -> State:
+        """The state of a matrix of which no row has been seen."""
+
+    @abstractmethod
+    def add(self, state: State, block: Block) -> State:
+        """The state with the rows of one more block; the given state may be changed, and is not used again."""
+
+    @abstractmethod
+    def merge(self, state: State, other: State) -> State:
+        """The state of the rows of both, which are different rows; neither is changed."""
+
+    @abstractmethod
+    def finish(self, state: State) -> Answer:
+        """The answer; the state is not changed."""

@@ -1,0 +1,126 @@
+"""Pooled: the matrix made small enough to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.grouping import take
+from saccade.statistics.block import Block, as_slice
+from saccade.statistics.fold import Fold, Outline
+
+__all__ = ["How", "Pooled"]
+
+How = Literal["mean", "sum", "max"]
+_HOWS = ("mean", "sum", "max")
+
+
+class _Cells(NamedTuple):
+    cells: Tensor  # [batch, heads, q_bins, kv_bins]: sums, or maxima
+    seeing: Tensor  # [batch, heads, q_len]: 1 for a query that attends to something
+    kv_bin: Tensor  # [kv_len]: the bin of each key
+    outline: Outline
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooled(Fold[_Cells, Tensor]):
+    """The matrix in at most ``bins`` × ``bins`` cells, ``[batch, heads, min(bins, q_len), min(bins, kv_len)]``.
+
+    Neighbouring queries share a row of cells, neighbouring keys a column; bins are as even as can be (their sizes
+    differ by one at most), and a side that is shorter than ``bins`` is not pooled. A matrix that fits is its own map.
+
+    Args:
+        bins: most cells on either side, at least 1.
+        how: "mean" averages over the queries of a bin and sums over its keys, so rows of the map still sum to 1:
+            what a typical query of this stretch gives to that stretch of keys. Queries that may attend to nothing do
+            not count; a bin of nothing else is 0. "sum" adds over both. "max" takes the largest weight of a cell
+            (at least 0): thin diagonals and single keys stay visible. Compare numbers in "mean", look at "max".
+
+    Raises:
+        TypeError, ValueError: ``bins`` is not an int of at least 1, or ``how`` is none of the three.
+
+    Cost: about one addition or comparison per weight; O(q_len + kv_len + bins²) memory; sums are kept in float64.
+
+    Example:
+        >>> from saccade import AttentionMatrix
+        >>> x = torch.zeros(1, 1, 6, 4)
+        >>> AttentionMatrix(x, x).pooled(2)
+        tensor([[[[0.5000, 0.5000],
+                  [0.5000, 0.5000]]]])
+    """
+
+    bins: int
+    how: How = "mean"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bins, bool) or not isinstance(self.bins, int):
+            raise type_error("Pooled", "bins", "be an int", type(self.bins).__name__)
+        if self.bins < 1:
+            raise value_error("Pooled", "bins", "be at least 1", self.bins)
+        if self.how not in _HOWS:
+            raise value_error("Pooled", "how", 'be "mean", "sum" or "max"', repr(self.how))
+
+    def start(self, outline: Outline) -> _Cells:
+        batch, heads, q_len, kv_len = outline.shape
+        device, dtype = outline.device, outline.dtype if self.how == "max" else outline.sum_dtype
+        q_bins, kv_bins = min(self.bins, q_len), min(self.bins, kv_len)
+        kv_bin = torch.arange(kv_len, device=device) * kv_bins // max(kv_len, 1)
+        cells = torch.zeros(batch, heads, q_bins, kv_bins, dtype=dtype, device=device)
+        seeing = torch.zeros(batch, heads, q_len if self.how == "mean" else 0, dtype=dtype, device=device)
+        return _Cells(cells, seeing, kv_bin, outline)
+
+    def add(self, state: _Cells, block: Block) -> _Cells:
+        weights, q_bins = block.weights, state.cells.shape[2]
+        runs = list(_runs(block.rows, q_bins, state.outline.shape[2]))
+        if len(runs) == len(block.rows):
+            rows = weights
+        else:  # rows first: what is left to pool along the columns is then small
+            parts = (weights[..., start:stop, :] for _, start, stop in runs)
+            reduced = [part.amax(-2) if self.how == "max" else part.sum(-2) for part in parts]
+            rows = torch.stack(reduced, -2)
+        bins = torch.tensor([q_bin for q_bin, _, _ in runs], device=weights.device)
+        kv_bin = take(state.kv_bin, block.columns, 0).expand(rows.shape)
+        cells = rows.new_zeros(*rows.shape[:-1], state.cells.shape[3], dtype=state.cells.dtype)
+        cells.scatter_reduce_(-1, kv_bin, rows.to(cells.dtype), "amax" if self.how == "max" else "sum")
+        own = state.cells[block.batch, block.heads]
+        own[:, :, bins] = _joined(own[:, :, bins], cells, self.how)
+        if self.how == "mean":
+            state.seeing[block.batch, block.heads, as_slice(block.rows)] = (weights.sum(-1) != 0).to(cells.dtype)
+        return state
+
+    def merge(self, state: _Cells, other: _Cells) -> _Cells:
+        cells = _joined(state.cells, other.cells, self.how)
+        return state._replace(cells=cells, seeing=state.seeing + other.seeing)
+
+    def finish(self, state: _Cells) -> Tensor:
+        cells, (_, _, q_len, _) = state.cells, state.outline.shape
+        if self.how == "mean" and q_len:
+            edges = torch.tensor(_edges(cells.shape[2], q_len), device=cells.device)
+            counts = torch.nn.functional.pad(state.seeing.cumsum(-1), (1, 0))[..., edges].diff(dim=-1)
+            cells = cells / counts.clamp_min(1)[..., None]
+        return cells.to(state.outline.dtype)
+
+
+def _joined(cells: Tensor, others: Tensor, how: How) -> Tensor:
+    return torch.maximum(cells, others) if how == "max" else cells + others
+
+
+def _edges(bins: int, length: int) -> list[int]:
+    """First index of each bin, and the length: index i stands in bin ``i * bins // length``."""
+    return [-(-i * length // bins) for i in range(bins + 1)]
+
+
+def _runs(rows: range, bins: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """(bin, start, stop) for the stretches of rows that share a bin, as places in ``rows``."""
+    start = 0
+    while start < len(rows):
+        own = rows[start] * bins // length
+        stop = bisect_left(rows, -(-(own + 1) * length // bins))
+        yield own, start, stop
+        start = stop

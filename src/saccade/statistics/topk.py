@@ -1,0 +1,112 @@
+"""TopK: the keys that a query attends to most."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.plan import Ranges
+from saccade.statistics.block import Block, as_slice
+from saccade.statistics.fold import Fold, Outline
+
+__all__ = ["Strongest", "TopK"]
+
+_FEWEST_SHARES = 8  # rows of fewer columns are selected from directly
+
+
+class Strongest(NamedTuple):
+    """The strongest keys of each query, strongest first.
+
+    Attributes:
+        weights: ``[batch, heads, q_len, k]``; 0 where there is no further key.
+        indices: the keys' indices, int64 ``[batch, heads, q_len, k]``; -1 where there is no further key.
+    """
+
+    weights: Tensor
+    indices: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK(Fold[Strongest, Strongest]):
+    """The ``k`` largest weights of each row and the keys they belong to, as `Strongest`.
+
+    Only weights above 0 count: where a query attends to fewer than k keys, the remaining places hold weight 0 and
+    index -1. Equal weights come in any order. A NaN row has NaN weights and index -1.
+
+    Args:
+        k: number of keys, at least 1; may exceed the number that is there.
+
+    Raises:
+        TypeError, ValueError: ``k`` is not an int of at least 1.
+
+    Cost: about one pass over the weights; O(q_len * k) memory.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = 4.0 * torch.eye(3)[None, None]
+        >>> strongest = AttentionMatrix(x, x, masks.Causal()).topk(2)
+        >>> strongest.indices[0, 0, 0].tolist(), strongest.indices[0, 0, 2, 0].item()
+        ([0, -1], 2)
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not isinstance(self.k, int):
+            raise type_error("TopK", "k", "be an int", type(self.k).__name__)
+        if self.k < 1:
+            raise value_error("TopK", "k", "be at least 1", self.k)
+
+    def start(self, outline: Outline) -> Strongest:
+        shape = (*outline.shape[:3], self.k)
+        weights = torch.zeros(shape, dtype=outline.dtype, device=outline.device)
+        return Strongest(weights, torch.full(shape, -1, dtype=torch.int64, device=outline.device))
+
+    def add(self, state: Strongest, block: Block) -> Strongest:
+        weights, places = _largest(block.weights, min(self.k, block.weights.shape[-1]))
+        indices = torch.where(weights > 0, _keys_at(block.columns, places), -1)
+        where = (block.batch, block.heads, as_slice(block.rows), slice(0, weights.shape[-1]))
+        state.weights[where] = weights.clamp_min(0)
+        state.indices[where] = indices
+        return state
+
+    def merge(self, state: Strongest, other: Strongest) -> Strongest:
+        theirs = other.weights != 0  # NaN is not 0 either
+        weights = torch.where(theirs, other.weights, state.weights)
+        return Strongest(weights, torch.where(theirs, other.indices, state.indices))
+
+    def finish(self, state: Strongest) -> Strongest:
+        return state
+
+
+def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """``torch.topk`` along the last dimension.
+
+    Wide rows are cut into shares that lie side by side, ``[shares, width]``: each of the k largest weights stands in
+    one of the k places whose maximum over the shares is largest. Taking maxima is far cheaper than selecting.
+    """
+    columns = weights.shape[-1]
+    shares = math.isqrt(columns // k)  # so that the two selections are about equally long
+    if shares < _FEWEST_SHARES:
+        return weights.topk(k, -1)
+    width = columns // shares
+    even = shares * width
+    best = weights[..., :even].unflatten(-1, (shares, width)).amax(-2).topk(k, -1, sorted=False).indices
+    starts = torch.arange(0, even, width, device=weights.device)
+    rest = torch.arange(even, columns, device=weights.device).expand(*weights.shape[:-1], -1)
+    candidates = torch.cat([(best[..., None] + starts).flatten(-2), rest], -1)
+    largest, chosen = weights.gather(-1, candidates).topk(k, -1)
+    return largest, candidates.gather(-1, chosen)
+
+
+def _keys_at(columns: Ranges, places: Tensor) -> Tensor:
+    """Indices of keys that stand at these places of a block."""
+    if len(columns) == 1:
+        return places * columns[0].step + columns[0].start
+    keys = [torch.arange(span.start, span.stop, span.step, device=places.device) for span in columns]
+    return torch.cat(keys)[places]

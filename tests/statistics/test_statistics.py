@@ -1,0 +1,396 @@
+"""Every statistic equals its definition on the dense matrix, whatever the mask and however the rows are cut."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import saccade as sc
+from saccade import masks
+from saccade.statistics import Block, Entropy, Fold, Outline, Pooled, Received, Strongest, TopK
+from saccade.testing import CASES, LARGE_CASES, Case, oracle
+from saccade.testing.laws.memory import largest_tensor
+
+QUESTIONS = (Entropy(), TopK(3), Received(), Pooled(4), Pooled(4, "sum"), Pooled(4, "max"))
+STRIDED = (
+    Case("strided", masks.Strided(3), q_len=11, kv_len=17),
+    Case("strided-causal", masks.Strided(3) & masks.Causal(), q_len=11, kv_len=17),
+)
+
+
+def matrix_of(case: Case, dtype: torch.dtype = torch.float64) -> sc.AttentionMatrix:
+    problem = case.problem(dtype)
+    return sc.AttentionMatrix(problem.query, problem.key, problem.mask, **problem.options, **problem.positions)
+
+
+def dense_of(case: Case, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The weights in float64, from the oracle: values that are the identity are multiplied by the weights."""
+    problem = case.problem(dtype)
+    eye = torch.eye(case.kv_len, dtype=torch.float64).expand(case.batch, case.num_kv_heads, -1, -1)
+    return oracle.attention(problem.query, problem.key, eye, problem.allowed, **problem.options)[0]
+
+
+def entropy_of(weights: Tensor) -> Tensor:
+    return -torch.where(weights > 0, weights * weights.clamp_min(1e-300).log(), 0.0).sum(-1)
+
+
+def pooled_of(weights: Tensor, bins: int, how: str) -> Tensor:
+    """The definition of a pooled map, cell by cell."""
+    q_len, kv_len = weights.shape[2:]
+    rows, columns = min(bins, q_len), min(bins, kv_len)
+    cells = weights.new_zeros(*weights.shape[:2], rows, columns)
+    for i, j in itertools.product(range(rows), range(columns)):
+        mine = [r for r in range(q_len) if r * rows // q_len == i]
+        keys = [c for c in range(kv_len) if c * columns // kv_len == j]
+        cell = weights[:, :, mine][..., keys]
+        seeing = (weights[:, :, mine].sum(-1) > 0).sum(-1)
+        values = {"sum": cell.sum((2, 3)), "max": cell.amax((2, 3)), "mean": cell.sum((2, 3)) / seeing.clamp_min(1)}
+        cells[:, :, i, j] = values[how]
+    return cells
+
+
+def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
+    dense = dense_of(case, dtype)
+    entropy, strongest, received, *maps = matrix_of(case, dtype).ask(*QUESTIONS)
+    close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
+    assert entropy.dtype == strongest.weights.dtype == received.dtype == maps[0].dtype == dtype
+    torch.testing.assert_close(entropy, entropy_of(dense), **close)
+    torch.testing.assert_close(received, dense.sum(2), **close)
+    for fold, cells in zip(QUESTIONS[3:], maps, strict=True):
+        torch.testing.assert_close(cells, pooled_of(dense, 4, fold.how), **close)
+    padded = torch.nn.functional.pad(dense, (0, 3))
+    torch.testing.assert_close(strongest.weights, padded.sort(-1, descending=True).values[..., :3], **close)
+    attended = (dense > 0).sum(-1, keepdim=True)
+    assert torch.equal(strongest.indices < 0, torch.arange(3) >= attended)
+    found = dense.gather(-1, strongest.indices.clamp_min(0)) * (strongest.indices >= 0)
+    torch.testing.assert_close(strongest.weights, found, **close)
+    distinct = strongest.indices + torch.where(strongest.indices < 0, -torch.arange(3), 0)
+    assert (distinct.sort(-1).values.diff(dim=-1) != 0).all()
+
+
+@pytest.mark.parametrize("entries", [1 << 18, 20])
+@pytest.mark.parametrize("case", [*CASES, *STRIDED], ids=str)
+def test_every_question_is_its_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.attention_matrix._BLOCK_ENTRIES", entries)
+    check(case, torch.float64, 1e-10)
+    check(case, torch.float32, 1e-4)
+
+
+@pytest.mark.parametrize("case", LARGE_CASES, ids=str)
+def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.attention_matrix._BLOCK_ENTRIES", 1 << 12)
+    matrix, dense = matrix_of(case), dense_of(case)
+    entropy, strongest, received, mean = matrix.ask(Entropy(), TopK(5), Received(), Pooled(32))
+    torch.testing.assert_close(matrix.to_dense(), dense)
+    torch.testing.assert_close(entropy, entropy_of(dense))
+    torch.testing.assert_close(strongest.weights, dense.topk(5).values)
+    found = dense.gather(-1, strongest.indices.clamp_min(0)) * (strongest.indices >= 0)
+    torch.testing.assert_close(found, strongest.weights)
+    torch.testing.assert_close(received, dense.sum(2))
+    torch.testing.assert_close(mean, pooled_of(dense, 32, "mean"))
+
+
+@pytest.mark.parametrize("case", [*CASES, *STRIDED], ids=str)
+def test_blocks_hold_each_row_once_and_products_follow(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.attention_matrix._BLOCK_ENTRIES", 20)
+    matrix, dense = matrix_of(case), dense_of(case)
+    torch.testing.assert_close(matrix.to_dense(), dense)
+    x = torch.randn(*dense.shape[:3], 2, dtype=torch.float64)
+    torch.testing.assert_close(matrix.mT @ x, dense.mT @ x)
+    value = torch.randn(case.batch, case.num_kv_heads, case.kv_len, 2, dtype=torch.float64)
+    product = dense @ value.repeat_interleave(case.num_heads // case.num_kv_heads, 1)
+    torch.testing.assert_close(sc.Matrix.matmul(matrix, value), product)
+    torch.testing.assert_close(matrix[0, -1, case.q_len // 2], dense[0, -1, case.q_len // 2])
+    seen = torch.zeros(dense.shape[:3], dtype=torch.int64)
+    for block in matrix.blocks():
+        seen[block.batch, block.heads, list(block.rows)] += 1
+        assert block.weights.shape[3] == sum(map(len, block.columns))
+        torch.testing.assert_close(block.log_weights.exp(), block.weights)
+        assert torch.isfinite(block.log_weights).all()
+    assert seen.max() <= 1
+    assert (dense.sum(-1)[seen == 0] == 0).all()
+
+
+def test_methods_are_questions() -> None:
+    matrix = matrix_of(CASES[0])
+    weights, indices = matrix.topk(2)
+    for own, asked in (
+        (matrix.entropy(), matrix.ask(Entropy())),
+        (weights, matrix.ask(TopK(2))[0][:1]),
+        (indices, matrix.ask(TopK(2))[0][1:]),
+        (matrix.received(), matrix.ask(Received())),
+        (matrix.pooled(3), matrix.ask(Pooled(3))),
+        (matrix.pooled(3, how="max"), matrix.ask(Pooled(3, "max"))),
+    ):
+        assert torch.equal(own, asked[0])
+    assert matrix.ask() == ()
+
+
+def leaves(answer: Tensor | Strongest) -> tuple[Tensor, ...]:
+    return answer if isinstance(answer, tuple) else (answer,)
+
+
+@pytest.mark.parametrize("fold", QUESTIONS, ids=str)
+def test_one_sweep_answers_as_many_do(fold: Fold) -> None:
+    matrix = matrix_of(LARGE_CASES[1])
+    alone = matrix.ask(fold)[0]
+    together = matrix.ask(*QUESTIONS)[QUESTIONS.index(fold)]
+    assert all(torch.equal(a, b) for a, b in zip(leaves(alone), leaves(together), strict=True))
+
+
+def state_of(fold: Fold, outline: Outline, blocks: list[Block]) -> object:
+    state = fold.start(outline)
+    for block in blocks:
+        state = fold.add(state, block)
+    return state
+
+
+SPLITS: dict[str, Callable[[sc.AttentionMatrix], list[list[Block]]]] = {
+    "items": lambda A: [list(A.blocks(batch=b)) for b in range(2)] + [[]],
+    "heads": lambda A: [list(A.blocks(head=h)) for h in range(4)],
+    "rows": lambda A: [list(A.blocks(rows=rows)) for rows in (range(3), range(3, 4), range(4, 7))],
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", ["streaming", "padding-empty-item", "dense", "predicate", "one-strided"])
+@pytest.mark.parametrize("fold", QUESTIONS, ids=str)
+def test_states_of_different_rows_merge_in_any_order_and_grouping(fold: Fold, name: str, split: str) -> None:
+    extra = Case("one-strided", masks.Strided(3))
+    matrix = matrix_of(next(case for case in (*CASES, extra) if case.name == name))
+    outline = Outline(matrix.shape, torch.float64, matrix.device)
+    parts = [state_of(fold, outline, blocks) for blocks in SPLITS[split](matrix)]
+    whole = leaves(matrix.ask(fold)[0])
+    a, b, c = parts[0], parts[1], parts[2]
+    rest = parts[3:]
+    for start in (
+        fold.merge(fold.merge(a, b), c),
+        fold.merge(a, fold.merge(b, c)),
+        fold.merge(fold.merge(c, a), b),
+        fold.merge(fold.merge(fold.start(outline), c), fold.merge(b, a)),
+    ):
+        merged = start
+        for other in rest:
+            merged = fold.merge(merged, other)
+        for got, want in zip(leaves(fold.finish(merged)), whole, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_steps_of_decoding_add_up_to_the_whole_run() -> None:
+    q, k = torch.randn(2, 4, 6, 8, dtype=torch.float64), torch.randn(2, 2, 6, 8, dtype=torch.float64)
+    whole = sc.AttentionMatrix(q, k, masks.Causal())
+    outline = Outline(whole.shape, torch.float64, whole.device)
+    folds = (Entropy(), TopK(2), Received(), Pooled(3))
+    states = [fold.start(outline) for fold in folds]
+    for t in range(6):
+        step = sc.AttentionMatrix(q[:, :, t : t + 1], k[:, :, : t + 1], masks.Causal())
+        for block in step.blocks():
+            here = block._replace(rows=range(t, t + 1))
+            states = [fold.add(state, here) for fold, state in zip(folds, states, strict=True)]
+    for fold, state, want in zip(folds, states, whole.ask(*folds), strict=True):
+        for got, part in zip(leaves(fold.finish(state)), leaves(want), strict=True):
+            torch.testing.assert_close(got, part)
+
+
+def test_what_the_numbers_must_add_up_to() -> None:
+    matrix = matrix_of(next(case for case in CASES if case.name == "padding-empty-item"))
+    seeing = (matrix.to_dense().sum(-1) > 0).sum(-1).double()
+    torch.testing.assert_close(matrix.received().sum(-1), seeing)
+    torch.testing.assert_close(matrix.pooled(3, how="sum").sum((2, 3)), seeing)
+    torch.testing.assert_close(matrix.pooled(3).sum(-1), (seeing > 0).double()[..., None].expand(-1, -1, 3))
+    assert torch.equal(matrix.entropy()[0], torch.zeros(4, 7, dtype=torch.float64))
+
+
+def test_uniform_rows_have_the_log_of_what_they_see() -> None:
+    x = torch.zeros(1, 1, 40, 4)
+    entropy = sc.AttentionMatrix(x, x, masks.Causal()).entropy()
+    torch.testing.assert_close(entropy[0, 0], torch.arange(1, 41).log())
+    assert str(entropy[0, 0, 0].item()) == "0.0"  # not -0.0
+    received = sc.AttentionMatrix(x, x, masks.Causal()).received()[0, 0, 4]
+    torch.testing.assert_close(received.item(), sum(1 / i for i in range(5, 41)), rtol=1e-6, atol=0.0)
+
+
+def test_a_map_of_a_matrix_that_fits_is_the_matrix() -> None:
+    matrix = matrix_of(next(case for case in CASES if case.name == "more-keys"))  # 5 queries, 9 keys
+    for how in ("mean", "sum", "max"):
+        torch.testing.assert_close(matrix.pooled(9, how=how), matrix.to_dense())
+    assert matrix.pooled(7).shape == (2, 4, 5, 7)
+    assert matrix.pooled(1).shape == (2, 4, 1, 1)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)])
+def test_matrices_without_entries_have_answers(shape: tuple[int, int, int, int]) -> None:
+    batch, heads, q_len, kv_len = shape
+    matrix = sc.AttentionMatrix(torch.ones(batch, heads, q_len, 2), torch.ones(batch, heads, kv_len, 2))
+    entropy, strongest, received, mean, largest = matrix.ask(
+        Entropy(), TopK(2), Received(), Pooled(2), Pooled(2, "max")
+    )
+    assert entropy.shape == shape[:3]
+    assert strongest.weights.shape == (*shape[:3], 2)
+    assert (strongest.indices == -1).all()
+    assert received.shape == (batch, heads, kv_len)
+    assert mean.shape == largest.shape == (batch, heads, min(2, q_len), min(2, kv_len))
+    assert not any(x.any() for x in (entropy, strongest.weights, received, mean, largest))
+
+
+def test_peaked_rows_keep_their_precision() -> None:
+    q, k = torch.full((1, 1, 1, 1), 18.0), torch.tensor([1.0, 0.0, 0.0])[None, None, :, None]
+    p = 1 / (1 + 2 * math.exp(-18))
+    want = -p * math.log1p(-2 * math.exp(-18) * p) - 2 * math.exp(-18) * p * math.log(math.exp(-18) * p)
+    got = sc.AttentionMatrix(q, k, scale=1.0).entropy().item()
+    assert got == pytest.approx(want, abs=torch.finfo(torch.float32).eps / 2)
+    assert got > 0.0
+
+
+class Given(sc.Matrix):
+    """A matrix that is there, row by row, without logs."""
+
+    kv_heads = 1
+    dtype = torch.float64
+    device = torch.device("cpu")
+
+    def __init__(self, weights: Tensor, stochastic: bool = True):
+        self.weights, self.stochastic = weights, stochastic
+
+    @property
+    def shape(self):
+        return tuple(self.weights.shape)
+
+    @property
+    def is_stochastic(self):
+        return self.stochastic
+
+    def blocks(self, batch=None, head=None, rows=None):
+        for i in range(self.shape[2]):
+            own = self.weights[:, :, i : i + 1]
+            yield Block(slice(0, self.shape[0]), slice(0, 1), range(i, i + 1), (range(self.shape[3]),), own)
+
+
+def test_other_mechanisms_need_not_give_logs() -> None:
+    weights = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)[None, None]
+    got = Given(weights).entropy()
+    torch.testing.assert_close(got, torch.tensor([[[0.0, math.log(2), 0.0]]], dtype=torch.float64))
+
+
+def test_rows_that_are_no_distributions_are_refused_by_those_who_need_them() -> None:
+    weights = torch.tensor([[3.0, -1.0], [-2.0, -1.0]], dtype=torch.float64)[None, None]
+    matrix = Given(weights, stochastic=False)
+    with pytest.raises(sc.UnsupportedError, match=r"(?s)Matrix.ask: Entropy cannot .* Given do not sum to 1"):
+        matrix.ask(Received(), Entropy())
+    assert matrix.received().tolist() == [[[1.0, -2.0]]]
+    weights, indices = matrix.topk(2)
+    assert weights.tolist() == [[[[3.0, 0.0], [0.0, 0.0]]]]
+    assert indices.tolist() == [[[[0, -1], [-1, -1]]]]
+    assert matrix.pooled(2, how="max").tolist() == [[[[3.0, 0.0], [0.0, 0.0]]]]
+
+
+def test_a_sink_leaves_rows_that_are_no_distributions() -> None:
+    q, k = torch.randn(1, 2, 5, 4, dtype=torch.float64), torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    sink = torch.tensor([0.3, -1.0], dtype=torch.float64)
+    scores = (q @ k.mT / 2).masked_fill(~masks.Causal().to_dense(5), -math.inf)
+    want = torch.cat([scores, sink[None, :, None, None].expand(1, 2, 5, 1)], -1).softmax(-1)[..., :5]
+    for wants_grad in (False, True):
+        matrix = sc.AttentionMatrix(q.requires_grad_(wants_grad), k, masks.Causal(), sink_logit=sink)
+        torch.testing.assert_close(matrix.to_dense(), want)
+        torch.testing.assert_close(matrix.received(), want.sum(2))
+    with pytest.raises(sc.UnsupportedError, match="do not sum to 1"):
+        matrix.entropy()
+
+
+def test_wide_rows_are_selected_from_in_two_steps() -> None:
+    q, k = torch.randn(1, 2, 5, 16, dtype=torch.float64), torch.randn(1, 2, 3001, 16, dtype=torch.float64)
+    for n in (1, 4, 8, 40, 3000):
+        weights, indices = sc.AttentionMatrix(q, k).topk(n)
+        want = (q @ k.mT / 4).softmax(-1).topk(n)
+        torch.testing.assert_close(weights, want.values)
+        assert torch.equal(indices, want.indices)
+
+
+def test_questions_keep_no_graph() -> None:
+    q, k = torch.randn(1, 2, 9, 4, requires_grad=True), torch.randn(1, 2, 9, 4, requires_grad=True)
+    matrix = sc.AttentionMatrix(q, k, masks.Causal())
+    for answer in matrix.ask(*QUESTIONS):
+        assert not any(x.requires_grad for x in leaves(answer))
+    (matrix.mT @ torch.ones(1, 2, 9, 1)).sum().backward()  # and do not disturb what has one
+    assert q.grad is not None
+
+
+def test_autocast_does_not_round_the_questions() -> None:
+    matrix = matrix_of(LARGE_CASES[1], torch.float32)
+    want = matrix.ask(*QUESTIONS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = matrix.ask(*QUESTIONS)
+    for a, b in zip(got, want, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+def test_questions_leave_the_ingredients_alone() -> None:
+    problem = CASES[0].problem()
+    before = problem.query.clone(), problem.key.clone()
+    sc.AttentionMatrix(problem.query, problem.key, softcap=2.0).ask(*QUESTIONS)
+    assert torch.equal(problem.query, before[0])
+    assert torch.equal(problem.key, before[1])
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_a_nan_stays_in_the_rows_that_it_reaches(side: str) -> None:
+    q, k = torch.randn(1, 2, 9, 4, dtype=torch.float64), torch.randn(1, 2, 9, 4, dtype=torch.float64)
+    clean = sc.AttentionMatrix(q, k, masks.Causal())
+    broken = {"query": q, "key": k}
+    broken[side] = broken[side].clone()
+    broken[side][0, 1, 5] = math.nan
+    reached = torch.zeros(1, 2, 9, dtype=torch.bool)
+    reached[0, 1, 5 : 6 if side == "query" else 9] = True
+    matrix = sc.AttentionMatrix(broken["query"], broken["key"], masks.Causal())
+    entropy, strongest = matrix.ask(Entropy(), TopK(3))
+    assert entropy[reached].isnan().all()
+    assert strongest.weights[reached].isnan().all()
+    assert (strongest.indices[reached] == -1).all()
+    torch.testing.assert_close(entropy[~reached], clean.entropy()[~reached])
+    torch.testing.assert_close(strongest.weights[~reached], clean.topk(3).weights[~reached])
+    received, mean, largest = matrix.ask(Received(), Pooled(3), Pooled(3, "max"))
+    torch.testing.assert_close(received[0, 0], clean.received()[0, 0])
+    assert received[0, 1, :6].isnan().all()
+    for cells, how in ((mean, "mean"), (largest, "max")):
+        torch.testing.assert_close(cells[:, :, :1], clean.pooled(3, how=how)[:, :, :1])
+        assert cells[0, 1, 1, 0].isnan()
+
+
+@pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(100, 0) | masks.Global([0])])
+def test_memory_is_that_of_the_answers_and_a_block(mask: masks.Mask | None) -> None:
+    q = torch.randn(1, 1, 6000, 4)
+    matrix = sc.AttentionMatrix(q, q, mask)
+    assert largest_tensor(lambda: matrix.ask(*QUESTIONS)) < 6000 * 6000 * 4 / 20
+
+
+def test_very_long_rows_make_low_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.attention_matrix._BLOCK_ENTRIES", 1 << 10)
+    matrix = sc.AttentionMatrix(torch.randn(1, 1, 40, 4), torch.randn(1, 1, 60_000, 4))
+    assert [len(block.rows) for block in matrix.blocks()] == [1] * 40
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: TopK(0), ValueError, "TopK: k must be at least 1; got 0"),
+        (lambda: TopK(2.0), TypeError, "TopK: k must be an int; got float"),
+        (lambda: TopK(True), TypeError, "TopK: k must be an int; got bool"),
+        (lambda: Pooled(0), ValueError, "Pooled: bins must be at least 1; got 0"),
+        (lambda: Pooled("4"), TypeError, "Pooled: bins must be an int; got str"),
+        (lambda: Pooled(4, "median"), ValueError, 'Pooled: how must be "mean", "sum" or "max"; got \'median\''),
+        (lambda: matrix_of(CASES[0]).ask(Entropy), TypeError, "Matrix.ask: folds must be questions .* got Entropy"),
+        (lambda: matrix_of(CASES[0]).ask("entropy"), TypeError, "Matrix.ask: folds must be questions .* got str"),
+        (lambda: matrix_of(CASES[0]).topk(-1), ValueError, "TopK: k must be at least 1; got -1"),
+        (
+            lambda: list(matrix_of(CASES[0]).blocks(rows=range(0, 4, 2))),
+            ValueError,
+            r"AttentionMatrix.blocks: rows must be a range with step 1; got range\(0, 4, 2\)",
+        ),
+    ],
+)
+def test_bad_questions_are_refused(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
