@@ -66,5 +66,5 @@ def test_its_mean_is_the_product_without_dropout() -> None:
 def test_explain_says_why_the_fused_kernel_does_not_run() -> None:
     q = torch.randn(1, 1, 8, 4)
     explanation = sc.AttentionMatrix(q, q).explain(dropout_p=0.1)
-    assert explanation.kernel == "reference"
+    assert explanation.kernel == "tiled"
     assert explanation.passed_over == {"fused": ("it has no dropout",)}

@@ -15,7 +15,20 @@ import torch
 import saccade
 
 DOCS = Path(__file__).parents[1] / "docs"
-PACKAGES = ("", ".masks", ".positions", ".statistics", ".mechanisms", ".nn", ".vision", ".models", ".text", ".viz", ".testing")
+PACKAGES = (
+    "",
+    ".masks",
+    ".scores",
+    ".positions",
+    ".statistics",
+    ".mechanisms",
+    ".nn",
+    ".vision",
+    ".models",
+    ".text",
+    ".viz",
+    ".testing",
+)
 
 
 def _glossary(language: str) -> list[str]:

@@ -3,7 +3,7 @@
 The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`.
 """
 
-from saccade import masks, mechanisms, models, nn, text, viz
+from saccade import masks, mechanisms, models, nn, positions, scores, statistics, text, vision, viz
 from saccade.attention_matrix import AttentionMatrix, attention, attention_with_lse
 from saccade.errors import UnsupportedError
 from saccade.matrix import Matrix
@@ -16,8 +16,12 @@ __all__ = [
     "AttentionMatrix",
     "Matrix",
     "masks",
+    "scores",
+    "positions",
     "mechanisms",
+    "statistics",
     "nn",
+    "vision",
     "models",
     "text",
     "viz",

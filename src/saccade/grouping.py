@@ -4,22 +4,38 @@ Head h reads group ``h // (heads // kv_heads)``: the heads of one group are neig
 Axis legend: batch B · heads H · kv_heads G · rows R · columns C · width D.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from saccade.plan import Ranges
 
-__all__ = ["at", "groups_of", "product", "take"]
+__all__ = ["at", "folded", "grouped", "groups_of", "product", "take", "transposed_product"]
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``, each head with its group."""
-    batch, heads, rows, columns = left.shape
-    groups = right.shape[1]
-    if heads == groups:
-        return left @ right
-    folded = left.reshape(batch, groups, heads // groups * rows, columns)
-    return (folded @ right).reshape(batch, heads, rows, right.shape[3])
+    return grouped(torch.matmul, left, right)
+
+
+def grouped(function: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
+    """``function(left [B, G, R', C], right [B, G, ...])`` with the heads of a group folded into the rows R'."""
+    if left.shape[1] == right.shape[1]:
+        return function(left, right)
+    out = function(folded(left, right.shape[1]), right)
+    return out.reshape(*left.shape[:3], out.shape[3])
+
+
+def transposed_product(left: Tensor, right: Tensor, groups: int) -> Tensor:
+    """``left.mT [B, H, C, R] @ right [B, H, R, D] -> [B, G, C, D]``, summed over the heads of each group."""
+    return folded(left, groups).mT @ folded(right, groups)
+
+
+def folded(x: Tensor, groups: int) -> Tensor:
+    """``[B, H, R, D] -> [B, G, H // G * R, D]``."""
+    batch, heads, rows, width = x.shape
+    return x if heads == groups else x.reshape(batch, groups, heads // groups * rows, width)
 
 
 def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:

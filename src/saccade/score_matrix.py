@@ -9,11 +9,15 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from saccade.bias_terms import DenseTerm, DistanceTerm, Term
 from saccade.errors import describe, type_error, value_error
-from saccade.grouping import groups_of, product, take
+from saccade.grouping import grouped, groups_of, product, take
 from saccade.masks import as_mask
 from saccade.masks.base import plan_of
 from saccade.plan import Plan, Strip, Tile
+from saccade.positions import Bias
+from saccade.scores import Score
+from saccade.scores.base import TileFunction
 from saccade.token_positions import AtPositions, Positions, check_positions, first_position
 
 __all__ = ["ScoreMatrix"]
@@ -22,21 +26,27 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class ScoreMatrix:
-    """``softcap(scale * query @ key.mT) + bias`` where the mask allows, -inf elsewhere; nothing is computed yet.
+    """``softcap(scale * score(query, key)) + bias`` where the mask allows, -inf elsewhere; nothing is computed yet.
 
     The one carrier of the ingredients: kernels and statistics read them from here, every check happens here, and
-    only here are positions translated to indices.
+    only here are positions translated to indices. It holds tensors, never modules: scores are prepared and bias tables
+    read when it is made.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``; head h reads group ``h // (heads // kv_heads)``.
         mask: see `saccade.attention`.
-        bias, scale, softcap, q_positions, kv_positions: see `saccade.attention`.
+        score, bias, scale, softcap, sink_logit, q_positions, kv_positions: see `saccade.attention`.
         where: the user's function, for error messages.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
+        dtype: of the query as it was given, and of the output.
+        query, key: as the score has prepared them.
+        tile_function, parameters: how a few of them are compared; None and () for the dot product.
         scale: a float; the default already filled in.
+        bias: what is added to the scores; None for nothing.
+        sink_logit: ``[heads]``, in `compute_dtype`; None for no sink.
         rule: the mask on the positions that the plan counts.
         plan: the tiles that hold every allowed pair.
         answers: what a rule that calls functions said in the forward pass, as fingerprints; the backward pass asks
@@ -50,32 +60,51 @@ class ScoreMatrix:
         key: Tensor,
         mask: object = None,
         *,
-        bias: Tensor | None = None,
+        score: Score | None = None,
+        bias: Tensor | Bias | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        sink_logit: Tensor | None = None,
         q_positions: Positions = None,
         kv_positions: Positions = None,
         where: str = "attention",
     ):
         self.where = where
         self.answers: dict[Hashable, int] | None = None
-        self.shape = shape = _check_query_key(query, key, where)
+        self.shape = shape = _check_query_key(query, key, score, where)
+        self.dtype = query.dtype
         self.query, self.key = query, key
-        self.scale = query.shape[3] ** -0.5 if scale is None and query.shape[3] else _check_scale(scale, where)
+        self.tile_function: TileFunction | None = None
+        self.parameters: tuple[Tensor, ...] = ()
         self.softcap = _check_softcap(softcap, where)
-        self.bias = None if bias is None else _check_bias(bias, query, shape, where)
+        if score is None:
+            self.scale = query.shape[3] ** -0.5 if scale is None and query.shape[3] else _check_scale(scale, where)
+        else:
+            self.scale = score.default_scale(query.shape[3]) if scale is None else _check_scale(scale, where)
+            self.query, self.key, self.tile_function, self.parameters = score.prepare(query, key)
+        self.sink_logit = None if sink_logit is None else _check_sink(sink_logit, query, shape, where)
         self.rule = as_mask(mask, shape, where=where)
         _, _, q_len, kv_len = shape
         if q_positions is None and kv_positions is None:
             self.origin = (kv_len - q_len, 0)
         else:
             self._place(q_positions, kv_positions, raw_tensor=isinstance(mask, Tensor))
+        self.bias: Term | None = None
+        if bias is not None:
+            self.bias = self._distances(bias, query) if isinstance(bias, Bias) else _dense(bias, query, shape, where)
         self.plan = plan_of(self.rule, shape, *self.origin)
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """float64 for float64 inputs, else float32."""
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @property
+    def ingredients(self) -> tuple[Tensor, ...]:
+        """What gradients may be taken of."""
+        bias = () if self.bias is None else (self.bias.source,)
+        sink = () if self.sink_logit is None else (self.sink_logit,)
+        return (self.query, self.key, *bias, *sink, *self.parameters)
 
     @property
     def device(self) -> torch.device:
@@ -97,29 +126,22 @@ class ScoreMatrix:
         """Scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf where not allowed."""
         groups = groups_of(tile.heads, self.shape[1], self.key.shape[1])
         columns = tuple(strip.keys for strip in tile.columns)
-        q = take(self.query[tile.batch, tile.heads], (tile.rows,), 2).to(self.compute_dtype) * self.scale
+        q = take(self.query[tile.batch, tile.heads], (tile.rows,), 2).to(self.compute_dtype)
+        q = q * self.scale if self.tile_function is None else q
         k = take(self.key[tile.batch, groups], columns, 2).to(self.compute_dtype)
-        scores = product(q, k.mT)
+        scores = product(q, k.mT) if self.tile_function is None else self.compared(q, k)
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        bias = self.bias_tile(tile)
-        if bias is not None:
-            scores = scores + bias
+        if self.bias is not None:
+            scores = scores + self.bias.read(tile)
         allowed = self.allowed(tile)
         return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
 
-    def bias_tile(self, tile: Tile) -> Tensor | None:
-        """The part of the bias that a tile reads, ``[batch | 1, heads | 1, rows | 1, columns | 1]``."""
-        if self.bias is None:
-            return None
-        bias = self.bias
-        if bias.shape[0] > 1:
-            bias = bias[tile.batch]
-        if bias.shape[1] > 1:
-            bias = bias[:, tile.heads]
-        if bias.shape[2] > 1:
-            bias = take(bias, (tile.rows,), 2)
-        return take(bias, tuple(strip.keys for strip in tile.columns), 3) if bias.shape[3] > 1 else bias
+    def compared(self, q: Tensor, k: Tensor) -> Tensor:
+        """Scores of a few queries and keys by the score's own function, scaled: ``[batch, heads, rows, columns]``."""
+        assert self.tile_function is not None
+        function, parameters = self.tile_function, self.parameters
+        return grouped(lambda left, right: function(left, right, *parameters), q, k) * self.scale
 
     def allowed(self, tile: Tile) -> Tensor | None:
         """Which pairs of a tile are allowed, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
@@ -134,7 +156,10 @@ class ScoreMatrix:
                 parts.append(tile.rule.allows(b, h, q, self.kv_index((strip.keys,))))
         sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
         wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
-        return wide[0] if len(wide) == 1 else torch.cat(wide, 3)
+        allowed = wide[0] if len(wide) == 1 else torch.cat(wide, 3)
+        if self.answers is not None and self.rule.asks_functions:
+            self._check_answer(tile, allowed)
+        return allowed
 
     def batch_index(self, tile: Tile) -> Tensor:
         """int64 ``[batch, 1, 1, 1]``."""
@@ -163,6 +188,9 @@ class ScoreMatrix:
         """The same matrix outside of the autograd graph."""
         other = self.replaced(self.query.detach(), self.key.detach())
         other.answers = {}
+        other.parameters = tuple(x.detach() for x in self.parameters)
+        if self.bias is not None:
+            other.bias = self.bias.of(self.bias.source.detach())
         return other
 
     def replaced(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> ScoreMatrix:
@@ -181,8 +209,56 @@ class ScoreMatrix:
             expected = f"[{key.shape[0]}, {key.shape[1]}, {key.shape[2]}, value_dim]"
             facts = [describe("key", key), describe("value", value)]
             raise value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
-        if value.dtype != key.dtype or value.device != key.device:
-            _check_alike(where, query=self.query, key=key, value=value)
+        if value.dtype != self.dtype or value.device != key.device:
+            _check_alike(where, query=self.query.to(self.dtype), key=key.to(self.dtype), value=value)
+
+    def _check_answer(self, tile: Tile, allowed: Tensor) -> None:
+        """Raise if a rule that calls functions answers otherwise than it did before, for the same pairs."""
+        rows = torch.arange(allowed.shape[2], device=self.device) * 1_000_003
+        columns = torch.arange(allowed.shape[3], device=self.device) * 7_919
+        marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
+        fingerprint = int((allowed * marks).sum())
+        where = (tile.batch.start, tile.heads.start, tile.rows, tile.columns)
+        if self.answers is not None and self.answers.setdefault(where, fingerprint) != fingerprint:
+            hint = "bind what the function reads, e.g. lambda b, h, q, kv, n=n: kv < n, or pass a tensor"
+            sentence = f"{self.where}: mask must answer alike in the forward and backward pass; got another answer."
+            raise RuntimeError(f"{sentence}\nHint: {hint}")
+
+    def _distances(self, bias: Bias, query: Tensor) -> DistanceTerm:
+        """The bias as a table of the distances that occur."""
+        _, heads, q_len, kv_len = self.shape
+        q, kv = self._addresses(bias)
+        if q is None or kv is None:
+            first = self.origin[0] - self.origin[1]
+            lowest, highest = first - (kv_len - 1), first + q_len - 1
+        elif q.numel() and kv.numel():
+            first, lowest, highest = 0, int(q.min() - kv.max()), int(q.max() - kv.min())
+        else:
+            first, lowest, highest = 0, 0, 0
+        if bias.reach is not None:
+            lowest, highest = (min(max(end, -bias.reach), bias.reach) for end in (lowest, highest))
+        distances = torch.arange(lowest, max(lowest, highest) + 1, device=query.device)
+        table = bias.values(distances, query, self.scale)
+        fits = all(own in (1, size) for own, size in zip(table.shape, self.shape[:3], strict=False))
+        if table.dim() != 4 or not fits:
+            name = type(bias).__name__
+            got = f"{name} for {table.shape[1]} heads" if table.dim() == 4 else name
+            raise value_error(self.where, "bias", f"be made for {heads} heads, or one", got)
+        table = table if table.dtype == torch.float64 else table.float()
+        return DistanceTerm(table.to(self.compute_dtype), lowest, first, q, kv)
+
+    def _addresses(self, bias: Bias) -> tuple[Tensor | None, Tensor | None]:
+        """What the bias subtracts, int64 ``[batch | 1, len]``; None where queries and keys follow one by one."""
+        _, _, q_len, kv_len = self.shape
+        if isinstance(self.rule, AtPositions):
+            return bias.address(self.rule.q_positions), bias.address(self.rule.kv_positions)
+        q, kv = (
+            torch.arange(first, first + length, device=self.device)[None]
+            for first, length in zip(self.origin, (q_len, kv_len), strict=True)
+        )
+        if bias.address(q) is q:
+            return None, None
+        return bias.address(q), bias.address(kv)
 
     def _place(self, q_positions: Positions, kv_positions: Positions, *, raw_tensor: bool) -> None:
         batch, _, q_len, kv_len = self.shape
@@ -210,23 +286,28 @@ def _count(spans: tuple[range, ...], first: int, device: torch.device) -> Tensor
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _check_query_key(query: Tensor, key: Tensor, where: str) -> tuple[int, int, int, int]:
+def _check_query_key(query: Tensor, key: Tensor, score: Score | None, where: str) -> tuple[int, int, int, int]:
     for name, x in (("query", query), ("key", key)):
         if not isinstance(x, Tensor):
             raise type_error(where, name, "be a tensor", type(x).__name__)
+    if score is not None:
+        if not isinstance(score, Score):
+            hint = "saccade.scores has some; a mask goes to mask=, a tensor to bias="
+            raise type_error(where, "score", "be a saccade Score or None", type(score).__name__, hint=hint)
+        score.check(query, key, where)
     q_shape, k_shape = query.shape, key.shape
     if len(q_shape) == 4 and len(k_shape) == 4 and query.dtype in _DTYPES:
         batch, heads, q_len, head_dim = q_shape
         kv_batch, groups, kv_len, key_dim = k_shape
         divides = heads == groups or (groups and heads % groups == 0)
-        if batch == kv_batch and head_dim == key_dim and divides:
+        if batch == kv_batch and (head_dim == key_dim or score is not None) and divides:
             if query.dtype != key.dtype or query.device != key.device:
                 _check_alike(where, query=query, key=key)
             return (batch, heads, q_len, kv_len)
-    raise _explained(query, key, where)
+    raise _explained(query, key, score, where)
 
 
-def _explained(query: Tensor, key: Tensor, where: str) -> Exception:
+def _explained(query: Tensor, key: Tensor, score: Score | None, where: str) -> Exception:
     """Why this query and key do not fit: found out only once it is known that they do not."""
     facts = [describe("query", query), describe("key", key)]
     for name, x in (("query", query), ("key", key)):
@@ -236,7 +317,7 @@ def _explained(query: Tensor, key: Tensor, where: str) -> Exception:
     if query.dtype not in _DTYPES:
         rule = "be float32, float64, bfloat16 or float16"
         return type_error(where, "query", rule, str(query.dtype).removeprefix("torch."), facts=facts)
-    for axis, name in ((0, "batch"), (3, "head_dim")):
+    for axis, name in ((0, "batch"), (3, "head_dim"))[: 2 if score is None else 1]:
         if query.shape[axis] != key.shape[axis]:
             got = f"{query.shape[axis]} and {key.shape[axis]}"
             return value_error(where, name, "be the same for query and key", got, facts=facts)
@@ -276,9 +357,21 @@ def _check_softcap(softcap: float | None, where: str) -> float | None:
     return float(softcap)
 
 
-def _check_bias(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> Tensor:
+def _check_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> Tensor:
+    if not isinstance(sink, Tensor):
+        raise type_error(where, "sink_logit", "be a tensor or None", type(sink).__name__)
+    if sink.shape != (shape[1],):
+        raise value_error(where, "sink_logit", f"have shape [{shape[1]}], one for each head", list(sink.shape))
+    if not sink.is_floating_point():
+        raise type_error(where, "sink_logit", "be a float tensor", str(sink.dtype).removeprefix("torch."))
+    if sink.device != query.device:
+        raise value_error(where, "device", "be the same for query and sink_logit", f"{query.device} and {sink.device}")
+    return sink.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
+
+
+def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> DenseTerm:
     if not isinstance(bias, Tensor):
-        raise type_error(where, "bias", "be a tensor or None", type(bias).__name__)
+        raise type_error(where, "bias", "be a tensor, a saccade positions.Bias or None", type(bias).__name__)
     if bias.dtype == torch.bool:
         hint = "True = may attend is a mask: pass it as mask="
         raise type_error(where, "bias", "be a float tensor", "bool", hint=hint)
@@ -293,4 +386,4 @@ def _check_bias(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], w
     )
     if not fits:
         raise value_error(where, "bias", f"broadcast to {list(shape)}", list(bias.shape))
-    return bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
+    return DenseTerm(bias.reshape((1,) * (4 - bias.dim()) + bias.shape))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,16 +12,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.errors import unsupported
-from saccade.grouping import at, take
+from saccade.grouping import at, groups_of, take
 from saccade.kernels import aten
 from saccade.kernels.nonfinite import is_finite, isolate
-from saccade.plan import Plan, Strip, Tile, Triangle
+from saccade.kernels.pieces import pieces
+from saccade.plan import Strip, Tile, Triangle
 from saccade.score_matrix import ScoreMatrix
 
 __all__ = ["Fused"]
 
 # A tile whose sure columns are many is run in two parts, which saves adding zeros to most of its scores.
 _WIDE = 2048
+_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # of a tile whose bias has to be read from a table: 16 MB in float32
 _MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may keep: 16 MB in float32
 
 
@@ -43,7 +46,9 @@ class Fused:
             why.append("it has no dropout")
         if scores.softcap is not None:
             why.append("it has no softcap")
-        if scores.bias is not None and scores.bias.requires_grad and torch.is_grad_enabled():
+        if scores.tile_function is not None:
+            why.append("it has dot products only, and maps that end in one")
+        if scores.bias is not None and scores.bias.source.requires_grad and torch.is_grad_enabled():
             why.append("it has no gradient for bias")
         return tuple(why)
 
@@ -121,8 +126,20 @@ def _parts(tile: Tile) -> Iterator[_Part]:
         yield _Part(tile.columns, False)
 
 
-def _whole(plan: Plan) -> tuple[Tile, _Part] | None:
+def _tiles(scores: ScoreMatrix) -> Iterable[Tile]:
+    """The tiles of the plan, cut where reading the bias of a whole one would take much memory."""
+    if scores.bias is None or scores.bias.is_written_out:
+        return scores.plan.tiles
+    share = scores.query.shape[1] // scores.key.shape[1] if scores.key.shape[1] else 1
+    cut = (pieces(tile, share=share, rows=_READ_ROWS, entries=_READ_ENTRIES) for tile in scores.plan.tiles)
+    return itertools.chain.from_iterable(cut)
+
+
+def _whole(scores: ScoreMatrix) -> tuple[Tile, _Part] | None:
     """The one tile and part that take every row and column in one call; None if there are several."""
+    plan = scores.plan
+    if scores.bias is not None and not scores.bias.is_written_out:
+        return None
     if "whole" not in plan.memo:
         plan.memo["whole"] = None
         if len(plan) == 1:
@@ -160,12 +177,13 @@ def _added(scores: ScoreMatrix, tile: Tile, part: _Part) -> _Added:
     if scores.bias is None and part.causal:
         return _NOTHING
     piece = tile._replace(columns=part.strips)
-    bias = scores.bias_tile(piece)
-    if bias is None:
+    if scores.bias is None:
         return _hidden(scores, piece)
+    bias = scores.bias.read(piece)
+    bias = bias if bias.dtype == torch.float32 else bias.to(scores.query.dtype)  # the operation takes these two
     hidden = _hidden(scores, piece).terms
     # Filled, not added: a NaN in the bias at a hidden pair is hidden too.
-    terms = bias.detach() if hidden is None else bias.detach().masked_fill(hidden == -math.inf, -math.inf)
+    terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
     return _Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
 
 
@@ -177,6 +195,8 @@ def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
         scores.query.dtype,
         scores.device,
         piece.height,
+        *((piece.batch.start, piece.batch.stop) if scores.rule.shape[0] > 1 else ()),
+        *((piece.heads.start, piece.heads.stop) if scores.rule.shape[1] > 1 else ()),
         *((len(strip.keys), strip.residual) for strip in piece.columns),
     )
     memo = scores.plan.memo if scores.rule.is_value else {}
@@ -185,8 +205,6 @@ def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
         return kept
     allowed = scores.allowed(piece)
     assert allowed is not None  # some strip is unsure
-    if scores.answers is not None and scores.rule.asks_functions:
-        _check_answer(scores, piece, allowed)
     terms = torch.zeros(allowed.shape, dtype=scores.query.dtype, device=scores.device)
     made = _Added.of(terms.masked_fill_(~allowed, -math.inf))
     held = sum(x.terms.numel() for x in memo.values() if isinstance(x, _Added) and x.terms is not None)
@@ -198,7 +216,7 @@ def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
 def _forward(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
     query, key, scale, plan = scores.query, scores.key, scores.scale, scores.plan
     batch, heads, q_len, _ = scores.shape
-    whole = _whole(plan)
+    whole = _whole(scores)
     if whole is not None:
         tile, part = whole
         return aten.forward(query, key, value, *_added(scores, tile, part), _causal(scores, part), scale)
@@ -209,9 +227,10 @@ def _forward(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
     if plan.overlaps or not len(plan):
         out.zero_()
         lse.fill_(-math.inf)
-    for tile in plan.tiles:
-        q, k, v = at(query[tile.batch], tile.rows, 2), key[tile.batch], value[tile.batch]
-        out_rows, lse_rows = at(out[tile.batch], tile.rows, 2), at(lse[tile.batch], tile.rows, 2)
+    for tile in _tiles(scores):
+        own, groups = (tile.batch, tile.heads), (tile.batch, groups_of(tile.heads, heads, key.shape[1]))
+        q, k, v = at(query[own], tile.rows, 2), key[groups], value[groups]
+        out_rows, lse_rows = at(out[own], tile.rows, 2), at(lse[own], tile.rows, 2)
         merged = (out_rows, lse_rows) if plan.overlaps else None
         for part in _parts(tile):
             columns = part.columns
@@ -241,7 +260,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scores: ScoreMatrix) -> tuple[Tensor, Tensor]:
         out, lse = _forward(scores, value)
         ctx.scores = scores
-        bias = () if scores.bias is None else (scores.bias.detach(),)
+        bias = () if scores.bias is None else (scores.bias.source,)
         ctx.save_for_backward(query, key, value, out, lse, *bias, *scores.rule.tensors())
         ctx.set_materialize_grads(False)
         return out, lse
@@ -303,7 +322,7 @@ def _backward(
         query, key, value, out, grad_out = _with_lse(query, key, value, out, grad_out, grad_lse)
         scores = scores.replaced(query, key)
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
-    whole = _whole(plan)
+    whole = _whole(scores)
     if whole is not None:
         tile, part = whole
         added = _added(scores, tile, part).terms
@@ -312,13 +331,13 @@ def _backward(
     gq = torch.zeros_like(query, dtype=scores.compute_dtype if plan.overlaps else query.dtype)
     # Many tiles add to one key: sums are kept in float32, and rounded once.
     gk, gv = (torch.zeros(x.shape, dtype=scores.compute_dtype, device=x.device) for x in (key, value))
-    for tile in plan.tiles:
-        q, o, go = (at(x[tile.batch], tile.rows, 2) for x in (query, out, grad_out))
-        tile_lse = at(lse[tile.batch], tile.rows, 2)
-        gq_rows = at(gq[tile.batch], tile.rows, 2)
+    for tile in _tiles(scores):
+        own = (tile.batch, tile.heads)
+        groups = (tile.batch, groups_of(tile.heads, query.shape[1], key.shape[1]))
+        q, o, go, tile_lse, gq_rows = (at(x[own], tile.rows, 2) for x in (query, out, grad_out, lse, gq))
         for number, part in enumerate(_parts(tile)):
             columns = part.columns
-            k, v = (take(x[tile.batch], columns, 2) for x in (key, value))
+            k, v = (take(x[groups], columns, 2) for x in (key, value))
             added = _added(scores, tile, part).terms
             causal = _causal(scores, part)
             gq_part, gk_part, gv_part = aten.backward(go, q, k, v, o, tile_lse, added, causal, scale)
@@ -326,8 +345,8 @@ def _backward(
                 gq_rows += gq_part
             else:
                 gq_rows.copy_(gq_part)
-            _add_columns(gk[tile.batch], gk_part, columns)
-            _add_columns(gv[tile.batch], gv_part, columns)
+            _add_columns(gk[groups], gk_part, columns)
+            _add_columns(gv[groups], gv_part, columns)
     return tuple(grad[..., :width].to(dtype) for grad in (gq, gk, gv))  # type: ignore[return-value]
 
 
@@ -350,17 +369,3 @@ def _with_lse(
     query, key, value = (F.pad(x.to(grad_lse.dtype), (0, 1)) for x in (query, key, value))
     out = torch.cat([out.to(grad_lse.dtype), -grad_lse[..., None]], 3)
     return query, key, value, out, F.pad(grad_out.to(grad_lse.dtype), (0, 1), value=1.0)
-
-
-def _check_answer(scores: ScoreMatrix, piece: Tile, allowed: Tensor) -> None:
-    """Raise if a rule that calls functions answers otherwise than it did before, for the same pairs."""
-    rows = torch.arange(allowed.shape[2]) * 1_000_003
-    columns = torch.arange(allowed.shape[3]) * 7_919
-    marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
-    fingerprint = int((allowed * marks).sum())
-    where = (piece.batch.start, piece.rows, piece.columns)
-    answers = scores.answers
-    if answers is not None and answers.setdefault(where, fingerprint) != fingerprint:
-        hint = "bind what the function reads, e.g. lambda b, h, q, kv, n=n: kv < n, or pass a tensor"
-        sentence = f"{scores.where}: mask must answer alike in the forward and backward pass; got another answer."
-        raise RuntimeError(f"{sentence}\nHint: {hint}")

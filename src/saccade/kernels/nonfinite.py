@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.bias_terms import HidingTerm
 from saccade.plan import Strip, Tile
 from saccade.score_matrix import ScoreMatrix
 
@@ -60,9 +61,8 @@ def isolate(scores: ScoreMatrix, value: Tensor) -> Isolated | None:
         return None
     clean = scores.replaced(scores.query, scores.key.masked_fill(bad_key[..., None], 0))
     # A zeroed key has score 0; -inf in the bias hides it, which is what a score of -inf means.
-    hidden = bad_key.repeat_interleave(scores.shape[1] // bad_key.shape[1], 1)[:, :, None]
-    bias = scores.query.new_zeros(()) if scores.bias is None else scores.bias
-    clean.bias = bias.expand(torch.broadcast_shapes(bias.shape, hidden.shape)).masked_fill(hidden, -math.inf)
+    hidden = bad_key.repeat_interleave(scores.shape[1] // bad_key.shape[1], 1)
+    clean.bias = HidingTerm(scores.bias, hidden, scores.query.new_zeros(1, 1, 1, 1))
     clean_value = value.masked_fill(bad_value[..., None], 0)
     return Isolated(clean, clean_value, _who_sees(scores, bad_key), _who_sees(scores, bad_value))
 

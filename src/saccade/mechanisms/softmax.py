@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from saccade.attention_matrix import AttentionMatrix, Impl
+from saccade.errors import type_error
 from saccade.mechanisms.base import Mechanism
+from saccade.positions import Bias
+from saccade.scores import Score
 from saccade.token_positions import Positions
 
 __all__ = ["Softmax"]
@@ -15,18 +19,41 @@ class Softmax(Mechanism):
     """Makes the `AttentionMatrix`; owns what softmax attention can be told.
 
     Args:
+        score: how alike a query and a key are, a `saccade.scores.Score`; the dot product when None.
+        bias: added to the scores, a `saccade.positions.Bias`; none when None. A tensor is a fact of one batch and goes
+            to `saccade.attention`.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
+        sink_logit: a trainable term in the denominator: its start ``[num_heads]``, or a number of heads, to start at 0.
+
+    Raises:
+        TypeError: a score or bias that is none.
 
     Example:
         >>> import torch
+        >>> from saccade.positions import ALiBi
         >>> query = key = torch.ones(1, 2, 4, 8)
-        >>> Softmax()(query, key).shape
-        (1, 2, 4, 4)
+        >>> Softmax(bias=ALiBi(2))(query, key)[0, 0, 3]
+        tensor([0.2271, 0.2417, 0.2573, 0.2739])
     """
 
-    def __init__(self, *, scale: float | None = None, softcap: float | None = None, impl: Impl = "auto"):
+    def __init__(
+        self,
+        *,
+        score: Score | None = None,
+        bias: Bias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink_logit: Tensor | int | None = None,
+        impl: Impl = "auto",
+    ):
         super().__init__()
+        for name, given, kind in (("score", score, Score), ("bias", bias, Bias)):
+            if given is not None and not isinstance(given, kind):
+                rule = f"be a saccade {kind.__name__} or None"
+                raise type_error("Softmax", name, rule, type(given).__name__)
+        self.score, self.bias = score, bias
         self.scale, self.softcap, self.impl = scale, softcap, impl
+        self.sink_logit = None if sink_logit is None else nn.Parameter(_start(sink_logit))
 
     def forward(
         self,
@@ -41,8 +68,11 @@ class Softmax(Mechanism):
             query,
             key,
             mask,
+            score=self.score,
+            bias=self.bias,
             scale=self.scale,
             softcap=self.softcap,
+            sink_logit=self.sink_logit,
             impl=self.impl,
             q_positions=q_positions,
             kv_positions=kv_positions,
@@ -50,3 +80,12 @@ class Softmax(Mechanism):
 
     def extra_repr(self) -> str:
         return f"scale={self.scale}, softcap={self.softcap}, impl={self.impl!r}"
+
+
+def _start(sink_logit: Tensor | int) -> Tensor:
+    if isinstance(sink_logit, Tensor):
+        return sink_logit.detach().clone()
+    if isinstance(sink_logit, bool) or not isinstance(sink_logit, int) or sink_logit < 1:
+        rule = "be a tensor, a number of heads of at least 1, or None"
+        raise type_error("Softmax", "sink_logit", rule, repr(sink_logit))
+    return torch.zeros(sink_logit)

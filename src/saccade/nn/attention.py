@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade import dropout
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.positions import Rotary
+from saccade.token_positions import Positions, check_positions
 
 __all__ = ["MultiHeadAttention"]
 
@@ -29,6 +32,7 @@ class MultiHeadAttention(nn.Module):
         context_dim: width of keys and values before projection; ``embed_dim`` when None.
         mask: the module's pattern (who may attend to whom); joined with the mask of each call by ``&``.
         mechanism: which matrix; `saccade.mechanisms.Softmax` when None.
+        rotary: turns queries and keys by their positions, a `saccade.positions.Rotary`; none when None.
         dropout_p: of the attention weights, in training only.
         projection_bias: whether the four projections have a bias.
 
@@ -56,6 +60,7 @@ class MultiHeadAttention(nn.Module):
         context_dim: int | None = None,
         mask: Mask | None = None,
         mechanism: Mechanism | None = None,
+        rotary: Rotary | None = None,
         dropout_p: float = 0.0,
         projection_bias: bool = True,
     ):
@@ -70,7 +75,13 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.dropout_p = float(dropout_p)
         self.mask = mask
+        if mechanism is not None and not isinstance(mechanism, Mechanism):
+            hint = "for instance saccade.mechanisms.Softmax(softcap=30.0)"
+            rule = "be a saccade Mechanism or None"
+            raise type_error("MultiHeadAttention", "mechanism", rule, type(mechanism).__name__, hint=hint)
         self.mechanism = Softmax() if mechanism is None else mechanism
+        _check_rotary(rotary, self.head_dim)
+        self.rotary = rotary
         kv_dim = num_kv_heads * self.head_dim
         self.query_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.key_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
@@ -87,7 +98,14 @@ class MultiHeadAttention(nn.Module):
                     nn.init.zeros_(projection.bias)
 
     def forward(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: object = None
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: object = None,
+        positions: Positions = None,
+        kv_positions: Positions = None,
     ) -> Tensor:
         """Attend.
 
@@ -96,19 +114,38 @@ class MultiHeadAttention(nn.Module):
             key: ``[batch, kv_len, context_dim]``; the query itself when None.
             value: ``[batch, kv_len, context_dim]``; the key when None.
             mask: the facts of this batch (anything that `saccade.attention` takes); joined with the module's by ``&``.
+            positions: where the queries stand, and in self-attention the keys: a range, or int64 ``[len]`` or
+                ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
+                ``kv_len - q_len + i``.
+            kv_positions: where the keys stand, in cross-attention.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
         """
-        matrix, v = self._prepare(query, key, value, mask)
+        matrix, v = self._prepare(query, key, value, mask, positions, kv_positions)
         return self._finish(matrix, v)
 
-    def matrix(self, query: Tensor, key: Tensor | None = None, *, mask: object = None) -> Matrix:
+    def matrix(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        *,
+        mask: object = None,
+        positions: Positions = None,
+        kv_positions: Positions = None,
+    ) -> Matrix:
         """The attention matrix of this call, ``[batch, num_heads, q_len, kv_len]``, not built; see `forward`."""
-        return self._prepare(query, key, None, mask)[0]
+        return self._prepare(query, key, None, mask, positions, kv_positions)[0]
 
     def with_weights(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: object = None
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: object = None,
+        positions: Positions = None,
+        kv_positions: Positions = None,
     ) -> tuple[Tensor, Tensor]:
         """Output, and the weights of every head: ``[batch, num_heads, q_len, kv_len]``.
 
@@ -117,7 +154,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; `matrix` gives them without building them.
         """
-        matrix, v = self._prepare(query, key, value, mask)
+        matrix, v = self._prepare(query, key, value, mask, positions, kv_positions)
         batch, heads, q_len, kv_len = matrix.shape
         if batch * heads * q_len * kv_len > DENSE_LIMIT:
             got = f"{batch * heads * q_len * kv_len:,} weights, {list(matrix.shape)}"
@@ -132,10 +169,20 @@ class MultiHeadAttention(nn.Module):
             f"mask={self.mask}, dropout_p={self.dropout_p}"
         )
 
-    def _prepare(self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object) -> tuple[Matrix, Tensor]:
+    def _prepare(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: object,
+        positions: Positions,
+        kv_positions: Positions,
+    ) -> tuple[Matrix, Tensor]:
         if value is not None and key is None:
             raise value_error("MultiHeadAttention", "key", "be given where value is", None)
-        key = query if key is None else key
+        if key is None:
+            key = query
+            kv_positions = positions if kv_positions is None else kv_positions
         value = key if value is None else value
         self._check_inputs(query, key, value)
         q = self._heads(self.query_projection(query), self.num_heads)
@@ -151,7 +198,12 @@ class MultiHeadAttention(nn.Module):
             reasons = self.mechanism.reasons(joined)
             if reasons:
                 raise unsupported("MultiHeadAttention", type(self.mechanism).__name__, reasons)
-        return self.mechanism(q, k, mask=joined), v
+        if self.rotary is not None:
+            check_positions(positions, "positions", shape[0], shape[2], "MultiHeadAttention")
+            check_positions(kv_positions, "kv_positions", shape[0], shape[3], "MultiHeadAttention")
+            q = self.rotary(q, range(shape[3] - shape[2], shape[3]) if positions is None else positions)
+            k = self.rotary(k, range(shape[3]) if kv_positions is None else kv_positions)
+        return self.mechanism(q, k, mask=joined, q_positions=positions, kv_positions=kv_positions), v
 
     def _finish(self, matrix: Matrix, v: Tensor) -> Tensor:
         heads = matrix.matmul(v, dropout_p=self.dropout_p if self.training else 0.0)
@@ -194,5 +246,15 @@ def _check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, dropout_p: f
         raise value_error(where, "num_heads", f"divide embed_dim {embed_dim}", num_heads)
     if num_heads % num_kv_heads:
         raise value_error(where, "num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
-    if not 0.0 <= dropout_p < 1.0:
-        raise value_error(where, "dropout_p", "be at least 0 and below 1", dropout_p)
+    dropout.check(dropout_p, where)
+
+
+def _check_rotary(rotary: Rotary | None, head_dim: int) -> None:
+    if rotary is None:
+        return
+    where = "MultiHeadAttention"
+    if not isinstance(rotary, Rotary):
+        hint = f"for instance saccade.positions.Rotary({head_dim})"
+        raise type_error(where, "rotary", "be a saccade Rotary or None", type(rotary).__name__, hint=hint)
+    if rotary.head_dim != head_dim:
+        raise value_error(where, "rotary", f"be made for head_dim {head_dim}", rotary.head_dim)

@@ -8,6 +8,8 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn.attention import MultiHeadAttention
+from saccade.positions import Rotary
+from saccade.token_positions import Positions
 
 __all__ = ["AttentionBlock"]
 
@@ -18,7 +20,8 @@ class AttentionBlock(nn.Module):
     Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, encoded)``.
 
     Args:
-        embed_dim, num_heads, num_kv_heads, context_dim, mask, mechanism, projection_bias: see `MultiHeadAttention`.
+        embed_dim, num_heads, num_kv_heads, context_dim, mask: see `MultiHeadAttention`.
+        mechanism, rotary, projection_bias: see `MultiHeadAttention`.
         dropout_p: of the attention weights and of the block's output, in training only.
 
     Example:
@@ -39,6 +42,7 @@ class AttentionBlock(nn.Module):
         context_dim: int | None = None,
         mask: Mask | None = None,
         mechanism: Mechanism | None = None,
+        rotary: Rotary | None = None,
         dropout_p: float = 0.0,
         projection_bias: bool = True,
     ):
@@ -50,6 +54,7 @@ class AttentionBlock(nn.Module):
             context_dim=context_dim,
             mask=mask,
             mechanism=mechanism,
+            rotary=rotary,
             dropout_p=dropout_p,
             projection_bias=projection_bias,
         )
@@ -57,20 +62,44 @@ class AttentionBlock(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
 
     def forward(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: object = None
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: object = None,
+        positions: Positions = None,
+        kv_positions: Positions = None,
     ) -> Tensor:
         """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
-        return self._add(query, self.attention(query, key, value, mask=mask))
+        attended = self.attention(query, key, value, mask=mask, positions=positions, kv_positions=kv_positions)
+        return self._add(query, attended)
 
-    def matrix(self, query: Tensor, key: Tensor | None = None, *, mask: object = None) -> Matrix:
+    def matrix(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        *,
+        mask: object = None,
+        positions: Positions = None,
+        kv_positions: Positions = None,
+    ) -> Matrix:
         """The attention matrix of this call, not built."""
-        return self.attention.matrix(query, key, mask=mask)
+        return self.attention.matrix(query, key, mask=mask, positions=positions, kv_positions=kv_positions)
 
     def with_weights(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: object = None
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: object = None,
+        positions: Positions = None,
+        kv_positions: Positions = None,
     ) -> tuple[Tensor, Tensor]:
         """Output and per-head weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
-        attended, weights = self.attention.with_weights(query, key, value, mask=mask)
+        where = {"positions": positions, "kv_positions": kv_positions}
+        attended, weights = self.attention.with_weights(query, key, value, mask=mask, **where)
         return self._add(query, attended), weights
 
     def _add(self, query: Tensor, attended: Tensor) -> Tensor:

@@ -1,0 +1,333 @@
+"""Complete rows, a block at a time, in torch operations: exact, linear memory, forward and backward, any device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade import dropout
+from saccade.errors import unsupported
+from saccade.grouping import at, folded, groups_of, product, take, transposed_product
+from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.pieces import pieces
+from saccade.plan import Tile
+from saccade.score_matrix import ScoreMatrix
+
+__all__ = ["Tiled"]
+
+_ROWS = 128
+_ENTRIES = 1 << 20  # scores of a block: 4 MB in float32, two heads of 128 rows at 4,096 keys
+_KEPT = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
+
+
+class Tiled:
+    """Softmax of complete rows, a block at a time; the backward pass computes the weights again.
+
+    It runs what torch's own operation does not: dropout, gradients of the bias, softcaps, scores other than dot
+    products.
+
+    Cost: memory beside inputs and outputs is that of a few blocks of scores, about 4 MB each.
+    """
+
+    name = "tiled"
+
+    def reasons(self, scores: ScoreMatrix, dropout_p: float) -> tuple[str, ...]:
+        """Nothing is beyond it."""
+        del scores, dropout_p
+        return ()
+
+    def run(
+        self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
+        seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
+        dropped = None if seed is None or dropout_p == 0.0 else _Dropped(dropout_p, seed)
+        out, lse = _product(scores, value, dropped)
+        if not (scores.plan.is_full or is_finite(out)):
+            isolated = isolate(scores, value)
+            if isolated:
+                return isolated.mark(*_product(isolated.scores, isolated.value, dropped))
+        return out, lse
+
+
+class _Dropped(NamedTuple):
+    """Which weights a product leaves out."""
+
+    p: float
+    seed: int
+
+
+def _product(scores: ScoreMatrix, value: Tensor, dropped: _Dropped | None) -> tuple[Tensor, Tensor]:
+    bias = None if scores.bias is None else scores.bias.source
+    tensors = (scores.query, scores.key, value, bias, *scores.parameters)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return _Attention.apply(scores.detached(), dropped, *tensors)
+    return _forward(scores, value, dropped)
+
+
+def _forward(scores: ScoreMatrix, value: Tensor, dropped: _Dropped | None) -> tuple[Tensor, Tensor]:
+    batch, heads, q_len, _ = scores.shape
+    # [batch, len, heads, width] in memory, so that heads merge without a copy.
+    out = value.new_zeros(batch, q_len, heads, value.shape[3]).transpose(1, 2)
+    lse = torch.full((batch, heads, q_len), -math.inf, dtype=scores.compute_dtype, device=value.device)
+    scratch = _Scratch(scores)
+    for block in _blocks(scores, value, scratch):
+        weights = block.scores
+        peak = weights.amax(-1, keepdim=True)
+        level = peak.masked_fill(peak == -math.inf, 0.0)
+        total = weights.sub_(level).exp_().sum(-1, keepdim=True)
+        total = total.masked_fill_(total == 0.0, 1.0)  # nothing is allowed: weights 0, lse -inf
+        block.rows(lse).copy_((total.log() + peak)[..., 0])
+        if dropped is not None:
+            dropout.drop_(weights, block.words(scores, dropped, scratch))
+            total = total * (1.0 - dropped.p)
+        block.rows(out).copy_(product(weights, block.value) / total)
+    return out, lse
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: ScoreMatrix, dropped: _Dropped | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(scores, tensors[2], dropped)
+        ctx.scores, ctx.dropped = scores, dropped
+        ctx.save_for_backward(*tensors, out, lse, *scores.rule.tensors())
+        ctx.count = len(tensors)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        # Unpacking also raises if a mask was changed in place since the forward pass.
+        saved = ctx.saved_tensors
+        tensors, (out, lse) = saved[: ctx.count], saved[ctx.count : ctx.count + 2]
+        if grad_out is None and grad_lse is None:
+            return (None,) * (ctx.count + 2)
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        wanted = ctx.needs_input_grad[2:]
+        grads = _Gradients.apply(ctx.scores, ctx.dropped, wanted, out, lse, grad_out, grad_lse, *tensors)
+        return None, None, *grads
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass, as a function of its own so that asking for its derivative is an error, not a silence."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: ScoreMatrix,
+        dropped: _Dropped | None,
+        wanted: tuple[bool, ...],
+        out: Tensor,
+        lse: Tensor,
+        grad_out: Tensor,
+        grad_lse: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        del ctx
+        key, value = tensors[1], tensors[2]
+        grads = _backward(scores, value, dropped, wanted, out, lse, grad_out, grad_lse)
+        if not (scores.plan.is_full or is_finite(*(grad for grad in grads if grad is not None))):
+            # A key of -inf that is hidden, or never chosen, leaves the output alone; here 0 * inf would spread.
+            bad = ~torch.isfinite(key).all(-1, keepdim=True)
+            clean = scores.replaced(scores.query, scores.key.masked_fill(bad, 0))
+            grads = _backward(clean, value, dropped, wanted, out, lse, grad_out, grad_lse)
+        return grads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        del ctx, grads
+        reason = "it computes gradients itself, and not those of gradients"
+        raise unsupported("attention", 'impl="tiled"', [reason], hint='impl="reference" has second derivatives')
+
+
+def _backward(
+    scores: ScoreMatrix,
+    value: Tensor,
+    dropped: _Dropped | None,
+    wanted: tuple[bool, ...],
+    out: Tensor,
+    lse: Tensor,
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value, the bias's source and the score's parameters, where wanted."""
+    wide, bias = scores.compute_dtype, scores.bias
+    tensors = (scores.query, scores.key, value, None if bias is None else bias.source, *scores.parameters)
+    grads = [
+        torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and needed else None
+        for x, needed in zip(tensors, wanted, strict=True)
+    ]
+    gq, gk, gv, gb, *gp = grads
+    lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row that sees nothing has weights 0
+    delta = (grad_out.to(wide) * out.to(wide)).sum(-1)
+    if grad_lse is not None:
+        delta = delta - grad_lse.to(wide).masked_fill(lse == math.inf, 0.0)
+    scratch = _Scratch(scores)
+    for block in _blocks(scores, value, scratch, slopes=True):
+        weights = block.scores.sub_(block.rows(lse)[..., None]).exp_()
+        go = block.rows(grad_out).to(wide)
+        go = go if dropped is None else go / (1.0 - dropped.p)
+        grad_weights = scratch.product(go, block.value.mT, 1)
+        words = None if dropped is None else block.words(scores, dropped, scratch)
+        if words is not None:
+            dropout.drop_(grad_weights, words)
+        if gv is not None:
+            kept = weights
+            if words is not None:
+                kept = scratch.like(weights, 2).copy_(weights)
+                dropout.drop_(kept, words)
+            block.add_columns(gv, transposed_product(kept, go, block.value.shape[1]))
+        grad_scores = grad_weights.sub_(block.rows(delta)[..., None]).mul_(weights)
+        if gb is not None and bias is not None:
+            bias.collect(gb, block.tile, grad_scores)
+        if block.slopes is not None:
+            grad_scores *= block.slopes
+        _backward_of_scores(scores, block, grad_scores, gq, gk, gp)
+    return tuple(
+        None if grad is None or x is None else grad.to(x.dtype) for grad, x in zip(grads, tensors, strict=True)
+    )
+
+
+def _backward_of_scores(
+    scores: ScoreMatrix,
+    block: _Block,
+    grad_scores: Tensor,
+    gq: Tensor | None,
+    gk: Tensor | None,
+    gp: list[Tensor | None],
+) -> None:
+    """From the gradient of a block's scores to those of query, key and parameters."""
+    if scores.tile_function is None:
+        grad_scores *= scores.scale
+        if gq is not None:
+            block.rows(gq).add_(product(grad_scores, block.key))
+        if gk is not None:
+            block.add_columns(gk, transposed_product(grad_scores, block.query, block.key.shape[1]))
+        return
+    leaves = [x.detach().requires_grad_() for x in (block.query, block.key, *scores.parameters)]
+    own = scores.replaced(scores.query, scores.key)
+    own.parameters = tuple(leaves[2:])
+    with torch.enable_grad():
+        made = own.compared(leaves[0], leaves[1])
+    of_query, of_key, *others = torch.autograd.grad(made, leaves, grad_scores, allow_unused=True)
+    if gq is not None and of_query is not None:
+        block.rows(gq).add_(of_query)
+    if gk is not None and of_key is not None:
+        block.add_columns(gk, of_key)
+    for total, part in zip(gp, others, strict=True):
+        if total is not None and part is not None:
+            total.add_(part)
+
+
+class _Block(NamedTuple):
+    """Complete rows of the score matrix, and what made them, in the compute dtype."""
+
+    tile: Tile
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scores: Tensor
+    slopes: Tensor | None
+    groups: slice
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The part of ``x [batch, heads, q_len, ...]`` for the rows of the block, as a view."""
+        return at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
+
+    def add_columns(self, total: Tensor, part: Tensor) -> None:
+        """Add ``[batch, groups, columns, width]`` to the columns of ``[batch, kv_heads, kv_len, width]``."""
+        total = total[self.tile.batch, self.groups]
+        start = 0
+        for strip in self.tile.columns:
+            at(total, strip.keys, 2).add_(part[:, :, start : start + len(strip.keys)])
+            start += len(strip.keys)
+
+    def words(self, scores: ScoreMatrix, dropped: _Dropped, scratch: _Scratch) -> Tensor:
+        """Words for `dropout.drop_`, in the shape of the scores."""
+        b, h, (q, kv) = scores.batch_index(self.tile), scores.head_index(self.tile), scores.positions(self.tile)
+        return dropout.words(dropped.seed, b, h, q, kv, dropped.p, out=scratch.like(self.scores, 3, torch.int32))
+
+
+def _blocks(scores: ScoreMatrix, value: Tensor, scratch: _Scratch, *, slopes: bool = False) -> Iterator[_Block]:
+    """Blocks of the score matrix, -inf where not allowed. Each may be changed, until the next one is asked for."""
+    _, heads, _, _ = scores.shape
+    kv_heads = scores.key.shape[1]
+    wide = scores.compute_dtype
+    for tile in scores.row_plan.tiles:
+        if not tile.width:
+            continue
+        for piece in pieces(tile, share=heads // kv_heads, rows=_ROWS, entries=_ENTRIES):
+            groups = groups_of(piece.heads, heads, kv_heads)
+            columns = tuple(strip.keys for strip in piece.columns)
+            q = at(scores.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
+            k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (scores.key, value))
+            is_dot = scores.tile_function is None
+            made = scratch.product(q * scores.scale, k.mT, 0) if is_dot else scores.compared(q, k)
+            slope = None
+            if scores.softcap is not None:
+                made = made.div_(scores.softcap).tanh_()
+                slope = 1.0 - made.square() if slopes else None
+                made.mul_(scores.softcap)
+            if scores.bias is not None:
+                made += scores.bias.read(piece)
+            _hide_(made, scores, piece)
+            yield _Block(piece, q, k, v, made, slope, groups)
+
+
+def _hide_(made: Tensor, scores: ScoreMatrix, piece: Tile) -> None:
+    """-inf where not allowed."""
+    start = 0
+    for strip in piece.columns:
+        stop = start + len(strip.keys)
+        if strip.residual is not True:
+            made[..., start:stop].masked_fill_(_hidden(scores, piece._replace(columns=(strip,))), -math.inf)
+        start = stop
+
+
+def _hidden(scores: ScoreMatrix, piece: Tile) -> Tensor:
+    """The pairs of one strip that are not allowed; kept with the plan where the rule is a value."""
+    strip = piece.columns[0]
+    is_kept = scores.rule.is_value and scores.rule.shape == (1, 1)
+    key = ("hidden", scores.device, piece.height, len(strip.keys), strip.residual)
+    memo = scores.plan.memo
+    kept = memo.get(key) if is_kept else None
+    if isinstance(kept, Tensor):
+        return kept
+    allowed = scores.allowed(piece)
+    assert allowed is not None  # the strip is unsure
+    hidden = ~allowed
+    room = memo.get("room for hidden", _KEPT)
+    if is_kept and isinstance(room, int) and hidden.numel() <= room:
+        memo[key], memo["room for hidden"] = hidden, room - hidden.numel()
+    return hidden
+
+
+class _Scratch:
+    """Memory for the blocks of one pass, used again for each: fresh memory costs as much as the product in it."""
+
+    def __init__(self, scores: ScoreMatrix):
+        self._wide, self._device = scores.compute_dtype, scores.device
+        self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def like(self, x: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Uninitialised, in the shape of ``x``; each number is a buffer of its own."""
+        return self._shaped(x.shape, number, self._wide if dtype is None else dtype)
+
+    def product(self, left: Tensor, right: Tensor, number: int) -> Tensor:
+        """``left [B, H, R, D] @ right [B, G, D, C]``, each head with its group, in buffer ``number``."""
+        batch, heads, rows, _ = left.shape
+        out = self._shaped((batch, heads, rows, right.shape[3]), number, self._wide)
+        left = folded(left, right.shape[1])
+        torch.matmul(left, right, out=out.view(*left.shape[:3], right.shape[3]))
+        return out
+
+    def _shaped(self, shape: tuple[int, ...], number: int, dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape)
+        buffer = self._buffers.get((number, dtype))
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[number, dtype] = torch.empty(size, dtype=dtype, device=self._device)
+        return buffer[:size].view(shape)

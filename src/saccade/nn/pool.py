@@ -1,0 +1,158 @@
+"""AttentionPool: a sequence as one vector, the average that a query asks for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade import dropout
+from saccade.errors import describe, type_error, value_error
+from saccade.matrix import Matrix
+from saccade.mechanisms import Mechanism, Softmax
+from saccade.nn.attention import MultiHeadAttention
+
+__all__ = ["AttentionPool"]
+
+
+class AttentionPool(nn.Module):
+    r"""A weighted average of a sequence; the weights say how well each token answers a query.
+
+    .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)
+
+    The query is learned, or given with each call. Without heads the tokens themselves are compared and averaged; with
+    ``num_heads`` a `MultiHeadAttention` projects query, keys, values and output.
+
+    Args:
+        embed_dim: width of the tokens.
+        num_heads: heads of a multi-head attention; no projections at all when None.
+        num_queries: how many learned queries; None for one, and a result without an axis for queries.
+        query_dim: width of queries that are given with each call; None for learned ones.
+        mechanism: which matrix, and with it the score; `saccade.mechanisms.Softmax` when None.
+        dropout_p: of the weights, in training only.
+
+    Attributes:
+        query: the learned queries, ``[num_queries or 1, width]``; None if they are given.
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit; a query where it is learned, none where it is given.
+
+    Cost: O(len · embed_dim) for each query, and the score's.
+
+    Example:
+        >>> from saccade.masks import Padding
+        >>> from saccade.mechanisms import Softmax
+        >>> from saccade.scores import Additive
+        >>> pool = AttentionPool(8, mechanism=Softmax(score=Additive(8, 8, 16)))
+        >>> pool(torch.zeros(2, 5, 8), mask=Padding((3, 5))).shape
+        torch.Size([2, 8])
+
+    Reference: Lin et al. 2017, arXiv:1703.03130, section 2.1; Yang et al. 2016, "Hierarchical attention networks for
+    document classification", section 2.2; with heads: Lee et al. 2019, arXiv:1810.00825, section 3.2.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int | None = None,
+        *,
+        num_queries: int | None = None,
+        query_dim: int | None = None,
+        mechanism: Mechanism | None = None,
+        dropout_p: float = 0.0,
+    ):
+        super().__init__()
+        where = "AttentionPool"
+        sizes = {"embed_dim": embed_dim, "num_queries": num_queries, "query_dim": query_dim}
+        for name, size in sizes.items():
+            given = size is not None or name == "embed_dim"
+            if given and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+                raise value_error(where, name, "be an int of at least 1", repr(size))
+        if query_dim is not None and num_queries is not None:
+            hint = "num_queries counts learned queries, query_dim is the width of given ones"
+            raise value_error(where, "num_queries", "be None where query_dim is given", num_queries, hint=hint)
+        if mechanism is not None and not isinstance(mechanism, Mechanism):
+            hint = "a score goes into one: mechanisms.Softmax(score=...)"
+            raise type_error(where, "mechanism", "be a saccade Mechanism or None", type(mechanism).__name__, hint=hint)
+        dropout.check(dropout_p, where)
+        self.embed_dim, self.query_dim, self.num_queries = embed_dim, query_dim, num_queries
+        self.dropout_p = float(dropout_p)
+        self.attention: MultiHeadAttention | None = None
+        self.mechanism: Mechanism | None = None
+        if num_heads is None:
+            self.mechanism = Softmax() if mechanism is None else mechanism
+        else:
+            self.attention = MultiHeadAttention(
+                embed_dim if query_dim is None else query_dim,
+                num_heads,
+                context_dim=embed_dim,
+                mechanism=mechanism,
+                dropout_p=dropout_p,
+            )
+        self.query: nn.Parameter | None = None
+        if query_dim is None:
+            self.query = nn.Parameter(torch.empty(num_queries or 1, self._query_width()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Learned queries start near 0, so that pooling starts near the mean."""
+        if self.query is not None:
+            nn.init.normal_(self.query, std=0.02)
+
+    def forward(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Tensor:
+        """Pool.
+
+        Args:
+            x: ``[batch, len, embed_dim]``.
+            query: ``[batch, query_dim]`` or ``[batch, num_queries, query_dim]``, where ``query_dim`` was given.
+            mask: which tokens count, for instance `saccade.masks.Padding`; anything that `saccade.attention` takes.
+
+        Returns:
+            ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and given
+            queries, the width is that of the queries. 0 where no token counts (with heads, the output's bias).
+        """
+        asked, has_axis = self._asked(x, query)
+        if self.attention is not None:
+            out = self.attention(asked, x, mask=mask)
+        else:
+            matrix = self._matrix(asked, x, mask)
+            out = matrix.matmul(x[:, None], dropout_p=self.dropout_p if self.training else 0.0)[:, 0]
+        return out if has_axis else out[:, 0]
+
+    def matrix(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Matrix:
+        """The weights of this call, ``[batch, num_heads or 1, num_queries, len]``, not built; see `forward`."""
+        asked, _ = self._asked(x, query)
+        return self._matrix(asked, x, mask) if self.attention is None else self.attention.matrix(asked, x, mask=mask)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_queries={self.num_queries}, query_dim={self.query_dim}"
+
+    def _matrix(self, asked: Tensor, x: Tensor, mask: object) -> Matrix:
+        assert self.mechanism is not None
+        matrix: Matrix = self.mechanism(asked[:, None], x[:, None], mask=mask)
+        return matrix
+
+    def _query_width(self) -> int:
+        score = getattr(self.mechanism, "score", None)
+        widths = None if score is None else score.widths
+        return self.embed_dim if widths is None else widths[0]
+
+    def _asked(self, x: Tensor, query: Tensor | None) -> tuple[Tensor, bool]:
+        """Queries ``[batch, num_queries, width]``, and whether the result keeps their axis."""
+        where = "AttentionPool"
+        if not isinstance(x, Tensor):
+            raise type_error(where, "x", "be a tensor", type(x).__name__)
+        if x.dim() != 3 or x.shape[2] != self.embed_dim:
+            raise value_error(where, "x", f"have shape [batch, len, {self.embed_dim}]", list(x.shape))
+        if self.query is not None:
+            if query is not None:
+                hint = "query_dim= makes a pool whose queries are given"
+                raise value_error(where, "query", "be None where queries are learned", "a tensor", hint=hint)
+            return self.query.to(x.dtype).expand(len(x), -1, -1), self.num_queries is not None
+        if query is None:
+            raise value_error(where, "query", "be given, as query_dim was", None)
+        if not isinstance(query, Tensor):
+            raise type_error(where, "query", "be a tensor", type(query).__name__)
+        if query.dim() not in (2, 3) or query.shape[0] != len(x) or query.shape[-1] != self.query_dim:
+            rule = f"have shape [{len(x)}, {self.query_dim}] or [{len(x)}, num_queries, {self.query_dim}]"
+            raise value_error(where, "query", rule, list(query.shape), facts=[describe("x", x)])
+        return (query if query.dim() == 3 else query[:, None]), query.dim() == 3

@@ -1,0 +1,10 @@
+"""HOW ALIKE are a query and a key."""
+
+from saccade.scores.additive import Additive
+from saccade.scores.base import Prepared, Score
+from saccade.scores.bilinear import Bilinear
+from saccade.scores.cosine import Cosine
+from saccade.scores.dot import Dot
+from saccade.scores.gaussian import Gaussian
+
+__all__ = ["Additive", "Bilinear", "Cosine", "Dot", "Gaussian", "Prepared", "Score"]

@@ -1,0 +1,123 @@
+"""Additive: a small network that looks at query and key together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import unsupported
+from saccade.scores.base import Prepared, Score, check_size, widened
+
+__all__ = ["Additive"]
+
+_AT_ONCE = 1 << 17  # numbers of the hidden layer that exist at once: half a megabyte, which stays in a cache
+
+
+class Additive(Score):
+    r"""A network with one hidden layer, :math:`v^\top \tanh(W_q q + W_k k)`.
+
+    The two products with W are done once; the hidden layer exists for a few pairs at a time, forward and backward, so
+    that memory is O(n·hidden) instead of O(n·m·hidden).
+
+    Args:
+        query_dim: width of queries.
+        key_dim: width of keys; may differ.
+        hidden_dim: width of the hidden layer.
+
+    Attributes:
+        query_weight: ``[hidden_dim, query_dim]``.
+        key_weight: ``[hidden_dim, key_dim]``.
+        output_weight: ``[hidden_dim]``. All are shared by all heads; Xavier-uniform at the start.
+
+    Raises:
+        ValueError: sizes below 1; widths of query or key other than these.
+
+    Cost: time O(q_len · kv_len · hidden_dim) for the hyperbolic tangents, many times that of a dot product.
+
+    Example:
+        >>> import torch
+        >>> from saccade import attention
+        >>> query, key = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 6)
+        >>> attention(query, key, key, score=Additive(4, 6, 8)).shape
+        torch.Size([1, 1, 2, 6])
+
+    Reference: Bahdanau et al. 2015, arXiv:1409.0473, section A.1.2.
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int):
+        super().__init__()
+        check_size("Additive", query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
+        self.query_weight = nn.Parameter(torch.empty(hidden_dim, query_dim))
+        self.key_weight = nn.Parameter(torch.empty(hidden_dim, key_dim))
+        self.output_weight = nn.Parameter(torch.empty(hidden_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform, each weight by its own sizes."""
+        for weight in (self.query_weight, self.key_weight, self.output_weight[None]):
+            nn.init.xavier_uniform_(weight)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.query_weight.shape[1], self.key_weight.shape[1]
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        query, key = widened(query), widened(key)
+        weights = (x.to(query.dtype) for x in (self.query_weight, self.key_weight, self.output_weight))
+        query_weight, key_weight, output_weight = weights
+        return Prepared(query @ query_weight.mT, key @ key_weight.mT, _Tile.apply, (output_weight,))
+
+    def extra_repr(self) -> str:
+        return "query_dim={}, key_dim={}, hidden_dim={}".format(*self.widths, len(self.output_weight))
+
+
+class _Tile(torch.autograd.Function):
+    """``tanh(q[..., :, None, :] + k[..., None, :, :]) @ v``, a few pairs at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        scores = q.new_empty(*q.shape[:-1], k.shape[-2])
+        for rows, columns in _pieces(q, k):
+            scores[..., rows, columns] = _hidden(q, k, rows, columns) @ v
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return _Gradients.apply(*ctx.saved_tensors, grad)
+
+
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        del ctx
+        gq, gk, gv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for rows, columns in _pieces(q, k):
+            hidden, part = _hidden(q, k, rows, columns), grad[..., rows, columns]
+            gv += part.flatten() @ hidden.flatten(0, -2)
+            slope = hidden.square_().neg_().add_(1.0)
+            gq[..., rows, :] += (part[..., None, :] @ slope)[..., 0, :]
+            gk[..., columns, :] += (part[..., None] * slope).sum(-3)
+        return gq * v, gk * v, gv
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        del ctx, grads
+        raise unsupported("attention", "Additive", ["its hidden layer has no second derivative"])
+
+
+def _hidden(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
+    return (q[..., rows, None, :] + k[..., None, columns, :]).tanh_()
+
+
+def _pieces(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Slices of rows and columns, so that the hidden layers of a piece have about `_AT_ONCE` numbers."""
+    each = max(1, q.shape[:-2].numel() * q.shape[-1])
+    columns = max(1, min(k.shape[-2], 256, _AT_ONCE // each))
+    rows = max(1, _AT_ONCE // (each * columns))
+    for first in range(0, q.shape[-2], rows):
+        for start in range(0, k.shape[-2], columns):
+            yield slice(first, first + rows), slice(start, start + columns)

@@ -1,0 +1,84 @@
+"""Score: a module that says how alike queries and keys are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import describe, value_error
+
+__all__ = ["Prepared", "Score", "TileFunction", "check_size", "widened"]
+
+TileFunction = Callable[..., Tensor]
+"""``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable."""
+
+
+class Prepared(NamedTuple):
+    """Queries and keys ready to be compared pair by pair; tensors only.
+
+    Attributes:
+        query: ``[batch, heads, q_len, width]``.
+        key: ``[batch, kv_heads, kv_len, width]``.
+        tile: how a few queries and a few keys are compared; None for the plain dot product.
+        parameters: further tensors that ``tile`` takes.
+    """
+
+    query: Tensor
+    key: Tensor
+    tile: TileFunction | None = None
+    parameters: tuple[Tensor, ...] = ()
+
+
+class Score(nn.Module):
+    """HOW ALIKE are a query and a key: one number for a pair, before scale, softcap and bias.
+
+    A subclass maps queries and keys once, in O(n·d), so that a plain dot product follows; or it brings a function
+    that compares a few queries with a few keys. Both are differentiable, and the latter is called tile by tile, so that
+    nothing of size n·m·d is ever built.
+    """
+
+    @property
+    def widths(self) -> tuple[int, int] | None:
+        """Widths of query and key that it takes; None where any will do, as long as both are alike."""
+        return None
+
+    def default_scale(self, head_dim: int) -> float:
+        """What ``scale=None`` means: 1, except for dot products."""
+        del head_dim
+        return 1.0
+
+    @abstractmethod
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        """Map ``query [batch, heads, q_len, query_dim]`` and ``key [batch, kv_heads, kv_len, key_dim]``.
+
+        Row i of a result may depend on row i of the argument only, or masks would leak.
+        """
+
+    def check(self, query: Tensor, key: Tensor, where: str) -> None:
+        """Raise unless the widths of query and key are those that the score takes."""
+        facts = [describe("query", query), describe("key", key)]
+        name = type(self).__name__
+        if self.widths is None:
+            if query.shape[-1] != key.shape[-1]:
+                got = f"{query.shape[-1]} and {key.shape[-1]}"
+                raise value_error(where, "head_dim", "be the same for query and key", got, facts=facts)
+            return
+        for what, x, width in zip(("query", "key"), (query, key), self.widths, strict=True):
+            if x.shape[-1] != width:
+                raise value_error(where, f"width of {what}", f"be {width}, like {name}'s", x.shape[-1], facts=facts)
+
+
+def check_size(where: str, **sizes: int) -> None:
+    """Raise unless every size is an int of at least 1."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise value_error(where, name, "be an int of at least 1", repr(size))
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float32, unless it is float64: scores are computed in float32 or wider."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,60 @@
+"""Bilinear: a dot product after a learned map."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade.scores.base import Prepared, Score, check_size, widened
+
+__all__ = ["Bilinear"]
+
+
+class Bilinear(Score):
+    r"""A learned bilinear form, :math:`q^\top W k` ("general", "multiplicative").
+
+    Queries are mapped once, ``q W``; then a plain dot product follows, on the fastest kernel.
+
+    Args:
+        query_dim: width of queries.
+        key_dim: width of keys; may differ.
+
+    Attributes:
+        weight: ``[query_dim, key_dim]``, shared by all heads; Xavier-uniform at the start.
+
+    Raises:
+        ValueError: sizes below 1; widths of query or key other than these.
+
+    Cost: one product O(q_len · query_dim · key_dim) before the attention.
+
+    Example:
+        >>> import torch
+        >>> from saccade import attention
+        >>> query, key = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 6)
+        >>> attention(query, key, key, score=Bilinear(4, 6)).shape
+        torch.Size([1, 1, 2, 6])
+
+    Reference: Luong et al. 2015, arXiv:1508.04025, equation 8.
+    """
+
+    def __init__(self, query_dim: int, key_dim: int):
+        super().__init__()
+        check_size("Bilinear", query_dim=query_dim, key_dim=key_dim)
+        self.weight = nn.Parameter(torch.empty(query_dim, key_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform."""
+        nn.init.xavier_uniform_(self.weight)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        query_dim, key_dim = self.weight.shape
+        return query_dim, key_dim
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        query = widened(query)
+        return Prepared(query @ self.weight.to(query.dtype), widened(key))
+
+    def extra_repr(self) -> str:
+        return "query_dim={}, key_dim={}".format(*self.widths)

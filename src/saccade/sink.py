@@ -1,0 +1,32 @@
+"""A learned term in the denominator of the softmax: attention that goes to no key."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["log_share", "with_sink"]
+
+
+def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Tensor]:
+    """Results as if each row had one more score, whose value is 0.
+
+    Args:
+        out: ``[batch, heads, q_len, value_dim]``.
+        lse: ``[batch, heads, q_len]``, without the sink.
+        sink_logit: ``[heads]``, in the dtype of the lse.
+
+    Returns:
+        out and lse, the sink included. A row that may attend to nothing stays 0 and -inf.
+    """
+    sink = sink_logit[None, :, None]
+    share = torch.sigmoid(lse - sink)
+    total = torch.logaddexp(lse, sink).masked_fill(lse == -math.inf, -math.inf)
+    return (out.to(share.dtype) * share[..., None]).to(out.dtype), total
+
+
+def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:
+    """Log of what the sink leaves to the keys, in the shape of the lse."""
+    return torch.nn.functional.logsigmoid(lse - sink_logit[None, :, None])
