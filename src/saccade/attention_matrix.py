@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -10,19 +11,24 @@ import torch
 from torch import Tensor
 
 from saccade import dropout
+from saccade.complete_rows import joined, softmax_rows
+from saccade.errors import value_error
 from saccade.explanation import Explanation
 from saccade.kernels import choose
 from saccade.kernels.nonfinite import is_finite, isolate
-from saccade.kernels.reference import normalised
 from saccade.masks import Mask
-from saccade.matrix import Block, Matrix
-from saccade.plan import Ranges, Strip, Tile
+from saccade.matrix import Matrix
+from saccade.plan import Ranges, Strip, Tile, Triangle
+from saccade.positions import Bias
 from saccade.score_matrix import ScoreMatrix
+from saccade.scores import Score
+from saccade.sink import with_sink
+from saccade.statistics.block import Block, as_slice
 from saccade.token_positions import Positions
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse"]
 
-Impl = Literal["auto", "fused", "reference"]
+Impl = Literal["auto", "fused", "tiled", "reference"]
 _BLOCK_ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 cache
 
 
@@ -30,9 +36,10 @@ class AttentionMatrix(Matrix):
     r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
-              s_{ij} = \mathrm{softcap}(\mathrm{scale} \cdot q_i^\top k_j) + \mathrm{bias}_{ij}
+              s_{ij} = \mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)) + \mathrm{bias}_{ij}
 
-    where V(i) are the keys that query i may attend to. A row with none is 0.
+    where V(i) are the keys that query i may attend to. A row with none is 0. A sink logit adds one more term to the
+    denominator, and no key: rows then sum to less than 1.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``, float32, float64, bfloat16 or float16.
@@ -41,9 +48,12 @@ class AttentionMatrix(Matrix):
         mask: who may attend to whom; None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
             ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
             ``(b, h, q, kv) -> bool``. True = may attend.
-        bias: added to the scores after the softcap; broadcastable to ``[batch, heads, q_len, kv_len]``.
-        scale: factor of the dot products; ``head_dim ** -0.5`` when None.
+        score: how alike a query and a key are, a `saccade.scores.Score`; the dot product when None.
+        bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
+            `saccade.positions.Bias` (ALiBi, T5, …), which is read at distances and never written out.
+        scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
+        sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
         impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`.
         q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
             ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
@@ -69,9 +79,11 @@ class AttentionMatrix(Matrix):
         key: Tensor,
         mask: object = None,
         *,
-        bias: Tensor | None = None,
+        score: Score | None = None,
+        bias: Tensor | Bias | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        sink_logit: Tensor | None = None,
         impl: Impl = "auto",
         q_positions: Positions = None,
         kv_positions: Positions = None,
@@ -80,9 +92,11 @@ class AttentionMatrix(Matrix):
             query,
             key,
             mask,
+            score=score,
             bias=bias,
             scale=scale,
             softcap=softcap,
+            sink_logit=sink_logit,
             q_positions=q_positions,
             kv_positions=kv_positions,
             where="AttentionMatrix",
@@ -96,7 +110,7 @@ class AttentionMatrix(Matrix):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.scores.query.dtype
+        return self.scores.dtype
 
     @property
     def device(self) -> torch.device:
@@ -130,14 +144,20 @@ class AttentionMatrix(Matrix):
 
     @property
     def lse(self) -> Tensor:
-        """Natural log of each row's sum of exponentials, ``[batch, heads, q_len]``; -inf for an empty row.
+        """Natural log of each row's denominator, ``[batch, heads, q_len]``; -inf for an empty row.
 
         float32, or float64 for float64 inputs. Cost: one product the first time, kept after that (with gradients,
         one product each time).
         """
         if self._lse is not None and not self._wants_grad():
             return self._lse
-        return _product(self.scores, self.scores.key, 0.0, self.impl)[1]
+        nothing = self.scores.key.new_zeros(*self.scores.key.shape[:3], 1, dtype=self.dtype)
+        return _product(self.scores, nothing, 0.0, self.impl)[1]
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
+        return self.scores.sink_logit is None
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
@@ -150,6 +170,8 @@ class AttentionMatrix(Matrix):
         return self.scores.positions(Tile(slice(0, batch), slice(0, heads), rows, strips, self.scores.rule))
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        if rows is not None and rows.step != 1:
+            raise value_error("AttentionMatrix.blocks", "rows", "be a range with step 1", rows)
         scores, bad = self.scores, None
         if not (scores.plan.is_full or is_finite(scores.key.detach())):
             isolated = isolate(scores, scores.key)
@@ -158,17 +180,17 @@ class AttentionMatrix(Matrix):
         for tile in scores.row_plan.tiles:
             for piece in _pieces(tile, batch, head, rows):
                 with torch.autocast(self.device.type, enabled=False):
-                    weights, _ = normalised(scores.tile(piece))
+                    weights, logs = softmax_rows(scores, piece, differentiable=self._wants_grad())
                 span = piece.rows
                 if bad is not None:
-                    marked = bad[piece.batch, piece.heads, span.start : span.stop, None]
+                    marked = bad[piece.batch, piece.heads, as_slice(span), None]
                     weights = weights.masked_fill(marked, math.nan)
-                columns = tuple(strip.keys for strip in piece.columns)
-                yield Block(piece.batch, piece.heads, span, columns, weights)
+                    logs = None if logs is None else logs.masked_fill(marked, math.nan)
+                columns = joined(tuple(strip.keys for strip in piece.columns))
+                yield Block(piece.batch, piece.heads, span, columns, weights, logs)
 
     def _wants_grad(self) -> bool:
-        ingredients = (self.scores.query, self.scores.key, self.scores.bias)
-        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in ingredients)
+        return torch.is_grad_enabled() and any(x.requires_grad for x in self.scores.ingredients)
 
 
 def attention(
@@ -177,9 +199,11 @@ def attention(
     value: Tensor,
     mask: object = None,
     *,
-    bias: Tensor | None = None,
+    score: Score | None = None,
+    bias: Tensor | Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sink_logit: Tensor | None = None,
     dropout_p: float = 0.0,
     impl: Impl = "auto",
     q_positions: Positions = None,
@@ -191,7 +215,7 @@ def attention(
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
-        mask, bias, scale, softcap, impl, q_positions, kv_positions: see `AttentionMatrix`.
+        mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.
         dropout_p: probability that a weight is dropped; the caller passes 0 in evaluation.
 
     Returns:
@@ -202,8 +226,9 @@ def attention(
         ValueError, TypeError: ingredients that do not fit together.
         UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
 
-    Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile with the
-    fused kernel, O(q_len · kv_len) with the reference. Exact: yes. Deterministic: yes.
+    Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile, or a few
+    blocks of scores of 4 MB; O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, dropout
+    aside.
 
     Example:
         >>> q = k = v = torch.ones(1, 2, 4, 8)
@@ -212,7 +237,7 @@ def attention(
     """
     # fmt: off
     scores = ScoreMatrix(
-        query, key, mask, bias=bias, scale=scale, softcap=softcap,
+        query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
         q_positions=q_positions, kv_positions=kv_positions, where="attention",
     )
     # fmt: on
@@ -225,9 +250,11 @@ def attention_with_lse(
     value: Tensor,
     mask: object = None,
     *,
-    bias: Tensor | None = None,
+    score: Score | None = None,
+    bias: Tensor | Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sink_logit: Tensor | None = None,
     dropout_p: float = 0.0,
     impl: Impl = "auto",
     q_positions: Positions = None,
@@ -241,7 +268,7 @@ def attention_with_lse(
     """
     # fmt: off
     scores = ScoreMatrix(
-        query, key, mask, bias=bias, scale=scale, softcap=softcap,
+        query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
         q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
     )
     # fmt: on
@@ -264,28 +291,52 @@ def _product(
     scores.check_value(value)
     if dropout_p:
         dropout.check(dropout_p, scores.where)
-    return choose(scores, dropout_p, impl).kernel.run(scores, value, dropout_p=dropout_p, seed=seed)
+    if value.dtype != scores.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
+        value = value.to(scores.query.dtype)
+    out, lse = choose(scores, dropout_p, impl).kernel.run(scores, value, dropout_p=dropout_p, seed=seed)
+    if scores.sink_logit is not None:
+        out, lse = with_sink(out, lse, scores.sink_logit)
+    return (out if out.dtype == scores.dtype else out.to(scores.dtype)), lse
 
 
 def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
     """A tile in pieces of about `_BLOCK_ENTRIES`: all of it, or one head of one batch item, a few rows at a time."""
-    span = tile.rows
-    if rows is not None:
-        span = range(max(span.start, rows.start), min(span.stop, rows.stop))
+    first, last = (0, tile.height) if rows is None else (bisect_left(tile.rows, end) for end in (rows.start, rows.stop))
     items, heads = tile.batch, tile.heads
     if batch is not None:
         items = slice(max(items.start, batch), min(items.stop, batch + 1))
     if head is not None:
         heads = slice(max(heads.start, head), min(heads.stop, head + 1))
-    if len(span) == 0 or tile.width == 0 or items.start >= items.stop or heads.start >= heads.stop:
+    if first >= last or items.start >= items.stop or heads.start >= heads.stop:
         return
-    tile = tile._replace(batch=items, heads=heads, rows=span)
-    if (items.stop - items.start) * (heads.stop - heads.start) * tile.height * tile.width <= _BLOCK_ENTRIES:
-        yield tile
+    whole = _few_rows(tile._replace(batch=items, heads=heads), first, last)
+    if (items.stop - items.start) * (heads.stop - heads.start) * whole.height * whole.width <= _BLOCK_ENTRIES:
+        if whole.width:
+            yield whole
         return
-    height = max(16, _BLOCK_ENTRIES // tile.width)
     for b in range(items.start, items.stop):
         for h in range(heads.start, heads.stop):
-            for start in range(span.start, span.stop, height):
-                few = range(start, min(start + height, span.stop))
-                yield Tile(slice(b, b + 1), slice(h, h + 1), few, tile.columns, tile.rule)
+            start = first
+            while start < last:
+                # A triangle widens from row to row. Products of fewer than 32 rows are slow, unless rows are so long
+                # that even 32 of them are many times a block.
+                width = max(1, _few_rows(tile, start, min(last, start + math.isqrt(_BLOCK_ENTRIES))).width)
+                height = max(1, _BLOCK_ENTRIES // width, min(32, 16 * _BLOCK_ENTRIES // width))
+                few = _few_rows(tile, start, min(last, start + height))
+                if few.width:
+                    yield few._replace(batch=slice(b, b + 1), heads=slice(h, h + 1))
+                start += height
+
+
+def _few_rows(tile: Tile, start: int, stop: int) -> Tile:
+    """Some rows of a tile, by their place in it, with the columns that these rows need of a triangle."""
+    columns: list[Strip] = []
+    for strip in tile.columns:
+        if not isinstance(strip.residual, Triangle):
+            columns.append(strip)
+            continue
+        # The first of these rows sees the columns that all of them see, the last one all that any of them sees.
+        sure, needed = (max(0, end + strip.residual.offset) for end in (start + 1, stop))
+        parts = (Strip(strip.keys[:sure], True), Strip(strip.keys[sure:needed], "edge"))
+        columns.extend(part for part in parts if part.keys)
+    return tile._replace(rows=tile.rows[start:stop], columns=tuple(columns))
