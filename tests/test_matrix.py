@@ -112,7 +112,7 @@ def test_explanation_counts_what_is_computed() -> None:
     assert explanation.flops == 2 * explanation.pairs * 16
     assert explanation.passed_over == {}
     capped = sc.AttentionMatrix(q, q, softcap=3.0).explain()
-    assert capped.kernel == "reference"
+    assert capped.kernel == "tiled"
     assert capped.passed_over["fused"] == ("it has no softcap",)
     assert "not fused: it has no softcap" in str(capped)
     bias = torch.zeros(64, 64, requires_grad=True)

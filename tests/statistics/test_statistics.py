@@ -1,6 +1,5 @@
 """Every statistic equals its definition on the dense matrix, whatever the mask and however the rows are cut."""
 
-import itertools
 import math
 from collections.abc import Callable
 
@@ -38,18 +37,17 @@ def entropy_of(weights: Tensor) -> Tensor:
 
 
 def pooled_of(weights: Tensor, bins: int, how: str) -> Tensor:
-    """The definition of a pooled map, cell by cell."""
+    """The definition of a pooled map: which queries and keys share a cell, said by membership."""
     q_len, kv_len = weights.shape[2:]
     rows, columns = min(bins, q_len), min(bins, kv_len)
-    cells = weights.new_zeros(*weights.shape[:2], rows, columns)
-    for i, j in itertools.product(range(rows), range(columns)):
-        mine = [r for r in range(q_len) if r * rows // q_len == i]
-        keys = [c for c in range(kv_len) if c * columns // kv_len == j]
-        cell = weights[:, :, mine][..., keys]
-        seeing = (weights[:, :, mine].sum(-1) > 0).sum(-1)
-        values = {"sum": cell.sum((2, 3)), "max": cell.amax((2, 3)), "mean": cell.sum((2, 3)) / seeing.clamp_min(1)}
-        cells[:, :, i, j] = values[how]
-    return cells
+    mine = torch.tensor([[r * rows // q_len == i for r in range(q_len)] for i in range(rows)])
+    keys = torch.tensor([[c * columns // kv_len == j for c in range(kv_len)] for j in range(columns)])
+    if how == "max":
+        inside = mine[:, None, :, None] & keys[None, :, None, :]
+        return torch.where(inside, weights[:, :, None, None], 0.0).amax((-1, -2))
+    sums = mine.double() @ weights @ keys.double().T
+    seeing = (mine * (weights.sum(-1) > 0)[:, :, None]).sum(-1)
+    return sums if how == "sum" else sums / seeing.clamp_min(1)[..., None]
 
 
 def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
