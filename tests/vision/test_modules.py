@@ -195,6 +195,10 @@ def test_rectified_sums_where_everything_ties_or_nothing_is_left() -> None:
 
     value = torch.randn(1, 4, 2)
     for a, b in (([-1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]), ([-9.0, 2.0, -1.0], [1.0, -2.0, 1.0, 3.0])):
-        query, key = torch.tensor([a]), torch.tensor([b])
-        expected = (query[:, :, None] + key[:, None]).clamp(min=0) @ value / 4
-        torch.testing.assert_close(rectified_sum_mean(query, key, value), expected)
+        query, key = torch.tensor([a], requires_grad=True), torch.tensor([b], requires_grad=True)
+        expected = torch.relu(query[:, :, None] + key[:, None]) @ value / 4
+        got = rectified_sum_mean(query, key, value)
+        torch.testing.assert_close(got, expected)
+        # Where the sum is 0 exactly, torch's ReLU has the slope 0; so have we.
+        for own, other in zip(*(torch.autograd.grad(y.sum(), (query, key)) for y in (got, expected)), strict=True):
+            torch.testing.assert_close(own, other)
