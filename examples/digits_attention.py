@@ -4,9 +4,10 @@
 
 trains one small network on scikit-learn's digits (1797 pictures of 8x8), with nothing but a 1x1 convolution, a channel
 gate (SE), CBAM, BAM or a non-local block in the same place, three seeds each; prints accuracy with its spread,
-parameters and time; and writes ``results.json`` and a figure of what each looks at. Every number is measured by the
-run that prints it. A run that is stopped goes on where it was: what is finished is read, what was begun is resumed
-after its last whole epoch, and ends with the same weights as if it had never stopped.
+parameters, time, and whether positions with ink get more weight than blank paper; and writes ``results.json`` and a
+figure of what each looks at. Every number is measured by the run that prints it. A run that is stopped goes on where
+it was: what is finished is read, what was begun is resumed after its last whole epoch, and ends with the same weights
+as if it had never stopped.
 
 Needs ``pip install 'saccade[all]' scikit-learn``.
 """
@@ -199,8 +200,30 @@ def _fingerprint(settings: Settings) -> str:
     return json.dumps({**dataclasses.asdict(settings), "seeds": None})
 
 
-def summarise(runs: list[Run], accuracies: list[float]) -> list[dict[str, Any]]:
-    """One row per module: mean and spread of the accuracy over seeds, parameters, time."""
+def ink_over_paper(run: Run, digits: Digits) -> float | None:
+    """Mean weight where there is ink, over that on blank paper, in all test pictures: 1 is no preference.
+
+    The weight of a position is its gate, or how much all positions look at it; None where positions have no weights.
+    """
+    network = run.network.eval()
+    module = network.module
+    with torch.no_grad():
+        features = network.stem(digits.test)
+        if isinstance(module, (vision.CBAM, vision.BAM)):
+            weights = module.weights(features).spatial[:, 0]
+        elif isinstance(module, vision.NonLocal):
+            matrix = module.matrix(features)
+            looked_at = matrix.mT @ torch.ones(*matrix.shape[:3], 1)
+            weights = looked_at.reshape(features[:, 0].shape)
+        else:
+            return None
+    ink, paper = digits.test[:, 0] > 0.5, digits.test[:, 0] == 0
+    return float(weights[ink].mean() / weights[paper].mean())
+
+
+def summarise(runs: list[Run], digits: Digits) -> list[dict[str, Any]]:
+    """One row per module: accuracy with its spread over seeds, parameters, time, and where it looks."""
+    accuracies = [run.accuracy(digits) for run in runs]
     rows = []
     for name in dict.fromkeys(run.name for run in runs):
         own = [(run, accuracy) for run, accuracy in zip(runs, accuracies, strict=True) if run.name == name]
@@ -215,6 +238,7 @@ def summarise(runs: list[Run], accuracies: list[float]) -> list[dict[str, Any]]:
                 "parameters": sum(p.numel() for p in own[0][0].network.parameters()),
                 "module_parameters": sum(p.numel() for p in own[0][0].network.module.parameters()),
                 "seconds": statistics.median(run.seconds for run, _ in own),
+                "ink_over_paper": {str(run.seed): ink_over_paper(run, digits) for run, _ in own},
             }
         )
     return rows
@@ -223,12 +247,13 @@ def summarise(runs: list[Run], accuracies: list[float]) -> list[dict[str, Any]]:
 def as_table(rows: list[dict[str, Any]], seeds: int) -> Table:
     """The rows as a person reads them."""
     table = Table(title=f"test accuracy over {seeds} seed{'s' if seeds > 1 else ''}", title_justify="left")
-    for heading in ("module", "mean", "lowest", "highest", "parameters", "of the module", "seconds"):
+    for heading in ("module", "mean", "lowest", "highest", "parameters", "module's", "seconds", "ink : paper"):
         table.add_column(heading, justify="left" if heading == "module" else "right")
     for row in rows:
         shares = [f"{100 * row[key]:.2f} %" for key in ("accuracy", "lowest", "highest")]
         counts = [f"{row['parameters']:,}", f"{row['module_parameters']:,}", f"{row['seconds']:.1f}"]
-        table.add_row(row["module"], *shares, *counts)
+        looked = [f"{ratio:.2f}" for ratio in row["ink_over_paper"].values() if ratio is not None]
+        table.add_row(row["module"], *shares, *counts, " ".join(looked) or "–")
     return table
 
 
@@ -308,7 +333,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         for run in runs:
             progress.update(task, description=f"{run.name}, seed {run.seed}")
             run.train(digits, lambda: progress.advance(task))
-    rows = summarise(runs, [run.accuracy(digits) for run in runs])
+    rows = summarise(runs, digits)
     console.print(as_table(rows, len(settings.seeds)))
     told = {
         "settings": dataclasses.asdict(settings),

@@ -121,6 +121,24 @@ def test_training_learns_and_modules_are_of_one_size(example, tmp_path):
     assert max(sizes.values()) < 1.02 * min(sizes.values())
 
 
+def test_a_map_of_ink_has_all_its_weight_on_ink(example, tmp_path, monkeypatch):
+    settings = dataclasses.replace(example.QUICK, epochs=0)
+    digits = example.load(settings)
+    runs = {name: example.Run(name, 0, settings, tmp_path) for name in example.MODULES}
+    assert example.ink_over_paper(runs["plain"], digits) is example.ink_over_paper(runs["SE"], digits) is None
+    cbam = runs["CBAM"]
+    ink = 1.0 + 3.0 * (digits.test > 0.5)
+    monkeypatch.setattr(cbam.network.module, "weights", lambda features: example.vision.Gates(features, ink))
+    assert example.ink_over_paper(cbam, digits) == pytest.approx(4.0)
+    # Every row of a matrix sums to 1, so all weight together is the number of positions.
+    module = runs["non-local"].network.module
+    uniform = torch.zeros(len(digits.test), 1, 64, 1)
+    monkeypatch.setattr(
+        module, "matrix", lambda features: example.vision.NonLocal(1).matrix(uniform.reshape(-1, 1, 8, 8))
+    )
+    assert example.ink_over_paper(runs["non-local"], digits) == pytest.approx(1.0)
+
+
 def test_the_same_pictures_are_tested_for_every_seed(example):
     first, second = (example.load(example.Settings(seeds=seeds)) for seeds in ((0,), (1, 2)))
     assert torch.equal(first.test, second.test)
