@@ -5,7 +5,7 @@ import sys
 import time
 from types import ModuleType
 
-from benchmarks import bigbird, growth, longformer, plans, reporting, short, window
+from benchmarks import additive, bias, bigbird, dropout, growth, longformer, plans, reporting, short, window
 from benchmarks.measuring import Referee
 from benchmarks.reporting import Row
 
@@ -14,6 +14,9 @@ QUESTIONS: dict[str, ModuleType] = {
     "longformer": longformer,
     "bigbird": bigbird,
     "growth": growth,
+    "dropout": dropout,
+    "bias": bias,
+    "additive": additive,
     "plans": plans,
     "short": short,
 }

@@ -162,7 +162,8 @@ class AttentionMatrix(Matrix):
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
         choice = choose(self.scores, dropout_p, self.impl)
-        return Explanation.of(self.scores, choice, self.scores.query.shape[3] if value_dim is None else value_dim)
+        value_dim = self.scores.query.shape[3] if value_dim is None else value_dim
+        return Explanation.of(self.scores, choice, value_dim, dropout_p)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape

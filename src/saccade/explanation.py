@@ -36,31 +36,17 @@ class Explanation:
     extra_bytes: int
 
     @classmethod
-    def of(cls, scores: ScoreMatrix, choice: Choice, value_dim: int) -> Explanation:
+    def of(cls, scores: ScoreMatrix, choice: Choice, value_dim: int, dropout_p: float) -> Explanation:
         """Read off the plan; nothing is computed."""
-        plan, name = scores.plan, choice.kernel.name
-        dense = name == "reference"
-        pairs = math.prod(scores.shape) if dense else plan.pairs
-        width = scores.query.shape[3]
-        if dense:
-            item = 8 if scores.query.dtype.itemsize == 8 else 4
-            extra = pairs * item * 3  # scores, exponentials, weights
-        else:
-            unsure = (
-                tile.height * tile.width
-                for tile in plan.tiles
-                if any(strip.residual is not True for strip in tile.columns)
-            )
-            told_apart = math.prod(scores.rule.shape)
-            extra = max(unsure, default=0) * told_apart * (1 + scores.query.dtype.itemsize)
+        pairs, extra = choice.kernel.cost(scores, dropout_p)
         return cls(
-            name,
+            choice.kernel.name,
             choice.passed_over,
             scores.shape,
             str(scores.rule),
-            len(plan),
+            len(scores.plan),
             pairs,
-            2 * pairs * (width + value_dim),
+            2 * pairs * (scores.query.shape[3] + value_dim),
             extra,
         )
 

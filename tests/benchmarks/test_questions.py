@@ -9,8 +9,11 @@ import torch
 import saccade as sc
 from benchmarks import __main__ as command
 from benchmarks import (
+    additive,
+    bias,
     bigbird,
     checking,
+    dropout,
     growth,
     longformer,
     measuring,
@@ -51,6 +54,26 @@ def test_longformer_notices_another_width():
 def test_bigbird():
     ours, theirs = bigbird.check(bigbird.Layers(n=64, block=4))
     assert 0.5 < ours / theirs < 1.5
+
+
+def test_dropout():
+    dropout.check(dropout.case(70))
+
+
+def test_bias():
+    bias.check(bias.case(150))
+
+
+def test_additive():
+    additive.check(additive.case(70))
+
+
+@pytest.mark.parametrize("question", [dropout, bias, additive], ids=lambda question: question.__name__)
+def test_both_sides_are_measured_for_memory(question):
+    sides = [name for name in dir(question.Case) if name.startswith(("ours", "theirs"))]
+    assert len(sides) in (2, 4, 6)
+    for side in sides:
+        assert callable(question.memory_of(side, 64))
 
 
 def test_growth():
@@ -106,7 +129,8 @@ def test_an_unknown_question_is_one_line(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == (
-        "benchmarks: question must be one of window, longformer, bigbird, growth, plans, short; got windows.\n"
+        "benchmarks: question must be one of window, longformer, bigbird, growth, dropout, bias, additive, "
+        "plans, short; got windows.\n"
     )
 
 

@@ -24,6 +24,10 @@ class Kernel(Protocol):
         """Why it cannot run these inputs exactly; an empty tuple means that it can."""
         ...
 
+    def cost(self, scores: ScoreMatrix, dropout_p: float) -> tuple[int, int]:
+        """Query-key pairs that the forward product computes, and bytes that it needs beside inputs and outputs."""
+        ...
+
     def run(
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -52,6 +52,18 @@ class Fused:
             why.append("it has no gradient for bias")
         return tuple(why)
 
+    def cost(self, scores: ScoreMatrix, dropout_p: float) -> tuple[int, int]:
+        """The pairs of the plan, and the largest residual mask of a tile, as bools and as terms."""
+        del dropout_p
+        plan = scores.plan
+        unsure = (
+            tile.height * tile.width for tile in plan.tiles if any(strip.residual is not True for strip in tile.columns)
+        )
+        extra = max(unsure, default=0) * math.prod(scores.rule.shape) * (1 + scores.query.dtype.itemsize)
+        if scores.bias is not None and not scores.bias.is_written_out:
+            extra += min(plan.pairs, _READ_ENTRIES) * scores.query.dtype.itemsize
+        return plan.pairs, extra
+
     def run(
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
     ) -> tuple[Tensor, Tensor]:

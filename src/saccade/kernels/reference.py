@@ -27,6 +27,12 @@ class Reference:
         del scores, dropout_p
         return ()
 
+    def cost(self, scores: ScoreMatrix, dropout_p: float) -> tuple[int, int]:
+        """All pairs, and three tensors of them: scores, exponentials, weights."""
+        del dropout_p
+        pairs = math.prod(scores.shape)
+        return pairs, 3 * pairs * scores.compute_dtype.itemsize
+
     def run(
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
     ) -> tuple[Tensor, Tensor]:

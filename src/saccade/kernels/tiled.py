@@ -40,6 +40,12 @@ class Tiled:
         del scores, dropout_p
         return ()
 
+    def cost(self, scores: ScoreMatrix, dropout_p: float) -> tuple[int, int]:
+        """The pairs of the plan, and one block of scores, with dropout also one of words."""
+        pairs = scores.row_plan.pairs
+        item = scores.compute_dtype.itemsize + (4 if dropout_p > 0.0 else 0)
+        return pairs, min(pairs, _ENTRIES) * item
+
     def run(
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
     ) -> tuple[Tensor, Tensor]:
