@@ -2,10 +2,10 @@
 
 A law is a sentence and a function that tries to break it; a case is a mask with sizes and options; a mutant
 is an implementation with one mistake, which shows that a law can catch it. ``oracle`` is the definition by which
-all are judged.
+all are judged, ``definitions`` those of scores and relative biases.
 """
 
-from saccade.testing import oracle
+from saccade.testing import definitions, oracle
 from saccade.testing.case import Case, Inputs
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.conformance import check, trials, try_law
@@ -38,5 +38,6 @@ __all__ = [
     "Tolerance",
     "tolerance",
     "error",
+    "definitions",
     "oracle",
 ]

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.masks import Mask
+from saccade.positions import Bias
+from saccade.scores import Score
 from saccade.testing.problem import Problem
 
 __all__ = ["Case", "Inputs", "Rule"]
 
 Rule = Callable[[int, int, int, int], bool]
 Positions = tuple[int, ...] | tuple[tuple[int, ...], ...]
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class Inputs(NamedTuple):
-    """The tensors of a case; ``bias`` is None where the case has none."""
+    """The tensors of a case; ``bias`` and ``sink_logit`` are None where the case has none."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     bias: Tensor | None
+    sink_logit: Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +44,12 @@ class Case:
             positions. Answers are judged by it, so a mistake in the mask is found too. None trusts
             ``mask.to_dense``.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
+        key_dim: width of the keys; None for that of the queries, the only one that most scores take.
         bias: shape of a bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
         scale, softcap: options handed to the function where not None.
+        sink: whether there is a sink, with a random logit for each head.
+        score: how queries and keys are compared; None for the dot product.
+        relative: a bias that is read at distances.
         q_positions, kv_positions: where the tokens stand (-1: no token), per item if nested; None for the
             default, where key j stands at j and query i at ``kv_len - q_len + i``.
         seed: of the random inputs.
@@ -56,9 +65,13 @@ class Case:
     kv_len: int = 7
     head_dim: int = 8
     value_dim: int = 8
+    key_dim: int | None = None
     bias: tuple[int, int, int, int] | None = None
     scale: float | None = None
     softcap: float | None = None
+    sink: bool = False
+    score: Score | None = None
+    relative: Bias | None = None
     q_positions: Positions | None = None
     kv_positions: Positions | None = None
     seed: int = 0
@@ -69,7 +82,8 @@ class Case:
     @property
     def needs(self) -> tuple[str, ...]:
         """The options that a function must offer to be tried on this case."""
-        return tuple(name for name in ("bias", "scale", "softcap") if getattr(self, name) is not None)
+        names = ("bias", "scale", "softcap", "score", "relative")
+        return tuple(name for name in names if getattr(self, name) is not None) + ("sink_logit",) * self.sink
 
     @property
     def explicit_positions(self) -> tuple[str, ...]:
@@ -115,14 +129,19 @@ class Case:
 
         return Inputs(
             query=normal(self.batch, self.num_heads, self.q_len, self.head_dim),
-            key=normal(self.batch, self.num_kv_heads, self.kv_len, self.head_dim),
+            key=normal(self.batch, self.num_kv_heads, self.kv_len, self.key_dim or self.head_dim),
             value=normal(self.batch, self.num_kv_heads, self.kv_len, self.value_dim),
             bias=None if self.bias is None else normal(*self.bias),
+            sink_logit=normal(self.num_heads) if self.sink else None,
         )
 
     def problem(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Problem:
-        """The case with all its ingredients as tensors."""
-        query, key, value, bias = self.inputs(dtype, device)
+        """The case with all its ingredients as tensors, and modules in the dtype of the inputs; none trains."""
+        query, key, value, bias, sink_logit = self.inputs(dtype, device)
+
+        def moved(module: _Module | None) -> _Module | None:
+            return None if module is None else copy.deepcopy(module).to(device, dtype).requires_grad_(False)
+
         return Problem(
             query,
             key,
@@ -132,6 +151,9 @@ class Case:
             bias=bias,
             scale=self.scale,
             softcap=self.softcap,
+            sink_logit=sink_logit,
+            score=moved(self.score),
+            relative=moved(self.relative),
             q_positions=None if self.q_positions is None else torch.tensor(self.q_positions, device=device),
             kv_positions=None if self.kv_positions is None else torch.tensor(self.kv_positions, device=device),
         )

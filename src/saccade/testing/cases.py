@@ -4,6 +4,7 @@ import torch
 
 from saccade.masks import Causal, Dense, Documents, Full, Global, Padding, Predicate, Window
 from saccade.testing.case import Case
+from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.patterns import LARGE_PATTERNS, PATTERNS
 
 __all__ = ["CASES", "LARGE_CASES"]
@@ -190,7 +191,8 @@ CASES: tuple[Case, ...] = (
     *_OPTIONS,
     *_POSITIONS,
     *PATTERNS,
+    *INGREDIENTS,
 )
 
 # Long enough that an implementation which works in tiles has several, with edges that fall inside of them.
-LARGE_CASES: tuple[Case, ...] = (*_LARGE, *LARGE_PATTERNS)
+LARGE_CASES: tuple[Case, ...] = (*_LARGE, *LARGE_PATTERNS, *LARGE_INGREDIENTS)

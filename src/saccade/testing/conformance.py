@@ -50,18 +50,20 @@ def check(
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
-            ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``, ``dropout_p``)
-            are passed only where they are used.
+            ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``, ``dropout_p``,
+            ``sink_logit``, ``score``) are passed only where they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
         with_lse: the same function returning ``(out, lse)``, if there is one.
         offers: the options that it takes: those it must answer, and all others refuse. None reads them off the
-            signature (a builtin has none to read).
+            signature (a builtin has none to read). "relative" says that ``bias`` may also be a
+            `saccade.positions.Bias`, which no signature tells: unsaid, it is neither asked for nor demanded to be
+            refused.
         reasons: called like the function, it says why the function will not run these inputs; empty if it will.
             Function and reasons must agree.
         gqa: it takes fewer key heads than query heads; if not, every head is handed its own copy of the keys.
         masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
             attend; "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions``
-            where a case has them.
+            where a case has them. (Where a relative bias is asked for, they come along with either.)
         cases: what to try the laws on; some laws bring cases of their own.
         laws: what to try.
         dtypes: of the inputs; some laws bring dtypes of their own.
@@ -97,13 +99,13 @@ def trials(
 
 def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
     """Try one law on one case in one dtype."""
-    reasons = law.reasons(subject, case)
-    if reasons:
-        return Result(law.name, case.name, dtype, "not applicable", "; ".join(reasons))
-    lacks = () if law.needs is None else subject.lacks(case, law.needs)
-    if lacks:
-        return Result(law.name, case.name, dtype, "not offered", "; ".join(lacks))
     try:
+        reasons = law.reasons(subject, case)
+        if reasons:
+            return Result(law.name, case.name, dtype, "not applicable", "; ".join(reasons))
+        lacks = () if law.needs is None else subject.lacks(case, law.needs)
+        if lacks:
+            return Result(law.name, case.name, dtype, "not offered", "; ".join(lacks))
         law(subject, case, dtype)
     except LawBroken as broken:
         return Result(law.name, case.name, dtype, "broken", str(broken))

@@ -4,6 +4,8 @@ It imports nothing but torch and shares no line with any implementation, so it c
 Who may attend to whom comes in as a tensor that says so pair by pair. Inputs must be finite.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ def attention(
     bias: Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sink_logit: Tensor | None = None,
+    compare: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention as it is written in a textbook, in float64.
 
@@ -30,17 +34,21 @@ def attention(
         bias: added to the scores after the softcap; broadcasts to the shape of ``allowed``.
         scale: ``head_dim ** -0.5`` when None.
         softcap: scores become ``softcap * tanh(scores / softcap)`` when given.
+        sink_logit: ``[heads]``: one more score for each row that sees something, which belongs to no key.
+        compare: ``compare(query, key) -> [batch, heads, q_len, kv_len]`` in place of the dot product; both are float64,
+            and every head has its own copy of the keys.
 
     Returns:
-        (out, lse) in float64: ``[batch, heads, q_len, value_dim]`` and ``[batch, heads, q_len]``. A row that
-        may attend to nothing gives 0 and -inf.
+        (out, lse) in float64: ``[batch, heads, q_len, value_dim]`` and ``[batch, heads, q_len]``; the lse is the
+        natural logarithm of the whole denominator, a sink included. A row that may attend to nothing gives 0 and -inf.
     """
     query, key, value = query.double(), key.double(), value.double()
     num_heads, head_dim = query.shape[1], query.shape[3]
     group = torch.arange(num_heads, device=query.device) // (num_heads // key.shape[1])
     key, value = key[:, group], value[:, group]
 
-    scores = query @ key.transpose(2, 3) * (head_dim**-0.5 if scale is None else scale)
+    scores = query @ key.transpose(2, 3) if compare is None else compare(query, key)
+    scores = scores * (head_dim**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
@@ -49,6 +57,9 @@ def attention(
     # A row that sees nothing is computed as if it saw everything, then overwritten: its gradients are zero.
     some = allowed.any(-1, keepdim=True)
     scores = scores.masked_fill(~(allowed | ~some), -torch.inf)
-    weights = torch.where(some, torch.softmax(scores, dim=-1), 0.0)
+    if sink_logit is not None:
+        sink = sink_logit.double()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = torch.where(some, torch.softmax(scores, dim=-1), 0.0)[..., : key.shape[2]]
     lse = torch.where(some[..., 0], torch.logsumexp(scores, dim=-1), -torch.inf)
     return weights @ value, lse

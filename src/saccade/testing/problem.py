@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.masks import Mask, Padding, Predicate
-from saccade.testing import oracle
+from saccade.positions import Bias
+from saccade.scores import Score
+from saccade.testing import definitions, oracle
+from saccade.testing.reversed_heads import ReversedHeads
 
 __all__ = ["Part", "Problem"]
 
@@ -22,11 +27,15 @@ class Problem:
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
-        key, value: ``[batch, kv_heads, kv_len, head_dim or value_dim]``.
+        key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; the key is as wide as the query, unless a score
+            takes another width.
         allowed: bool ``[batch, heads, q_len, kv_len]``, the truth; laws judge by it.
         mask: the same as a rule on positions (None: everyone sees everyone), for functions that take masks.
         bias, scale, softcap: options of the function; None where not used.
         dropout_p: an option without a truth: all that is asked is whether it is taken.
+        sink_logit: ``[heads]``, an option, too.
+        score: how queries and keys are compared; None for the dot product.
+        relative: a bias that is read at distances, handed over as ``bias``; a tensor ``bias`` replaces it.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
     """
 
@@ -39,14 +48,24 @@ class Problem:
     scale: float | None = None
     softcap: float | None = None
     dropout_p: float | None = None
+    sink_logit: Tensor | None = None
+    score: Score | None = None
+    relative: Bias | None = None
     q_positions: Tensor | None = None
     kv_positions: Tensor | None = None
 
     @property
+    def in_use(self) -> dict[str, Any]:
+        """The options in use, by name; ``relative`` only where no tensor replaces it."""
+        names = ["bias", "scale", "softcap", "dropout_p", "sink_logit", "score"]
+        if self.bias is None:
+            names.append("relative")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options in use, as keyword arguments."""
-        names = ("bias", "scale", "softcap", "dropout_p")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {"bias" if name == "relative" else name: given for name, given in self.in_use.items()}
 
     @property
     def positions(self) -> dict[str, Tensor]:
@@ -70,14 +89,51 @@ class Problem:
 
     def truth(self) -> tuple[Tensor, Tensor]:
         """(out, lse) by definition, in float64."""
-        return oracle.attention(self.query, self.key, self.value, self.allowed, **self.options)
+        head_dim = self.query.shape[3]
+        scale = definitions.default_scale(self.score, head_dim) if self.scale is None else self.scale
+        bias = self.bias
+        if bias is None and self.relative is not None:
+            bias = definitions.relative(self.relative, *self.standing(), self.query, scale)
+        return oracle.attention(
+            self.query,
+            self.key,
+            self.value,
+            self.allowed,
+            bias=bias,
+            scale=scale,
+            softcap=self.softcap,
+            sink_logit=self.sink_logit,
+            compare=None if self.score is None else partial(definitions.compare, self.score),
+        )
 
-    def leaves(self, *, bias: bool = False) -> Problem:
-        """The same numbers as fresh leaves that gradients can be taken of; the bias only if asked."""
-        fresh = {name: getattr(self, name).detach().clone().requires_grad_() for name in ("query", "key", "value")}
-        if bias and self.bias is not None:
-            fresh["bias"] = self.bias.detach().clone().requires_grad_()
+    def standing(self) -> tuple[Tensor, Tensor]:
+        """Where queries and keys stand, int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``."""
+        q_len, kv_len = self.query.shape[2], self.key.shape[2]
+        count = torch.arange(max(q_len, kv_len), device=self.query.device)
+        q = count[:q_len] + (kv_len - q_len) if self.q_positions is None else self.q_positions
+        kv = count[:kv_len] if self.kv_positions is None else self.kv_positions
+        return torch.atleast_2d(q), torch.atleast_2d(kv)
+
+    def leaves(self, *, bias: bool = False, parameters: bool = False) -> Problem:
+        """The same numbers as fresh leaves that gradients can be taken of; options' only if asked.
+
+        Args:
+            bias: also the tensor ``bias``.
+            parameters: also the sink's logits and the parameters of the score and of the relative bias.
+        """
+        names = ["query", "key", "value", *(["bias"] if bias else []), *(["sink_logit"] if parameters else [])]
+        fresh: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        fresh = {name: tensor.detach().clone().requires_grad_() for name, tensor in fresh.items()}
+        if parameters:
+            fresh |= {name: copy.deepcopy(module).requires_grad_() for name, module in self._modules().items()}
         return self.but(**fresh)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The sink's logits and the parameters of the score and of the relative bias in use, by name."""
+        found = {} if self.sink_logit is None else {"sink_logit": self.sink_logit}
+        for name, module in self._modules().items():
+            found |= {f"{name}.{own}": parameter for own, parameter in module.named_parameters()}
+        return found
 
     def item(self, index: int) -> Problem:
         """Batch item ``index`` alone."""
@@ -101,7 +157,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """A decoder's step: queries ``start`` to ``stop`` and the keys that exist by then (default positions)."""
+        """A decoder's step: queries ``start`` to ``stop`` and the keys that exist by then (default positions only)."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],
@@ -135,15 +191,27 @@ class Problem:
             allowed=self.allowed.flip(1),
             mask=mask,
             bias=None if self.bias is None else self.bias.flip(1),
+            sink_logit=None if self.sink_logit is None else self.sink_logit.flip(0),
+            relative=None if self.relative is None else ReversedHeads(self.relative),
         )
 
     def keys_reversed(self) -> Problem:
-        """Keys and values in reverse order; only where every query may attend to every key."""
-        return self.but(
+        """Keys and values in reverse order; only where every query may attend to every key.
+
+        Keys that stand somewhere take their positions along; a relative bias is a reason to say where.
+        """
+        reordered = self.but(
             key=self.key.flip(2),
             value=self.value.flip(2),
             bias=None if self.bias is None else self.bias.flip(3),
         )
+        if not self.positions and "relative" not in self.in_use:
+            return reordered
+        q, kv = self.standing()
+        if self.q_positions is None:
+            # More queries than keys: the first ones stand before position 0, of which nobody can speak.
+            q, kv = (x + max(0, q.shape[1] - kv.shape[1]) for x in (q, kv))
+        return reordered.but(q_positions=q, kv_positions=kv.flip(1))
 
     def ungrouped(self) -> Problem:
         """Every head with its own copy of the keys and values that it reads."""
@@ -151,6 +219,9 @@ class Problem:
             key=self.key.repeat_interleave(self.repeats, dim=1),
             value=self.value.repeat_interleave(self.repeats, dim=1),
         )
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {name: given for name, given in self.in_use.items() if isinstance(given, nn.Module)}
 
 
 def _alike(allowed: Tensor, axis: int) -> bool:

@@ -10,15 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
+from saccade.errors import type_error, unsupported, value_error
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 
 __all__ = ["OPTIONS", "Claims", "Subject"]
 
-OPTIONS = ("bias", "scale", "softcap", "dropout_p")
+OPTIONS = ("bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative")
 _POSITIONS = ("q_positions", "kv_positions")
-_LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads"}
+_LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads", "relative": "takes no relative bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,13 @@ class Subject:
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``. Options (``bias``, ``scale``,
-            ``softcap``, ``dropout_p``; with ``masks="objects"`` also ``q_positions`` and ``kv_positions``) are
-            passed only where they are used.
+            ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only where they are used, and so are
+            ``q_positions`` and ``kv_positions``, where something is read at positions: a mask with
+            ``masks="objects"``, or a relative bias. Such a bias is a `saccade.positions.Bias`, passed as ``bias``.
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
         with_lse: the same function returning ``(out, lse)``, called in the same way.
-        offers: the options that it takes, all others being declined; None reads them off the signature.
+        offers: the options that it takes, all others being declined; None reads them off the signature. "relative"
+            says that ``bias`` may be relative, which no signature tells.
         reasons: called like the function, it says why the function will not run these inputs; empty if it will.
         gqa: it takes fewer key heads than query heads; otherwise every head is handed its own copy.
         masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
@@ -91,6 +93,8 @@ class Subject:
         besides = {"lse": with_lse is not None, "gqa": gqa}
         self.offers = (options or frozenset()) | {name for name, offered in besides.items() if offered}
         self.unsaid = frozenset((*OPTIONS, *_POSITIONS) if options is None else ())
+        if offers is None and "bias" in self.offers:
+            self.unsaid = frozenset(["relative"])
         self.promises = offers is not None or reasons is not None
 
     def output(self, problem: Problem) -> Tensor:
@@ -108,11 +112,16 @@ class Subject:
 
     def lacks(self, case: Case, needed: Collection[str]) -> tuple[str, ...]:
         """Why a case cannot be tried: a reason for each thing that it or the law needs and nobody offers."""
-        return self.missing([*needed, *case.needs, *(case.explicit_positions if self.masks == "objects" else ())])
+        reads_positions = self.masks == "objects" or case.relative is not None
+        return self.missing([*needed, *case.needs, *(case.explicit_positions if reads_positions else ())])
 
     def missing(self, needed: Collection[str]) -> tuple[str, ...]:
         """A reason for each thing that is needed and not offered."""
         return tuple(_LACKS.get(name, f"takes no {name}") for name in dict.fromkeys(needed) if name not in self.offers)
+
+    def needed(self, problem: Problem) -> tuple[str, ...]:
+        """What it must offer to answer a problem: options and positions by name."""
+        return (*problem.in_use, *(problem.positions if self._reads_positions(problem) else ()))
 
     def ask(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
         """What ``self.function`` or ``self.lse_function`` says to a problem as it stands, whatever is offered."""
@@ -132,13 +141,18 @@ class Subject:
         return tuple(self.reasons(problem.query, problem.key, problem.value, mask, **options))
 
     def _answer(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
+        lacks = self.missing(self.needed(problem))
+        if lacks:  # a law has made this problem of one that the function takes
+            raise unsupported("testing.check", "the function", lacks)
         return self.ask(function, problem if "gqa" in self.offers else problem.ungrouped())
 
     def _spoken(self, problem: Problem) -> tuple[object, dict[str, Any]]:
         """The mask and the options of a problem in the form that the function wants."""
-        if self.masks == "dense":
-            return problem.allowed, problem.options
-        return problem.mask, problem.options | problem.positions
+        options = problem.options | (problem.positions if self._reads_positions(problem) else {})
+        return problem.allowed if self.masks == "dense" else problem.mask, options
+
+    def _reads_positions(self, problem: Problem) -> bool:
+        return self.masks == "objects" or "relative" in problem.in_use
 
 
 def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
@@ -148,4 +162,5 @@ def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
         return None
     named = {parameter.name for parameter in parameters}
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return frozenset(name for name in (*OPTIONS, *_POSITIONS) if anything or name in named)
+    said = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # a parameter does not say what it takes
+    return frozenset(name for name in said if anything or name in named)

@@ -10,7 +10,7 @@ from saccade.testing.laws.expect import holds
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["gradients", "random_like", "some_bias", "truth_gradients"]
+__all__ = ["gradients", "random_like", "truth_gradients"]
 
 Through = Literal["out", "lse"]
 Gradients = dict[str, Tensor]
@@ -23,14 +23,6 @@ def random_like(x: Tensor) -> Tensor:
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
 
 
-def some_bias(problem: Problem) -> Tensor:
-    """A bias of normal random numbers for every head, row and column of a problem; the same ones every time."""
-    rows, columns = problem.allowed.shape[2:]
-    heads = problem.query.shape[1]
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(1, heads, rows, columns, generator=generator, dtype=torch.float64).to(problem.query)
-
-
 def gradients(
     subject: Subject,
     problem: Problem,
@@ -38,6 +30,7 @@ def gradients(
     *,
     through: Through = "out",
     bias: bool = False,
+    parameters: bool = False,
 ) -> Gradients:
     """Gradients of a random weighting of the subject's answer, by name of the input.
 
@@ -47,24 +40,29 @@ def gradients(
         rows: bool ``[batch, heads, q_len]``, the rows that are weighted; None for all.
         through: the output, or the lse of rows that see something.
         bias: also the bias's.
+        parameters: also those of sink, score and relative bias.
     """
+    leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
-        return _pull_back(problem.leaves(bias=bias), subject.output, rows, bias)
-    return _pull_back(problem.leaves(bias=bias), lambda p: subject.output_and_lse(p)[1], problem.sees_something, bias)
+        return _pull_back(leaves, subject.output, rows)
+    return _pull_back(leaves, lambda p: subject.output_and_lse(p)[1], problem.sees_something)
 
 
-def truth_gradients(problem: Problem, *, through: Through = "out", bias: bool = False) -> Gradients:
+def truth_gradients(
+    problem: Problem, *, through: Through = "out", bias: bool = False, parameters: bool = False
+) -> Gradients:
     """The same gradients by definition, in float64."""
-    leaves = problem.leaves(bias=bias)
+    leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
-        return _pull_back(leaves, lambda p: p.truth()[0], None, bias)
-    return _pull_back(leaves, lambda p: p.truth()[1], problem.sees_something, bias)
+        return _pull_back(leaves, lambda p: p.truth()[0], None)
+    return _pull_back(leaves, lambda p: p.truth()[1], problem.sees_something)
 
 
-def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tensor | None, bias: bool) -> Gradients:
+def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tensor | None) -> Gradients:
     named = {"query": leaves.query, "key": leaves.key, "value": leaves.value}
-    if bias and leaves.bias is not None:
+    if leaves.bias is not None:
         named["bias"] = leaves.bias
+    named = {name: tensor for name, tensor in (named | leaves.parameters()).items() if tensor.requires_grad}
     found = answer(leaves)
     holds(found.requires_grad, "the answer does not depend differentiably on the inputs")
     # Rounded to the dtype of the inputs, so that the definition weighs with the same numbers as the subject.

@@ -7,6 +7,7 @@ __all__ = [
     "claims_memory",
     "default_positions",
     "has_empty_rows",
+    "has_no_sink",
     "has_queries_and_keys",
     "has_several_items",
     "has_several_queries",
@@ -16,6 +17,7 @@ __all__ = [
     "is_small",
     "shares_keys",
     "shows_something",
+    "trains_parameters",
 ]
 
 
@@ -37,6 +39,11 @@ def is_small(subject: Subject, case: Case) -> str | None:
 def has_empty_rows(subject: Subject, case: Case) -> str | None:
     """Some row may attend to nothing."""
     return None if not bool(case.allowed.any(-1).all()) else "every row sees something"
+
+
+def has_no_sink(subject: Subject, case: Case) -> str | None:
+    """No sink."""
+    return "a sink would count once in each part" if case.sink else None
 
 
 def has_queries_and_keys(subject: Subject, case: Case) -> str | None:
@@ -77,3 +84,9 @@ def has_several_items(subject: Subject, case: Case) -> str | None:
 def claims_memory(subject: Subject, case: Case) -> str | None:
     """The author says how memory grows."""
     return None if subject.claims.memory_exponent is not None else "no growth of memory is claimed"
+
+
+def trains_parameters(subject: Subject, case: Case) -> str | None:
+    """It takes something that has parameters."""
+    takes = subject.offers.intersection({"score", "relative", "sink_logit"})
+    return None if takes else "nothing that it takes has parameters"

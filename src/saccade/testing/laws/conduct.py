@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Causal, Window, sparse_transformer
+from saccade.positions import ALiBi, ShawKeys
+from saccade.scores import Additive
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients, random_like
@@ -16,6 +18,7 @@ from saccade.testing.laws.expect import close, holds, identical, same
 from saccade.testing.laws.law import law
 from saccade.testing.laws.memory import largest_tensor
 from saccade.testing.problem import Problem
+from saccade.testing.seeded import seeded
 from saccade.testing.subject import Subject
 
 __all__ = ["LAWS"]
@@ -29,6 +32,7 @@ def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     tensors |= problem.positions
     if problem.bias is not None:
         tensors["bias"] = problem.bias
+    tensors |= problem.parameters()
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     subject.output(problem)
     for name, tensor in tensors.items():
@@ -54,6 +58,7 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             value=layout(problem.value),
             allowed=layout(problem.allowed),
             bias=None if problem.bias is None else layout(problem.bias),
+            sink_logit=None if problem.sink_logit is None else _sliced(problem.sink_logit),
         )
         plain = laid.but(
             query=laid.query.contiguous(),
@@ -61,6 +66,7 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             value=laid.value.contiguous(),
             allowed=laid.allowed.contiguous(),
             bias=None if laid.bias is None else laid.bias.contiguous(),
+            sink_logit=problem.sink_logit,
         )
         same(f"the output for {how} inputs", subject.output(laid), subject.output(plain), dtype)
         upstream = layout(random_like(problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[3])))
@@ -71,8 +77,14 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(
     cases=tuple(
-        Case(f"{name}-without-{what}", mask, rule, batch=batch, q_len=q_len, kv_len=kv_len)
-        for name, mask, rule in (("none", None, None), ("causal", Causal(), lambda b, h, q, kv: kv <= q))
+        dataclasses.replace(case, name=f"{case.name}-without-{what}", batch=batch, q_len=q_len, kv_len=kv_len)
+        for case in (
+            Case("none"),
+            Case("causal", Causal(), lambda b, h, q, kv: kv <= q),
+            Case("sink", sink=True),
+            Case("additive", score=seeded(lambda: Additive(8, 8, 3))),
+            Case("relative", relative=seeded(lambda: ShawKeys(8, 2))),
+        )
         for what, batch, q_len, kv_len in (("queries", 2, 0, 7), ("keys", 2, 7, 0), ("items", 0, 7, 7))
     )
 )
@@ -90,12 +102,16 @@ def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 @law(
     where=(conditions.claims_memory,),
     cases=tuple(
-        Case(name, mask, batch=1, num_heads=1, num_kv_heads=1, q_len=1024, kv_len=1024, head_dim=2, value_dim=2)
-        for name, mask in (
-            ("full", None),
-            ("causal", Causal()),
-            ("window", Window(64, 0)),
-            ("sparse", sparse_transformer(32)),
+        dataclasses.replace(
+            case, batch=1, num_heads=1, num_kv_heads=1, q_len=length, kv_len=length, head_dim=2, value_dim=2
+        )
+        for length, case in (
+            (1024, Case("full")),
+            (1024, Case("causal", Causal())),
+            (1024, Case("window", Window(64, 0))),
+            (1024, Case("sparse", sparse_transformer(32))),
+            (512, Case("relative", relative=ALiBi(1))),
+            (512, Case("score", Window(64, 0), score=seeded(lambda: Additive(2, 2, 4)))),
         )
     ),
     dtypes=(torch.float32,),

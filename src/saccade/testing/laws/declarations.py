@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from saccade.errors import UnsupportedError
 from saccade.testing.case import Case
-from saccade.testing.laws.backward import random_like, some_bias
+from saccade.testing.laws.backward import random_like
 from saccade.testing.laws.expect import LawBroken, holds
 from saccade.testing.laws.law import law
+from saccade.testing.laws.some import SOME
 from saccade.testing.problem import Problem
 from saccade.testing.subject import OPTIONS, Subject
 
@@ -27,17 +29,14 @@ class _Question:
     problem: Problem
     needed: tuple[str, ...]
     gradients: bool = True
-    lse: bool = False
 
-    def ask(self, subject: Subject) -> None:
-        """Forward and backward."""
+    def ask(self, subject: Subject, function: Callable[..., Any] | None) -> None:
+        """Forward and backward; the function that gives the lse gives the output with it."""
         with torch.set_grad_enabled(self.gradients):
-            if self.lse:
-                out, _ = subject.ask(subject.lse_function, self.problem)
-            else:
-                out = subject.ask(subject.function, self.problem)
+            out = subject.ask(function, self.problem)
+        out = out[0] if isinstance(out, tuple) else out
         if isinstance(out, Tensor) and out.requires_grad:
-            leaves = (self.problem.query, self.problem.bias)
+            leaves = (self.problem.query, self.problem.bias, *self.problem.parameters().values())
             wanted = [x for x in leaves if x is not None and x.requires_grad]
             torch.autograd.grad(out, wanted, random_like(out), allow_unused=True)
 
@@ -50,14 +49,11 @@ class _Question:
         with torch.set_grad_enabled(self.gradients):
             return subject.reasons_against(self.problem)
 
-    def is_declined(self, subject: Subject) -> bool:
-        """It is to be refused, by what was said beforehand."""
-        return bool(self.missing(subject) or self.reasons(subject))
-
 
 def declines(subject: Subject, case: Case) -> str | None:
     """Something is declined beforehand."""
-    declined = any(question.is_declined(subject) for question in _questions(subject, case, torch.float32))
+    asked = _questions(subject, case, torch.float32)
+    declined = any(question.missing(subject) or question.reasons(subject) for question in asked)
     return None if declined else "nothing is declined"
 
 
@@ -70,33 +66,47 @@ def promises(subject: Subject, case: Case) -> str | None:
 def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """What is declined beforehand is refused with an error, for the reasons given; it is never silently ignored."""
     control = _control(subject, case, dtype)
-    if not control.is_declined(subject):
-        control.ask(subject)  # who refuses this too refuses everything: then the law cannot be tried
+    if not control.missing(subject) and not control.reasons(subject):
+        control.ask(subject, subject.function)  # who refuses this too refuses everything: there is nothing to try
     for question in _questions(subject, case, dtype):
-        if question.is_declined(subject):
-            _is_refused(subject, question)
+        missing, reasons = question.missing(subject), question.reasons(subject)
+        if missing or reasons:
+            for form, function in _functions(subject):
+                said = f"{question.what}{form}: declined beforehand ({'; '.join((*missing, *reasons))})"
+                _is_refused(subject, question, function, said, None if missing else reasons)
 
 
 @law(where=(promises,))
 def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """What is offered is answered, forward and backward: nothing is refused that was not declined beforehand."""
     for question in _questions(subject, case, dtype):
-        if question.is_declined(subject):
+        if question.missing(subject) or question.reasons(subject):
             continue
-        try:
-            question.ask(subject)
-        except NotImplementedError as refusal:
-            why = "; ".join(refusal.reasons) if isinstance(refusal, UnsupportedError) else str(refusal)
-            raise LawBroken(f"{question.what}: not declined beforehand, but refused ({why})") from None
+        for form, function in _functions(subject):
+            try:
+                question.ask(subject, function)
+            except NotImplementedError as refusal:
+                why = "; ".join(refusal.reasons) if isinstance(refusal, UnsupportedError) else str(refusal)
+                sentence = f"{question.what}{form}: not declined beforehand, but refused ({why})"
+                raise LawBroken(sentence) from None
 
 
-def _is_refused(subject: Subject, question: _Question) -> None:
-    missing, reasons = question.missing(subject), question.reasons(subject)
-    said = f"{question.what}: declined beforehand ({'; '.join((*missing, *reasons))})"
+def _functions(subject: Subject) -> tuple[tuple[str, Callable[..., Any] | None], ...]:
+    functions = (("", subject.function), (", with the lse", subject.lse_function))
+    return functions if "lse" in subject.offers else functions[:1]
+
+
+def _is_refused(
+    subject: Subject,
+    question: _Question,
+    function: Callable[..., Any] | None,
+    said: str,
+    reasons: tuple[str, ...] | None,
+) -> None:
     try:
-        question.ask(subject)
+        question.ask(subject, function)
     except Exception as refusal:
-        if not missing:  # who takes an option and gives reasons against it refuses it for these, not by accident
+        if reasons is not None:  # who takes an option and gives reasons against it does not refuse it by accident
             holds(isinstance(refusal, NotImplementedError), f"{said}, but then {type(refusal).__name__} is raised")
             others = refusal.reasons if isinstance(refusal, UnsupportedError) else reasons
             holds(others == reasons, f"{said}, but refused for another reason ({'; '.join(others)})")
@@ -108,26 +118,31 @@ def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Question:
     """The case without anything that a function need not offer."""
     problem = case.problem(dtype, subject.device)
     problem = problem if "gqa" in subject.offers else problem.ungrouped()
-    plain = problem.but(bias=None, scale=None, softcap=None, q_positions=None, kv_positions=None)
+    plain = problem.but(**dict.fromkeys((*OPTIONS, "q_positions", "kv_positions")))
+    if plain.key.shape[3] != plain.query.shape[3]:  # as only some scores take them
+        plain = plain.but(key=plain.query[:, : plain.key.shape[1], :1].expand(-1, -1, plain.key.shape[2], -1))
     return _Question("nothing special", plain, ())
 
 
 def _questions(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Question]:
     """A case with no option, each and all, in each form, without gradients and with each kind that there is."""
     problem = case.problem(dtype, subject.device)
-    needed = case.explicit_positions if subject.masks == "objects" else ()
-    forms = [("", problem, (*needed, "gqa") if problem.repeats > 1 else needed)]
+    forms: list[tuple[str, Problem, tuple[str, ...]]] = [("", problem, ("gqa",) if problem.repeats > 1 else ())]
     if problem.repeats > 1 and "gqa" not in subject.offers:
-        forms = [("grouped heads, ", *forms[0][1:]), ("", problem.ungrouped(), needed)]
+        forms = [("grouped heads, ", *forms[0][1:]), ("", problem.ungrouped(), ())]
+    together = tuple(name for name in OPTIONS if name != "relative")  # a tensor bias stands in its place
     for form, plain, needs in forms:
-        for names in ((), *((name,) for name in OPTIONS), OPTIONS):
-            asked = plain.but(**{name: _SOME[name](plain) for name in names if getattr(plain, name) is None})
-            question = _Question(form + (", ".join(names) or "no option"), asked, (*needs, *asked.options))
+        for names in ((), *((name,) for name in OPTIONS), together):
+            if names == ("relative",) and plain.bias is not None:
+                continue  # the bias that is there would hide it
+            asked = plain.but(**{name: SOME[name](plain) for name in names if getattr(plain, name) is None})
+            needed = (*needs, *subject.needed(asked))
+            question = _Question(form + (", ".join(names) or "no option"), asked, needed)
             if subject.unsaid.isdisjoint(question.needed):
-                yield from _in_every_way(question, "lse" in subject.offers)
+                yield from _in_every_way(question)
 
 
-def _in_every_way(question: _Question, lse: bool) -> Iterator[_Question]:
+def _in_every_way(question: _Question) -> Iterator[_Question]:
     what, problem = question.what, question.problem
     ways = [question, dataclasses.replace(question, what=f"{what}, with gradients", problem=problem.leaves())]
     if problem.bias is not None:
@@ -136,16 +151,10 @@ def _in_every_way(question: _Question, lse: bool) -> Iterator[_Question]:
         )
         switched_off = dataclasses.replace(trainable, what=f"{what}, with gradients switched off", gradients=False)
         ways += [trainable, switched_off]
+    if problem.parameters():
+        trained = problem.leaves(parameters=True)
+        ways.append(dataclasses.replace(question, what=f"{what}, with gradients of parameters", problem=trained))
     yield from ways
-    if lse:
-        yield from (dataclasses.replace(way, what=f"{way.what}, with the lse", lse=True) for way in ways)
 
-
-_SOME: dict[str, Callable[[Problem], object]] = {
-    "bias": some_bias,
-    "scale": lambda problem: 0.5,
-    "softcap": lambda problem: 2.0,
-    "dropout_p": lambda problem: 0.5,
-}
 
 LAWS = (declined, offered)

@@ -1,16 +1,20 @@
 """Laws that compare an answer, or its derivatives, with the definition."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
+from saccade.positions import ALiBi
+from saccade.scores import Cosine
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
-from saccade.testing.laws.backward import gradients, some_bias, truth_gradients
+from saccade.testing.laws.backward import gradients, truth_gradients
 from saccade.testing.laws.expect import LawBroken, close, holds
 from saccade.testing.laws.law import law
+from saccade.testing.laws.some import SOME, some_bias, some_relative, some_score, some_sink
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
@@ -55,6 +59,22 @@ def gradient_of_bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     close("the gradient of the bias", got, want, dtype, "gradient")
 
 
+@law(where=(conditions.trains_parameters, conditions.has_queries_and_keys))
+def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The gradients of sink logits and of the parameters of scores and biases are those of the definition."""
+    problem = case.problem(dtype, subject.device)
+    for option in ("score", "sink_logit", "relative"):
+        if option not in subject.offers:
+            continue
+        if option == "relative" and problem.bias is not None:
+            continue
+        asked = problem if option in problem.in_use else problem.but(**{option: SOME[option](problem)})
+        want = truth_gradients(asked, parameters=True)
+        for name, got in gradients(subject, asked, parameters=True).items():
+            holds(got.dtype == dtype, f"the gradient of {name} is {got.dtype}, not {dtype}")
+            close(f"the gradient of {name}, with some {option}", got, want[name], dtype, "gradient")
+
+
 @law(needs=("lse",), where=(conditions.has_queries_and_keys,))
 def gradients_through_lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The lse can be differentiated like the output, where a row sees something."""
@@ -74,7 +94,15 @@ def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     def answer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return subject.output(problem.but(query=query, key=key, value=value))
 
-    inputs = (leaves.query, leaves.key, leaves.value)
+    _has_derivative(answer, leaves.query, leaves.key, leaves.value)
+    trained = problem.leaves(parameters=True)
+    parameters = [x for x in trained.parameters().values() if x.requires_grad]
+    if parameters:
+        # Parameters are changed where they lie, in their modules.
+        _has_derivative(lambda *_: subject.output(trained), *parameters)
+
+
+def _has_derivative(answer: Callable[..., Tensor], *inputs: Tensor) -> None:
     try:
         torch.autograd.gradcheck(answer, inputs, fast_mode=True)
     except GradcheckError as reason:
@@ -107,6 +135,47 @@ def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for what, part in (("of a table", added), ("of one column", added[:, :1, :, :1]), ("of one row", added[:, :, :1])):
         biased = problem.but(bias=part)
         close(f"the output with a bias {what}", subject.output(biased), biased.truth()[0], dtype)
+
+
+@law(needs=("score",), where=(conditions.has_queries_and_keys, conditions.is_small))
+def score(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A score replaces the dot product, and the default scale with its own; a scale and a softcap apply to it alike."""
+    problem = case.problem(dtype, subject.device)
+    network = some_score(problem)
+    alike = problem.key.shape[3] == problem.query.shape[3]
+    for made in (network, Cosine()) if alike else (network,):
+        compared = problem.but(score=made)
+        what = f"the output with the score {type(made).__name__}"
+        close(what, subject.output(compared), compared.truth()[0], dtype)
+    for option, number in (("scale", 1.7), ("softcap", 0.8)):
+        if option in subject.offers:
+            compared = problem.but(score=network, **{option: number})
+            close(f"the output with a score and a {option}", subject.output(compared), compared.truth()[0], dtype)
+
+
+@law(needs=("relative",), where=(conditions.has_queries_and_keys, conditions.is_small))
+def relative(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A relative bias is added like any other, read at the query's position minus the key's."""
+    problem = case.problem(dtype, subject.device).but(bias=None)
+    for made in (some_relative(problem), ALiBi(case.num_heads)):
+        biased = problem.but(relative=made)
+        close(f"the output with {type(made).__name__}", subject.output(biased), biased.truth()[0], dtype)
+
+
+@law(needs=("sink_logit",))
+def sink(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A sink is one more term of each denominator and belongs to no key: it takes its share, and the lse counts it."""
+    problem = case.problem(dtype, subject.device)
+    sunk = problem.but(sink_logit=some_sink(problem))
+    out, lse = sunk.truth()
+    close("the output with a sink", subject.output(sunk), out, dtype)
+    if "lse" in subject.offers:
+        close("the lse with a sink", subject.output_and_lse(sunk)[1], lse, dtype, "lse")
+    # So low a sink is none, so high a sink takes everything.
+    for logit, factor in ((-1e4, 1.0), (1e4, 0.0)):
+        extreme = problem.but(sink_logit=torch.full_like(some_sink(problem), logit))
+        want = factor * problem.but(sink_logit=None).truth()[0]
+        close(f"the output with a sink logit of {logit:g}", subject.output(extreme), want, dtype)
 
 
 @law(needs=("scale", "softcap", "bias"), where=(conditions.has_queries_and_keys,))
@@ -170,11 +239,15 @@ LAWS = (
     lse,
     gradients_of_inputs,
     gradient_of_bias,
+    gradients_of_parameters,
     gradients_through_lse,
     gradcheck,
     scale,
     softcap,
     bias,
+    score,
+    relative,
+    sink,
     order,
     dtypes,
     half_precision,

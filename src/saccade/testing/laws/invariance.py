@@ -15,11 +15,15 @@ __all__ = ["LAWS"]
 
 @law()
 def ones(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Weights sum to one: where all values are 1, so is the output of every row that sees something."""
+    """Weights sum to one, less a sink's share: with values of 1, so does the output of a row that sees something."""
     problem = case.problem(dtype, subject.device)
     problem = problem.but(value=torch.ones_like(problem.value))
     out = subject.output(problem)
-    close("the output for values of 1", out, problem.sees_something[..., None].expand_as(out), dtype)
+    total = problem.sees_something.double()
+    if problem.sink_logit is not None:
+        lse = problem.truth()[1]
+        total = torch.where(problem.sees_something, 1 - (problem.sink_logit[:, None] - lse).exp(), 0.0)
+    close("the output for values of 1", out, total[..., None].expand_as(out), dtype)
 
 
 @law()
@@ -59,7 +63,7 @@ def heads(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.is_full,))
 def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Where everyone sees everyone, the order of the keys does not matter."""
+    """Where everyone sees everyone, the order of the keys does not matter, as long as each keeps its position."""
     problem = case.problem(dtype, subject.device)
     reordered = subject.output(problem.keys_reversed())
     same("the output with the keys reversed", reordered, subject.output(problem), dtype)
@@ -67,18 +71,21 @@ def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("bias",))
 def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A constant added to all scores changes nothing, however large; the lse grows by the constant."""
+    """A constant added to all scores, a sink's too, changes nothing, however large; the lse grows by the constant."""
     # In float64 its exponential is infinite; in float32 so large a constant would round the scores away.
     constant = 1000.0 if dtype == torch.float64 else 16.0
-    problem = case.problem(dtype, subject.device).but(bias=None)
-    shifted = problem.but(bias=problem.query.new_full((1, 1, *problem.allowed.shape[2:]), constant))
+    problem = case.problem(dtype, subject.device).but(bias=None, relative=None)
+    shifted = problem.but(
+        bias=problem.query.new_full((1, 1, *problem.allowed.shape[2:]), constant),
+        sink_logit=None if problem.sink_logit is None else problem.sink_logit + constant,
+    )
     same("the output with raised scores", subject.output(shifted), subject.output(problem), dtype)
     if "lse" in subject.offers:
         got, want = subject.output_and_lse(shifted)[1], subject.output_and_lse(problem)[1] + constant
         same("the lse with raised scores", got, want, dtype, "lse")
 
 
-@law(needs=("lse",))
+@law(needs=("lse",), where=(conditions.has_no_sink,))
 def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The answers over two disjoint sets of keys, weighted by their lse, make the answer over both."""
     problem = case.problem(dtype, subject.device)

@@ -1,7 +1,10 @@
 """Mistakes in what surrounds the arithmetic: gradients, precision, memory, inputs."""
 
+import copy
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.testing.mutants.mutant import mutants_of
 from saccade.testing.mutants.stepwise import Stepwise
@@ -40,6 +43,15 @@ class BiasDetached(Stepwise):
         return super().add(scores, None if bias is None else bias.detach())
 
 
+class ParameterGradientMissing(Stepwise):
+    """Scores, relative biases and sinks are read as if they were constants."""
+
+    def trained(self, given: Any) -> Any:
+        if isinstance(given, nn.Module):
+            return copy.deepcopy(given).requires_grad_(False)
+        return given.detach() if isinstance(given, Tensor) and given.dim() == 1 else given
+
+
 class LseDetached(Stepwise):
     """The lse is a by-product without a gradient."""
 
@@ -57,13 +69,10 @@ class HalfSoftmax(Stepwise):
         key: Tensor,
         value: Tensor,
         allowed: Tensor,
-        *,
-        bias: Tensor | None,
-        scale: float | None,
-        softcap: float | None,
+        **options: Any,
     ) -> tuple[Tensor, Tensor]:
         self.narrow = query.dtype
-        return super().block(query, key, value, allowed, bias=bias, scale=scale, softcap=softcap)
+        return super().block(query, key, value, allowed, **options)
 
     def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
         return super().scores(query, key, allowed, factor).to(self.narrow).to(query.dtype)
@@ -130,6 +139,7 @@ MUTANTS = mutants_of(
         ConstantNormaliser: ("gradients_of_inputs", "gradcheck"),
         GradientLeak: ("sensitivity", "gradients_of_inputs"),
         BiasDetached: ("gradient_of_bias",),
+        ParameterGradientMissing: ("gradients_of_parameters", "gradcheck"),
         LseDetached: ("gradients_through_lse",),
         HalfSoftmax: ("half_precision",),
         Float32Inside: ("oracle",),

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from saccade.scores import Score
 from saccade.testing.mutants.mutant import mutants_of
 from saccade.testing.mutants.stepwise import Stepwise
 
@@ -14,15 +15,15 @@ __all__ = ["MUTANTS"]
 class ScaleIgnored(Stepwise):
     """A scale that is given is not used."""
 
-    def factor(self, scale: float | None, head_dim: int) -> float:
-        return super().factor(None, head_dim)
+    def factor(self, scale: float | None, query: Tensor, score: Score | None) -> float:
+        return super().factor(None, query, score)
 
 
 class ScaleOrDefault(Stepwise):
     """`scale or default`: a scale of 0 becomes the default."""
 
-    def factor(self, scale: float | None, head_dim: int) -> float:
-        return scale or super().factor(None, head_dim)
+    def factor(self, scale: float | None, query: Tensor, score: Score | None) -> float:
+        return scale or super().factor(None, query, score)
 
 
 class SoftcapIgnored(Stepwise):

@@ -1,0 +1,177 @@
+"""How alike, and how far apart: scores and relative biases as their papers write them, dense and in float64.
+
+Nothing is computed by the library's own means; only parameters are read off its modules. Where it maps queries and keys
+so that a dot product follows, here every pair is compared as the formula says; where it reads a table at distances,
+here every pair has its own index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error
+from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
+from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Score
+from saccade.testing.reversed_heads import ReversedHeads
+
+__all__ = ["compare", "default_scale", "relative"]
+
+
+def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
+    """How alike queries and keys are, pair by pair, before any scale.
+
+    Args:
+        score: one of `saccade.scores`.
+        query: ``[batch, heads, q_len, query_dim]``.
+        key: ``[batch, heads, kv_len, key_dim]``, a copy for every head.
+
+    Returns:
+        ``[batch, heads, q_len, kv_len]`` in float64.
+
+    Raises:
+        TypeError: a score of which no definition is known.
+    """
+    q, k = query.double()[:, :, :, None], key.double()[:, :, None]
+    return _of(_SCORES, score, "score")(score, q, k)
+
+
+def default_scale(score: Score | None, head_dim: int) -> float:
+    """What stands in for a scale that is not given."""
+    plain = score is not None and not (isinstance(score, Dot) and score.scaled)
+    return 1.0 if plain or head_dim == 0 else head_dim**-0.5
+
+
+def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tensor, scale: float) -> Tensor:
+    """What a relative bias adds to the scores.
+
+    Args:
+        bias: one of `saccade.positions`.
+        q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
+        query: ``[batch, heads, q_len, head_dim]``.
+        scale: of the scores.
+
+    Returns:
+        ``[batch | 1, heads | 1, q_len, kv_len]`` in float64.
+
+    Raises:
+        TypeError: a bias of which no definition is known.
+    """
+    return _of(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
+
+
+def _of(table: dict[type, Callable[..., Tensor]], module: object, what: str) -> Callable[..., Tensor]:
+    if type(module) not in table:
+        names = ", ".join(kind.__name__ for kind in table)
+        raise type_error("testing.definitions", what, f"be one of {names}", type(module).__name__)
+    return table[type(module)]
+
+
+# Scores: q [B, H, L, 1, D] and k [B, H, 1, S, D].
+
+
+def _dot(score: Dot, q: Tensor, k: Tensor) -> Tensor:
+    return (q * k).sum(-1)
+
+
+def _bilinear(score: Bilinear, q: Tensor, k: Tensor) -> Tensor:
+    return torch.einsum("...d, de, ...e -> ...", q, score.weight.double(), k)
+
+
+def _additive(score: Additive, q: Tensor, k: Tensor) -> Tensor:
+    of_q = torch.einsum("hd, ...d -> ...h", score.query_weight.double(), q)
+    of_k = torch.einsum("hd, ...d -> ...h", score.key_weight.double(), k)
+    return (torch.tanh(of_q + of_k) * score.output_weight.double()).sum(-1)
+
+
+def _cosine(score: Cosine, q: Tensor, k: Tensor) -> Tensor:
+    lengths = (q * q).sum(-1).sqrt() * (k * k).sum(-1).sqrt()
+    return (q * k).sum(-1) / torch.where(lengths > 0, lengths, 1.0)
+
+
+def _gaussian(score: Gaussian, q: Tensor, k: Tensor) -> Tensor:
+    bandwidth = torch.exp(score.log_bandwidth.double())
+    return -((q - k) ** 2).sum(-1) / (2 * bandwidth**2)
+
+
+# Biases: q [B | 1, L, 1] and kv [B | 1, 1, S] are positions. A position of -1 holds no token: what is read there is
+# never used, but there must be something to read.
+
+
+def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
+    slopes = torch.tensor(_slopes(bias.num_heads), dtype=torch.float64, device=q.device)
+    return -slopes[:, None, None] * (q - kv).abs()[:, None]
+
+
+def _slopes(num_heads: int) -> list[float]:
+    """A geometric sequence; where there is no regular one, a shorter one and every other term of a longer one."""
+    nearest = 2 ** (len(bin(num_heads)) - 3)
+    if nearest == num_heads:
+        ratio = 2.0 ** (-8.0 / num_heads)
+        return [ratio ** (n + 1) for n in range(num_heads)]
+    return _slopes(nearest) + _slopes(2 * nearest)[0::2][: num_heads - nearest]
+
+
+def _clipped(bias: Clipped, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
+    place = torch.clip(q - kv, -bias.reach, bias.reach) + bias.reach
+    return bias.weight.double()[:, place].movedim(0, 1)
+
+
+def _t5(bias: T5, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
+    n = bias.num_buckets // 2 if bias.bidirectional else bias.num_buckets
+    distances, which = torch.unique(q - kv, return_inverse=True)
+    places = []
+    for distance in distances.tolist():
+        after = n if distance < 0 and bias.bidirectional else 0
+        places.append(after + _bucket(abs(distance) if bias.bidirectional else max(distance, 0), n, bias.max_distance))
+    at = torch.tensor(places, dtype=torch.int64, device=q.device)
+    return bias.weight.double()[at[which]].movedim(-1, 1)
+
+
+def _bucket(distance: int, n: int, max_distance: int) -> int:
+    """Which of n buckets, in whole numbers: no logarithm is rounded where one bucket ends and the next begins."""
+    single = n // 2
+    if distance < single:
+        return distance
+    wide = n - single
+    # bucket single + b begins where (distance / single) ** wide reaches (max_distance / single) ** b
+    reached = [distance**wide * single**b >= max_distance**b * single**wide for b in range(1, wide)]
+    return single + sum(reached)
+
+
+def _shaw_keys(bias: ShawKeys, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
+    vectors = bias.weight.double()[torch.clip(kv - q, -bias.reach, bias.reach) + bias.reach]
+    return scale * (query[:, :, :, None] * vectors[:, None]).sum(-1)
+
+
+def _grid_table(bias: GridTable, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
+    q, kv = q.clamp(min=0), kv.clamp(min=0)
+    down = q // bias.width - kv // bias.width
+    right = q % bias.width - kv % bias.width
+    table = bias.weight.double().unflatten(0, (2 * bias.height - 1, 2 * bias.width - 1))
+    return table[down + bias.height - 1, right + bias.width - 1].movedim(-1, 1)
+
+
+def _reversed_heads(bias: ReversedHeads, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
+    inner: Any = bias.inner
+    return relative(inner, q[:, :, 0], kv[:, 0], query.flip(1), scale).flip(1)
+
+
+_SCORES: dict[type, Callable[..., Tensor]] = {
+    Dot: _dot,
+    Bilinear: _bilinear,
+    Additive: _additive,
+    Cosine: _cosine,
+    Gaussian: _gaussian,
+}
+_BIASES: dict[type, Callable[..., Tensor]] = {
+    ALiBi: _alibi,
+    Clipped: _clipped,
+    T5: _t5,
+    ShawKeys: _shaw_keys,
+    GridTable: _grid_table,
+    ReversedHeads: _reversed_heads,
+}
