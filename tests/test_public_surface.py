@@ -21,6 +21,7 @@ PACKAGES = (
     ".scores",
     ".positions",
     ".statistics",
+    ".caches",
     ".mechanisms",
     ".nn",
     ".vision",

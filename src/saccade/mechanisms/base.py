@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor, nn
 
+from saccade.caches import KVCache, LayerCache
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.token_positions import Positions
@@ -20,6 +21,14 @@ class Mechanism(nn.Module):
         """Why this mask cannot be had; an empty tuple means that it can."""
         del mask
         return ()
+
+    def new_cache(self, max_len: int | None = None) -> LayerCache:
+        """An empty cache that fits: by default a `saccade.caches.KVCache`, which is exact for every mechanism.
+
+        Args:
+            max_len: room for so many tokens, taken at once; None to grow.
+        """
+        return KVCache(max_len)
 
     @abstractmethod
     def forward(

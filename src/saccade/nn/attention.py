@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade import dropout
+from saccade.caches import CrossCache, LayerCache
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.matrix import DENSE_LIMIT, Matrix
@@ -106,6 +107,7 @@ class MultiHeadAttention(nn.Module):
         mask: object = None,
         positions: Positions = None,
         kv_positions: Positions = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -118,10 +120,15 @@ class MultiHeadAttention(nn.Module):
                 ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
                 ``kv_len - q_len + i``.
             kv_positions: where the keys stand, in cross-attention.
+            cache: what this layer remembers of earlier calls. With a `saccade.caches.KVCache` the query holds new
+                tokens, which attend to all tokens so far; they stand where the cache says unless ``positions`` do.
+                With a `saccade.caches.CrossCache` the context is projected once.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
         """
+        if cache is not None:
+            return self._remembering(query, key, value, mask, positions, kv_positions, cache)
         matrix, v = self._prepare(query, key, value, mask, positions, kv_positions)
         return self._finish(matrix, v)
 
@@ -185,19 +192,11 @@ class MultiHeadAttention(nn.Module):
             kv_positions = positions if kv_positions is None else kv_positions
         value = key if value is None else value
         self._check_inputs(query, key, value)
+        shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+        joined = self._joined(mask, shape)
         q = self._heads(self.query_projection(query), self.num_heads)
         k = self._heads(self.key_projection(key), self.num_kv_heads)
         v = self._heads(self.value_projection(value), self.num_kv_heads)
-        shape = (q.shape[0], self.num_heads, q.shape[2], k.shape[2])
-        if mask is None:
-            joined: object = self.mask
-        else:
-            own = as_mask(mask, shape, where="MultiHeadAttention")
-            joined = own if self.mask is None else self.mask & own
-        if isinstance(joined, Mask):
-            reasons = self.mechanism.reasons(joined)
-            if reasons:
-                raise unsupported("MultiHeadAttention", type(self.mechanism).__name__, reasons)
         if self.rotary is not None:
             check_positions(positions, "positions", shape[0], shape[2], "MultiHeadAttention")
             check_positions(kv_positions, "kv_positions", shape[0], shape[3], "MultiHeadAttention")
@@ -205,8 +204,105 @@ class MultiHeadAttention(nn.Module):
             k = self.rotary(k, range(shape[3]) if kv_positions is None else kv_positions)
         return self.mechanism(q, k, mask=joined, q_positions=positions, kv_positions=kv_positions), v
 
+    def _remembering(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: object,
+        positions: Positions,
+        kv_positions: Positions,
+        cache: LayerCache,
+    ) -> Tensor:
+        where = "MultiHeadAttention"
+        if not isinstance(cache, LayerCache):
+            hint = "for instance saccade.caches.KVCache(); a Cache of a whole model holds one for each layer"
+            raise type_error(where, "cache", "be the cache of a layer, or None", type(cache).__name__, hint=hint)
+        if isinstance(mask, Tensor):
+            hint = "masks.Dense(tensor) is read at positions; padding goes to positions, as -1"
+            raise value_error(where, "mask", "be a rule on positions with a cache", "a tensor", hint=hint)
+        if isinstance(cache, CrossCache):
+            return self._attending_to_context(query, key, value, mask, positions, kv_positions, cache)
+        if not (key is None and value is None and kv_positions is None):
+            name = "kv_positions" if key is None and value is None else "key and value"
+            hint = "the cache holds the keys of earlier tokens; another context goes to a saccade.caches.CrossCache"
+            raise value_error(where, name, f"be None with a {type(cache).__name__}", "another", hint=hint)
+        self._check_inputs(query, query, query)
+        q_len = query.shape[1]
+        joined = self._joined(mask, (query.shape[0], self.num_heads, q_len, cache.length + q_len))
+        positions = cache.positions(q_len) if positions is None else positions
+        q = self._heads(self.query_projection(query), self.num_heads)
+        k = self._heads(self.key_projection(query), self.num_kv_heads)
+        v = self._heads(self.value_projection(query), self.num_kv_heads)
+        if self.rotary is not None:
+            check_positions(positions, "positions", len(query), q_len, where)
+            own = range(q_len) if positions is None else positions
+            q, k = self.rotary(q, own), self.rotary(k, own)
+        dropout_p = self.dropout_p if self.training else 0.0
+        return self._merged(
+            cache.attend(self.mechanism, q, k, v, mask=joined, positions=positions, dropout_p=dropout_p)
+        )
+
+    def _attending_to_context(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: object,
+        positions: Positions,
+        kv_positions: Positions,
+        cache: CrossCache,
+    ) -> Tensor:
+        where = "MultiHeadAttention"
+        if self.rotary is not None and positions is None:
+            hint = "a CrossCache does not count the tokens that ask"
+            raise value_error(where, "positions", "be given with rotary and a CrossCache", None, hint=hint)
+        if not cache.is_filled:
+            if key is None:
+                raise value_error(where, "key", "be given in the first call with a CrossCache", None)
+            value = key if value is None else value
+            self._check_inputs(query, key, value)
+            joined = self._joined(mask, (len(query), self.num_heads, query.shape[1], key.shape[1]))
+            k = self._heads(self.key_projection(key), self.num_kv_heads)
+            v = self._heads(self.value_projection(value), self.num_kv_heads)
+            if self.rotary is not None:
+                check_positions(kv_positions, "kv_positions", key.shape[0], key.shape[1], where)
+                k = self.rotary(k, range(key.shape[1]) if kv_positions is None else kv_positions)
+            cache.fill(k, v, kv_positions=kv_positions)
+        else:
+            context = query.new_empty(len(query), cache.length, self.context_dim)
+            self._check_inputs(query, context, context)
+            for name, x in (("key", key), ("value", value)):
+                if x is not None and x.shape != context.shape:
+                    rule = f"have shape {list(context.shape)}, as the context in the cache, or be None"
+                    raise value_error(where, name, rule, list(x.shape), hint="a new context: a new CrossCache")
+            if kv_positions is not None:
+                rule = "be given in the first call with a CrossCache only"
+                raise value_error(where, "kv_positions", rule, "new ones")
+            joined = self._joined(mask, (len(query), self.num_heads, query.shape[1], cache.length))
+        q = self._heads(self.query_projection(query), self.num_heads)
+        if self.rotary is not None and positions is not None:
+            check_positions(positions, "positions", query.shape[0], query.shape[1], where)
+            q = self.rotary(q, positions)
+        dropout_p = self.dropout_p if self.training else 0.0
+        return self._merged(cache.attend(self.mechanism, q, mask=joined, positions=positions, dropout_p=dropout_p))
+
+    def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
+        """The module's pattern and the facts of the batch as one mask that the mechanism can run."""
+        joined = self.mask
+        if mask is not None:
+            own = as_mask(mask, shape, where="MultiHeadAttention")
+            joined = own if self.mask is None else self.mask & own
+        if joined is not None:
+            reasons = self.mechanism.reasons(joined)
+            if reasons:
+                raise unsupported("MultiHeadAttention", type(self.mechanism).__name__, reasons)
+        return joined
+
     def _finish(self, matrix: Matrix, v: Tensor) -> Tensor:
-        heads = matrix.matmul(v, dropout_p=self.dropout_p if self.training else 0.0)
+        return self._merged(matrix.matmul(v, dropout_p=self.dropout_p if self.training else 0.0))
+
+    def _merged(self, heads: Tensor) -> Tensor:
         return self.output_projection(heads.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from saccade.caches import LayerCache
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
@@ -70,10 +71,11 @@ class AttentionBlock(nn.Module):
         mask: object = None,
         positions: Positions = None,
         kv_positions: Positions = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
-        attended = self.attention(query, key, value, mask=mask, positions=positions, kv_positions=kv_positions)
-        return self._add(query, attended)
+        where = {"positions": positions, "kv_positions": kv_positions}
+        return self._add(query, self.attention(query, key, value, mask=mask, cache=cache, **where))
 
     def matrix(
         self,

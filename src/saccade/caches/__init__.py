@@ -1,0 +1,9 @@
+"""What a layer remembers of the tokens it has seen, so that the next ones need not begin anew."""
+
+from saccade.caches.cross_cache import CrossCache
+from saccade.caches.kv_cache import KVCache
+from saccade.caches.layer_cache import LayerCache, MakesMatrix
+from saccade.caches.model_cache import Cache
+from saccade.caches.ragged import padded_positions
+
+__all__ = ["LayerCache", "KVCache", "CrossCache", "Cache", "MakesMatrix", "padded_positions"]

@@ -1,0 +1,162 @@
+"""KVCache: all keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
+from saccade.caches.columns import Columns
+from saccade.caches.layer_cache import LayerCache, MakesMatrix
+from saccade.caches.places import Places
+from saccade.errors import type_error, value_error
+from saccade.token_positions import Positions
+
+__all__ = ["KVCache"]
+
+_EMPTY = Places()
+
+
+class KVCache(LayerCache):
+    r"""Keys and values of all tokens so far, for every mechanism: exact.
+
+    Keys and values are held as they come, with ``kv_heads`` heads. Where nothing is said, token j stands at position
+    j. In a ragged batch the caller says where tokens stand, -1 for padding on either side, and every item continues
+    after its own last token (`padded_positions` writes such positions from lengths).
+
+    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+
+    Args:
+        max_len: room for so many columns is taken at the first call, and more do not fit; None to grow, by doubling.
+
+    Raises:
+        ValueError: the cache is full; or a batch, heads, width, dtype or device other than before.
+
+    Cost: memory ``batch * kv_heads * columns * (head_dim + value_dim)`` elements, where columns are ``max_len``, or at
+    most twice those held. Adding a token copies its own key and value.
+
+    Example:
+        >>> import torch
+        >>> from saccade import masks, mechanisms
+        >>> q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+        >>> softmax, causal, cache = mechanisms.Softmax(), masks.Causal(), KVCache()
+        >>> first = cache.attend(softmax, q[:, :, :4], k[:, :, :4], v[:, :, :4], mask=causal)
+        >>> cache.positions(1)
+        range(4, 5)
+        >>> last = cache.attend(softmax, q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], mask=causal)
+        >>> full = softmax(q, k, mask=causal) @ v
+        >>> torch.allclose(torch.cat([first, last], 2), full, atol=1e-6)
+        True
+    """
+
+    def __init__(self, max_len: int | None = None):
+        if max_len is not None:
+            check_count("KVCache", "max_len", max_len)
+        self.max_len = max_len
+        self._keys, self._values = Columns(max_len), Columns(max_len)
+        self._places = _EMPTY
+
+    @property
+    def length(self) -> int:
+        return self._places.length
+
+    @property
+    def nbytes(self) -> int:
+        return self._keys.nbytes + self._values.nbytes + self._places.nbytes
+
+    @property
+    def key(self) -> Tensor | None:
+        """The keys, ``[batch, kv_heads, length, head_dim]``: a view, to look at; None before the first call."""
+        return self._keys.first(self.length)
+
+    @property
+    def value(self) -> Tensor | None:
+        """The values, ``[batch, kv_heads, length, value_dim]``: a view, to look at; None before the first call."""
+        return self._values.first(self.length)
+
+    @property
+    def kv_positions(self) -> range | Tensor:
+        """Where the tokens held stand: a range, or int64 ``[batch, length]``, -1 where none does."""
+        return self._places.held
+
+    def positions(self, q_len: int) -> range | Tensor:
+        check_count("KVCache.positions", "q_len", q_len, 0)
+        return self._places.next(q_len)
+
+    def attend(
+        self,
+        mechanism: MakesMatrix,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: object = None,
+        positions: Positions = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        where = "KVCache.attend"
+        check_dense_mask(where, mask)
+        self._check(query, key, value, where)
+        start, q_len = self._places.length, key.shape[2]
+        places, q_positions = self._places.extended(positions, key.shape[0], q_len, key.device, where)
+        keys, values = self._keys.written(start, key), self._values.written(start, value)
+        if torch.is_grad_enabled() and _is_graph(mechanism, query, key, value):
+            # A graph must not hold views of memory that later calls write to; and new keys get their gradients.
+            keys = torch.cat([keys[:, :, :start], key], 2)
+            values = torch.cat([values[:, :, :start], value], 2)
+        matrix = mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=places.held)
+        out = matrix.matmul(values, dropout_p=dropout_p)
+        self._places = places  # only now do the new columns count
+        return out
+
+    def reorder(self, rows: Tensor | Sequence[int]) -> None:
+        like = self._keys.like
+        index = checked_rows("KVCache.reorder", rows, None if like is None else like[0])
+        if like is None or index.tolist() == list(range(like[0])):
+            return
+        self._keys.reorder(index, self.length)
+        self._values.reorder(index, self.length)
+        self._places = self._places.reordered(index)
+
+    def crop(self, length: int) -> None:
+        check_crop("KVCache.crop", length, self.length)
+        self._places = self._places.cropped(length)
+
+    def fork(self) -> Self:
+        other = type(self)(self.max_len)
+        other._keys, other._values, other._places = self._keys.fork(), self._values.fork(), self._places
+        return other
+
+    def __repr__(self) -> str:
+        return f"KVCache(max_len={self.max_len}, length={self.length}, nbytes={self.nbytes})"
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor, where: str) -> None:
+        check_new(where, query, key, value)
+        for name, columns, new in (("key", self._keys, key), ("value", self._values, value)):
+            like, given = columns.like, (new.shape[0], new.shape[1], new.shape[3], new.dtype, new.device)
+            if like is not None and like != given:
+                raise _other(where, name, like, given)
+        if self.max_len is not None and self.length + key.shape[2] > self.max_len:
+            got = f"{self.length} held and {key.shape[2]} new"
+            hint = "KVCache() grows; crop(length) forgets"
+            raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
+
+
+def _is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
+    """Whether autograd will record the product."""
+    if any(x.requires_grad for x in tensors):
+        return True
+    return isinstance(mechanism, torch.nn.Module) and any(x.requires_grad for x in mechanism.parameters())
+
+
+def _other(where: str, name: str, like: tuple[object, ...], got: tuple[object, ...]) -> Exception:
+    for what, old, new in zip(("batch", "kv_heads", "width", "dtype", "device"), like, got, strict=True):
+        if old != new:
+            held, given = (str(x).removeprefix("torch.") for x in (old, new))
+            error = type_error if what == "dtype" else value_error
+            hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
+            return error(where, f"{what} of {name}", f"be {held}, as in the cache", given, hint=hint)
+    raise AssertionError("they differ")

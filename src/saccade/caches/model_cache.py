@@ -1,0 +1,102 @@
+"""Cache: what a whole model remembers, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import Tensor
+
+from saccade.caches.checks import check_crop
+from saccade.caches.cross_cache import CrossCache
+from saccade.caches.layer_cache import LayerCache
+from saccade.errors import type_error, value_error
+from saccade.token_positions import Positions
+
+__all__ = ["Cache"]
+
+
+class Cache:
+    """The caches of a model's layers, in their order; what is done to it is done to all of them.
+
+    A layer with two attentions has a Cache of its own: ``Cache([Cache([KVCache(), CrossCache()]), ...])``.
+
+    Args:
+        layers: `LayerCache` objects, or Caches.
+
+    Raises:
+        TypeError: something that is neither.
+        ValueError: none, or the same object twice.
+
+    Example:
+        >>> from saccade.caches import KVCache
+        >>> cache = Cache([KVCache(), KVCache()])
+        >>> len(cache), cache.length, cache.positions(2)
+        (2, 0, range(0, 2))
+    """
+
+    def __init__(self, layers: Iterable[LayerCache | Cache]):
+        self._layers = tuple(layers)
+        for layer in self._layers:
+            if not isinstance(layer, LayerCache | Cache):
+                raise type_error("Cache", "layers", "be caches of layers", type(layer).__name__)
+        if not self._layers:
+            raise value_error("Cache", "layers", "be at least one", "none")
+        own = [id(layer) for layer in self.flat]
+        if len(set(own)) != len(own):
+            hint = "[KVCache() for _ in range(n)], not [KVCache()] * n"
+            raise value_error("Cache", "layers", "be different objects", "the same cache twice", hint=hint)
+
+    @property
+    def flat(self) -> tuple[LayerCache, ...]:
+        """The caches of all layers, those of inner Caches included."""
+        found: list[LayerCache] = []
+        for layer in self._layers:
+            found.extend(layer.flat if isinstance(layer, Cache) else [layer])
+        return tuple(found)
+
+    @property
+    def length(self) -> int:
+        """Columns held of the model's own tokens; what a cross-attention remembers does not count."""
+        own = self._own
+        return 0 if own is None else own.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held by all layers."""
+        return sum(layer.nbytes for layer in self._layers)
+
+    def positions(self, q_len: int) -> Positions:
+        """Where the next tokens will stand: a range, or int64 ``[batch, q_len]`` where batch items differ."""
+        own = self._own
+        return None if own is None else own.positions(q_len)
+
+    def reorder(self, rows: Tensor | Sequence[int]) -> None:
+        """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
+        for layer in self._layers:
+            layer.reorder(rows)
+
+    def crop(self, length: int) -> None:
+        """Forget all columns but the first ``length``."""
+        check_crop("Cache.crop", length, self.length)
+        for layer in self._layers:
+            layer.crop(length)
+
+    def fork(self) -> Cache:
+        """An independent copy; memory is shared until one of the two writes."""
+        return Cache(layer.fork() for layer in self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[LayerCache | Cache]:
+        return iter(self._layers)
+
+    def __getitem__(self, index: int) -> LayerCache | Cache:
+        return self._layers[index]
+
+    def __repr__(self) -> str:
+        return f"Cache({len(self)} layers, length={self.length}, nbytes={self.nbytes})"
+
+    @property
+    def _own(self) -> LayerCache | None:
+        return next((layer for layer in self.flat if not isinstance(layer, CrossCache)), None)

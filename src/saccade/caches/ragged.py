@@ -1,0 +1,44 @@
+"""Positions of batch items that are padded to one length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from saccade.masks import Padding
+
+__all__ = ["padded_positions"]
+
+
+def padded_positions(
+    lengths: Sequence[int] | Tensor, *, side: Literal["right", "left"] = "right", padded_len: int | None = None
+) -> Tensor:
+    """Where the tokens of a ragged batch stand: 0, 1, 2, … in every item, and -1 at its padding.
+
+    Args:
+        lengths: real tokens per batch item, at least 0.
+        side: where the padding stands.
+        padded_len: the length that the items are padded to; the longest item's when None.
+
+    Returns:
+        int64 ``[batch, padded_len]``, as ``positions=`` of an attention layer or cache.
+
+    Raises:
+        ValueError: a negative length, an unknown side, or one longer than ``padded_len``.
+
+    Example:
+        >>> padded_positions([3, 1], side="left")
+        tensor([[ 0,  1,  2],
+                [-1, -1,  0]])
+    """
+    given = Padding(lengths).lengths
+    padded_len = max(given) if padded_len is None else padded_len
+    Padding(given, side="left", padded_len=padded_len)  # says what is wrong with side and padded_len
+    real = torch.tensor(given)[:, None]
+    index = torch.arange(padded_len)[None]
+    if Padding(given, side, padded_len).side == "left":
+        return (index - (padded_len - real)).clamp(min=-1)
+    return torch.where(index < real, index, -1)
