@@ -3,6 +3,21 @@
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.block import AttentionBlock
 from saccade.nn.convert import from_torch, to_torch
+from saccade.nn.decoder_layer import DecoderLayer
+from saccade.nn.encoder_layer import EncoderLayer
+from saccade.nn.feed_forward import FeedForward
 from saccade.nn.pool import AttentionPool
+from saccade.nn.stack import DecoderStack, EncoderStack
 
-__all__ = ["MultiHeadAttention", "AttentionBlock", "AttentionPool", "from_torch", "to_torch"]
+__all__ = [
+    "MultiHeadAttention",
+    "AttentionBlock",
+    "AttentionPool",
+    "FeedForward",
+    "EncoderLayer",
+    "DecoderLayer",
+    "EncoderStack",
+    "DecoderStack",
+    "from_torch",
+    "to_torch",
+]

@@ -1,0 +1,93 @@
+"""EncoderLayer: self-attention, then a feed-forward network."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from saccade.matrix import Matrix
+from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.norms import Norm, make_norm
+from saccade.nn.residual import add_sublayer, check_parts
+from saccade.token_positions import Positions
+
+__all__ = ["EncoderLayer"]
+
+
+class EncoderLayer(nn.Module):
+    r"""Tokens look at each other, then each is transformed by itself; both results are added to what went in.
+
+    .. math:: \text{norm first:}\quad x' = x + \mathrm{attention}(\mathrm{norm}(x)), \quad
+              x'' = x' + \mathrm{ff}(\mathrm{norm}(x')); \qquad
+              \text{else:}\quad x' = \mathrm{norm}(x + \mathrm{attention}(x)), \quad \dots
+
+    The layer is made of parts: what attention can be told (mask, mechanism, rotary, grouped heads) is told to the
+    attention, what the feed-forward network can be told to it.
+
+    Args:
+        attention: a `MultiHeadAttention`.
+        feed_forward: a `FeedForward`, or any module from ``[batch, len, embed_dim]`` to the same.
+        norm: ``"layer"``, ``"layer_without_bias"`` or ``"rms"`` (root mean square, without a mean or a bias).
+        norm_eps: added to the variance in the norms.
+        norm_first: whether a norm stands before each part (as in most models now) or after each sum (as in the paper).
+        dropout_p: of what each part adds, in training only.
+
+    Attributes:
+        attention_norm, feed_forward_norm: the norms; any module may be put in their place.
+
+    Raises:
+        TypeError: a part of the wrong kind.
+        ValueError: parts of different widths, an unknown norm.
+
+    Example:
+        >>> import torch
+        >>> from saccade.nn import FeedForward
+        >>> layer = EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 64), norm="rms")
+        >>> layer(torch.zeros(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+
+    Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.1; norm first: Xiong et al. 2020, arXiv:2002.04745.
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        feed_forward: nn.Module,
+        *,
+        norm: Norm = "layer",
+        norm_eps: float = 1e-5,
+        norm_first: bool = True,
+        dropout_p: float = 0.0,
+    ):
+        super().__init__()
+        check_parts("EncoderLayer", {"attention": attention}, feed_forward, dropout_p, norm_first)
+        self.norm_first = norm_first
+        self.attention, self.feed_forward = attention, feed_forward
+        self.attention_norm = make_norm(norm, attention.embed_dim, norm_eps, "EncoderLayer")
+        self.feed_forward_norm = make_norm(norm, attention.embed_dim, norm_eps, "EncoderLayer")
+        self.dropout = nn.Dropout(dropout_p)
+
+    def forward(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Tensor:
+        """Transform.
+
+        Args:
+            x: ``[batch, len, embed_dim]``.
+            mask: the facts of this batch; joined with the attention's own mask by ``&``.
+            positions: where the tokens stand; see `MultiHeadAttention.forward`.
+
+        Returns:
+            ``[batch, len, embed_dim]``.
+        """
+
+        def attend(tokens: Tensor) -> Tensor:
+            return self.attention(tokens, mask=mask, positions=positions)
+
+        x = add_sublayer(x, attend, self.attention_norm, self.dropout, self.norm_first)
+        return add_sublayer(x, self.feed_forward, self.feed_forward_norm, self.dropout, self.norm_first)
+
+    def matrix(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Matrix:
+        """The attention matrix that `forward` multiplies by: ``[batch, num_heads, len, len]``, not built."""
+        tokens = self.attention_norm(x) if self.norm_first else x
+        return self.attention.matrix(tokens, mask=mask, positions=positions)
+
+    def extra_repr(self) -> str:
+        return f"norm_first={self.norm_first}"

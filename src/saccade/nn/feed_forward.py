@@ -1,0 +1,86 @@
+"""FeedForward: what happens to each token by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade import dropout
+from saccade.errors import value_error
+
+__all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    r"""Widen each token, bend it, and narrow it again; no token knows of another.
+
+    .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad
+              \mathrm{out} = W_2\,(\phi(W_g x) \odot W_1 x)
+
+    Gated with ``"silu"`` this is SwiGLU, with ``"gelu"`` GEGLU, with ``"relu"`` ReGLU.
+
+    Args:
+        embed_dim: width of the model.
+        hidden_dim: width inside; often four times ``embed_dim``, or 8/3 times where it is gated, for as many weights.
+        activation: what bends: ``"gelu"``, ``"gelu_tanh"`` (its approximation, as in GPT-2), ``"relu"`` or ``"silu"``.
+        gated: whether a second projection is multiplied in.
+        dropout_p: of the inner channels, in training only.
+        projection_bias: whether the linear layers have a bias.
+
+    Raises:
+        ValueError: a size below 1, an unknown activation, a probability outside of [0, 1).
+
+    Cost: ``4 * embed_dim * hidden_dim`` FLOPs a token, half as much again where gated.
+
+    Example:
+        >>> import torch
+        >>> FeedForward(8, 32, activation="silu", gated=True, projection_bias=False)(torch.zeros(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+
+    Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.3; gated: Shazeer 2020, arXiv:2002.05202, section 2.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden_dim: int,
+        *,
+        activation: Activation = "gelu",
+        gated: bool = False,
+        dropout_p: float = 0.0,
+        projection_bias: bool = True,
+    ):
+        super().__init__()
+        for name, size in (("embed_dim", embed_dim), ("hidden_dim", hidden_dim)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise value_error("FeedForward", name, "be an int of at least 1", repr(size))
+        if activation not in ACTIVATIONS:
+            raise value_error("FeedForward", "activation", f"be one of {', '.join(ACTIVATIONS)}", repr(activation))
+        dropout.check(dropout_p, "FeedForward")
+        self.embed_dim, self.hidden_dim, self.activation = embed_dim, hidden_dim, activation
+        self.expand = nn.Linear(embed_dim, hidden_dim, bias=projection_bias)
+        self.gate = nn.Linear(embed_dim, hidden_dim, bias=projection_bias) if gated else None
+        self.contract = nn.Linear(hidden_dim, embed_dim, bias=projection_bias)
+        self.dropout = nn.Dropout(dropout_p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., embed_dim]`` to ``[..., embed_dim]``."""
+        bend = ACTIVATIONS[self.activation]
+        inner = bend(self.expand(x)) if self.gate is None else bend(self.gate(x)) * self.expand(x)
+        return self.contract(self.dropout(inner))
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.hidden_dim}, activation={self.activation!r}, gated={self.gate is not None}"

@@ -1,0 +1,169 @@
+"""Layers one above the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from torch import Tensor, nn
+
+from saccade.caches import Cache, LayerCache
+from saccade.errors import type_error, value_error
+from saccade.matrix import Matrix
+from saccade.nn.decoder_layer import DecoderLayer
+from saccade.nn.encoder_layer import EncoderLayer
+from saccade.token_positions import Positions
+
+__all__ = ["DecoderStack", "EncoderStack"]
+
+
+class EncoderStack(nn.Module):
+    """Encoder layers one above the other.
+
+    Args:
+        layers: `EncoderLayer` each, at least one.
+        final_norm: of the last layer's output; where the layers' norms come first, nothing else normalises it.
+
+    Raises:
+        TypeError: not an `EncoderLayer`.
+        ValueError: no layer.
+
+    Example:
+        >>> import torch
+        >>> from saccade.nn import FeedForward, MultiHeadAttention
+        >>> layers = [EncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 32)) for _ in range(3)]
+        >>> EncoderStack(layers, final_norm=torch.nn.LayerNorm(8))(torch.zeros(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
+    """
+
+    def __init__(self, layers: Iterable[EncoderLayer], *, final_norm: nn.Module | None = None):
+        super().__init__()
+        self.layers = _checked("EncoderStack", layers, EncoderLayer)
+        self.final_norm = final_norm
+
+    def forward(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Tensor:
+        """``[batch, len, embed_dim]`` to the same; arguments as in `EncoderLayer.forward`, for all layers alike."""
+        for layer in self.layers:
+            x = layer(x, mask=mask, positions=positions)
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def matrices(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> list[Matrix]:
+        """The attention matrix of every layer in `forward`, not built."""
+        found = []
+        for layer in self.layers:
+            found.append(cast(EncoderLayer, layer).matrix(x, mask=mask, positions=positions))
+            x = layer(x, mask=mask, positions=positions)
+        return found
+
+
+class DecoderStack(nn.Module):
+    """Decoder layers one above the other.
+
+    Args:
+        layers: `DecoderLayer` each, at least one; all with cross-attention, or none.
+        final_norm: of the last layer's output.
+
+    Raises:
+        TypeError: not a `DecoderLayer`.
+        ValueError: no layer, or some with cross-attention and some without; on use, a cache of another model.
+
+    Example:
+        >>> import torch
+        >>> from saccade.masks import Causal
+        >>> from saccade.nn import FeedForward, MultiHeadAttention
+        >>> layers = [DecoderLayer(MultiHeadAttention(8, 2, mask=Causal()), FeedForward(8, 32)) for _ in range(3)]
+        >>> DecoderStack(layers)(torch.zeros(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
+    """
+
+    def __init__(self, layers: Iterable[DecoderLayer], *, final_norm: nn.Module | None = None):
+        super().__init__()
+        self.layers = _checked("DecoderStack", layers, DecoderLayer)
+        across = {cast(DecoderLayer, layer).cross_attention is not None for layer in self.layers}
+        if len(across) > 1:
+            rule = "all have cross_attention, or none"
+            raise value_error("DecoderStack", "layers", rule, "some with and some without")
+        self.looks_across = across.pop()
+        self.final_norm = final_norm
+
+    def forward(
+        self,
+        x: Tensor,
+        encoded: Tensor | None = None,
+        *,
+        mask: object = None,
+        encoded_mask: object = None,
+        positions: Positions = None,
+        encoded_positions: Positions = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """``[batch, len, embed_dim]`` to the same.
+
+        Args:
+            x, encoded, mask, encoded_mask, positions, encoded_positions: as in `DecoderLayer.forward`, for all layers.
+            cache: what the layers remember of earlier calls, as `new_cache` makes it.
+        """
+        for layer, own in zip(self.layers, self._caches(cache), strict=True):
+            x = layer(
+                x,
+                encoded,
+                mask=mask,
+                encoded_mask=encoded_mask,
+                positions=positions,
+                encoded_positions=encoded_positions,
+                cache=own,
+            )
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def matrices(
+        self,
+        x: Tensor,
+        encoded: Tensor | None = None,
+        *,
+        mask: object = None,
+        encoded_mask: object = None,
+        positions: Positions = None,
+        encoded_positions: Positions = None,
+    ) -> list[Matrix]:
+        """The self-attention matrix of every layer in `forward`, not built; see `DecoderLayer.cross_matrix`."""
+        found = []
+        for layer in self.layers:
+            found.append(cast(DecoderLayer, layer).matrix(x, mask=mask, positions=positions))
+            x = layer(
+                x,
+                encoded,
+                mask=mask,
+                encoded_mask=encoded_mask,
+                positions=positions,
+                encoded_positions=encoded_positions,
+            )
+        return found
+
+    def new_cache(self, max_len: int | None = None) -> Cache:
+        """An empty cache for all layers.
+
+        Args:
+            max_len: room for so many tokens, taken at once; None to grow.
+        """
+        return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in self.layers)
+
+    def _caches(self, cache: Cache | None) -> list[LayerCache | Cache | None]:
+        if cache is None:
+            return [None] * len(self.layers)
+        hint = "new_cache() of this model makes one"
+        if not isinstance(cache, Cache):
+            raise type_error("DecoderStack", "cache", "be a Cache or None", type(cache).__name__, hint=hint)
+        if len(cache) != len(self.layers):
+            rule = f"hold the caches of {len(self.layers)} layers"
+            raise value_error("DecoderStack", "cache", rule, len(cache), hint=hint)
+        return list(cache)
+
+
+def _checked(where: str, layers: Iterable[nn.Module], kind: type[nn.Module]) -> nn.ModuleList:
+    listed = list(layers)
+    if not listed:
+        raise value_error(where, "layers", "hold at least one layer", "none")
+    for layer in listed:
+        if not isinstance(layer, kind):
+            raise type_error(where, "layers", f"be of kind {kind.__name__}", type(layer).__name__)
+    return nn.ModuleList(listed)
