@@ -38,12 +38,12 @@ bench: $(VENV)/.dev  ## time the kernels against torch in the same run
 	$(OFFLINE) $(BIN)/python -m benchmarks
 
 fmt: $(VENV)/.dev  ## format the code
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
 
 type: $(VENV)/.dev
 	$(BIN)/mypy

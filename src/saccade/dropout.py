@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 
-__all__ = ["check", "draw_seed", "drop_", "keep", "words"]
+__all__ = ["check", "draw_seed", "drop_", "dropped", "keep", "words"]
 
 _WORD = 0xFFFFFFFF
 
@@ -59,6 +59,14 @@ def drop_(weights: Tensor, words: Tensor) -> Tensor:
         weights.view(torch.int32).bitwise_and_(words)
         return weights
     return weights.masked_fill_(words == 0, 0.0)
+
+
+def dropped(weights: Tensor, words: Tensor, *, out: Tensor) -> Tensor:
+    """What `drop_` makes of the weights, written to ``out``."""
+    if weights.dtype == torch.float32:
+        torch.bitwise_and(weights.view(torch.int32), words, out=out.view(torch.int32))
+        return out
+    return drop_(out.copy_(weights), words)
 
 
 def _threshold(dropout_p: float) -> int:

@@ -81,7 +81,8 @@ class ScoreMatrix:
             self.scale = query.shape[3] ** -0.5 if scale is None and query.shape[3] else _check_scale(scale, where)
         else:
             self.scale = score.default_scale(query.shape[3]) if scale is None else _check_scale(scale, where)
-            self.query, self.key, self.tile_function, self.parameters = score.prepare(query, key)
+            with torch.autocast(query.device.type, enabled=False):
+                self.query, self.key, self.tile_function, self.parameters = score.prepare(query, key)
         self.sink_logit = None if sink_logit is None else _check_sink(sink_logit, query, shape, where)
         self.rule = as_mask(mask, shape, where=where)
         _, _, q_len, kv_len = shape
@@ -238,7 +239,8 @@ class ScoreMatrix:
         if bias.reach is not None:
             lowest, highest = (min(max(end, -bias.reach), bias.reach) for end in (lowest, highest))
         distances = torch.arange(lowest, max(lowest, highest) + 1, device=query.device)
-        table = bias.values(distances, query, self.scale)
+        with torch.autocast(query.device.type, enabled=False):
+            table = bias.values(distances, query, self.scale)
         fits = all(own in (1, size) for own, size in zip(table.shape, self.shape[:3], strict=False))
         if table.dim() != 4 or not fits:
             name = type(bias).__name__

@@ -129,6 +129,16 @@ def test_a_bias_of_distances_is_never_written_out(make, impl, monkeypatch):
     assert max(largest) <= 16 * 41  # 16 rows, one head
 
 
+@pytest.mark.parametrize("score", [scores.Bilinear(8, 8), scores.Additive(8, 8, 16), scores.Cosine()], ids=repr)
+def test_autocast_does_not_reach_the_scores(score):
+    (q, k, v), _ = problem(requires_grad=False)
+    half = [x.bfloat16() for x in (q, k, v)]
+    want = sc.AttentionMatrix(*half[:2], score=score, bias=positions.ShawKeys(8, 3)).to_dense()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = sc.AttentionMatrix(*half[:2], score=score, bias=positions.ShawKeys(8, 3)).to_dense()
+    assert torch.equal(got, want)
+
+
 def test_second_derivatives_are_refused_with_a_reason():
     tensors, grad = problem()
     out = sc.attention(*tensors, softcap=3.0)

@@ -182,10 +182,7 @@ def _backward(
         if words is not None:
             dropout.drop_(grad_weights, words)
         if gv is not None:
-            kept = weights
-            if words is not None:
-                kept = scratch.like(weights, 2).copy_(weights)
-                dropout.drop_(kept, words)
+            kept = weights if words is None else dropout.dropped(weights, words, out=scratch.like(weights, 2))
             block.add_columns(gv, transposed_product(kept, go, block.value.shape[1]))
         grad_scores = grad_weights.sub_(block.rows(delta)[..., None]).mul_(weights)
         if gb is not None and bias is not None:
@@ -208,11 +205,10 @@ def _backward_of_scores(
 ) -> None:
     """From the gradient of a block's scores to those of query, key and parameters."""
     if scores.tile_function is None:
-        grad_scores *= scores.scale
         if gq is not None:
-            block.rows(gq).add_(product(grad_scores, block.key))
+            block.rows(gq).add_(product(grad_scores, block.key), alpha=scores.scale)
         if gk is not None:
-            block.add_columns(gk, transposed_product(grad_scores, block.query, block.key.shape[1]))
+            block.add_columns(gk, transposed_product(grad_scores, block.query * scores.scale, block.key.shape[1]))
         return
     leaves = [x.detach().requires_grad_() for x in (block.query, block.key, *scores.parameters)]
     own = scores.replaced(scores.query, scores.key)

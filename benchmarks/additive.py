@@ -1,0 +1,100 @@
+"""What does additive attention cost beside its usual form, which builds a tensor of queries x keys x hidden units?"""
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import saccade as sc
+from benchmarks.checking import assert_agree
+from benchmarks.measuring import Call, Referee, compare
+from benchmarks.memory import Job, extra_bytes
+from benchmarks.reporting import Row, ratio_row
+from saccade import scores
+
+N, DIM = 4096, 64
+TITLE = f"additive attention, n={N}, one head of {DIM}, {DIM} hidden units, float32"
+MEMORY_TARGET = 50.0
+
+
+class Case(NamedTuple):
+    """Inputs and weights."""
+
+    tensors: list[Tensor]
+    score: scores.Additive
+    grad: Tensor
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What gradients are taken of."""
+        return [*self.tensors, *self.score.parameters()]
+
+    def ours(self) -> Tensor:
+        """One side."""
+        return sc.attention(*self.tensors, score=self.score)
+
+    def theirs(self) -> Tensor:
+        """The other: as it is usually written."""
+        query, key, value = self.tensors
+        q, k = query @ self.score.query_weight.mT, key @ self.score.key_weight.mT
+        hidden = torch.tanh(q[:, :, :, None] + k[:, :, None])
+        return (hidden @ self.score.output_weight).softmax(-1) @ value
+
+    def ours_both(self) -> tuple[Tensor, ...]:
+        """Forward and backward."""
+        return torch.autograd.grad(self.ours(), self.leaves, self.grad)
+
+    def theirs_both(self) -> tuple[Tensor, ...]:
+        """Forward and backward."""
+        return torch.autograd.grad(self.theirs(), self.leaves, self.grad)
+
+    def ours_forward(self) -> Tensor:
+        """Without gradients."""
+        with torch.no_grad():
+            return self.ours()
+
+    def theirs_forward(self) -> Tensor:
+        """Without gradients."""
+        with torch.no_grad():
+            return self.theirs()
+
+
+def case(n: int = N) -> Case:
+    """Random inputs, the same for every run."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, 1, n, DIM, requires_grad=True) for _ in range(3)]
+    return Case(tensors, scores.Additive(DIM, DIM, DIM), torch.randn(1, 1, n, DIM))
+
+
+def check(its: Case) -> None:
+    """Outputs and all gradients agree."""
+    assert_agree(its.ours_forward(), its.theirs_forward())
+    for own, other in zip(its.ours_both(), its.theirs_both(), strict=True):
+        assert_agree(own, other)
+
+
+def memory_of(side: str, n: int = N) -> Call:
+    """For `extra_bytes`: one side, its code once run."""
+    getattr(case(64), side)()
+    return functools.partial(getattr(case(n), side))
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    its = case()
+    check(case(512))  # in float32 the other side's gradient of the output weight loses digits with length
+    assert_agree(its.ours_forward(), its.theirs_forward())
+    for name, way in (("forward", "forward"), ("forward + backward", "both")):
+        ours, theirs = f"ours_{way}", f"theirs_{way}"
+        pair = compare(getattr(its, ours), getattr(its, theirs), rounds=3, referee=referee)
+        yield ratio_row(name, pair, peer="broadcast form", target=1.0)
+        own, other = extra_bytes([Job("benchmarks.additive:memory_of", [side]) for side in (ours, theirs)])
+        yield Row(
+            f"{name}: memory",
+            f"1/{other / own:.0f}: {own / 2**20:.0f} MiB, broadcast form {other / 2**20:.0f} MiB",
+            f"at most 1/{MEMORY_TARGET:g}",
+            other >= MEMORY_TARGET * own,
+            {"ours_bytes": own, "theirs_bytes": other},
+        )

@@ -1,0 +1,99 @@
+"""What does a trainable bias cost: a full one, and a table of distances, which SDPA must be given written out?"""
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import saccade as sc
+from benchmarks.checking import assert_agree
+from benchmarks.measuring import Call, Referee, compare
+from benchmarks.memory import Job, extra_bytes
+from benchmarks.reporting import Row, ratio_row
+from saccade import positions
+
+N, HEADS, DIM, REACH = 2048, 8, 64, 128
+TITLE = f"trainable bias, n={N}, {HEADS} heads of {DIM}, float32, forward + backward"
+MEMORY_TARGET = 10.0
+
+
+class Case(NamedTuple):
+    """Inputs, a full bias, and a table of the distances up to `REACH`."""
+
+    tensors: list[Tensor]
+    full: Tensor
+    table: positions.Clipped
+    grad: Tensor
+
+    def ours_full(self) -> tuple[Tensor, ...]:
+        """A gradient for every entry of the bias."""
+        out = sc.attention(*self.tensors, bias=self.full)
+        return torch.autograd.grad(out, [*self.tensors, self.full], self.grad)
+
+    def theirs_full(self) -> tuple[Tensor, ...]:
+        """The same by SDPA."""
+        out = F.scaled_dot_product_attention(*self.tensors, attn_mask=self.full)
+        return torch.autograd.grad(out, [*self.tensors, self.full], self.grad)
+
+    def ours_table(self) -> tuple[Tensor, ...]:
+        """A gradient for every entry of the table, nothing written out."""
+        out = sc.attention(*self.tensors, bias=self.table)
+        return torch.autograd.grad(out, [*self.tensors, self.table.weight], self.grad)
+
+    def theirs_table(self) -> tuple[Tensor, ...]:
+        """The same by SDPA: the table is written out, and the gradient gathered from all pairs."""
+        at = torch.arange(self.grad.shape[2])
+        distance = (at[:, None] - at).clamp(-REACH, REACH) + REACH
+        out = F.scaled_dot_product_attention(*self.tensors, attn_mask=self.table.weight[:, distance][None])
+        return torch.autograd.grad(out, [*self.tensors, self.table.weight], self.grad)
+
+
+def case(n: int = N) -> Case:
+    """Random inputs, the same for every run."""
+    torch.manual_seed(0)
+    table = positions.Clipped(HEADS, REACH)
+    torch.nn.init.normal_(table.weight)
+    return Case(
+        [torch.randn(1, HEADS, n, DIM, requires_grad=True) for _ in range(3)],
+        torch.randn(1, HEADS, n, n, requires_grad=True),
+        table,
+        torch.randn(1, HEADS, n, DIM),
+    )
+
+
+def check(its: Case) -> None:
+    """All gradients agree."""
+    for ours, theirs in ((its.ours_full, its.theirs_full), (its.ours_table, its.theirs_table)):
+        for own, other in zip(ours(), theirs(), strict=True):
+            size = max(1.0, other.abs().max().item())  # of a table's entry, the sum over many pairs
+            assert_agree(own / size, other / size)
+
+
+def memory_of(side: str, n: int = N) -> Call:
+    """For `extra_bytes`: a training step of one side, its code once run."""
+    getattr(case(256), side)()
+    its = case(n)
+    if side.endswith("table"):
+        its = its._replace(full=torch.zeros(1))
+    return functools.partial(getattr(its, side))
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    its = case()
+    check(its)
+    pair = compare(its.ours_full, its.theirs_full, rounds=5, referee=referee)
+    yield ratio_row("full", pair, peer="SDPA", target=1.0)
+    pair = compare(its.ours_table, its.theirs_table, rounds=5, referee=referee)
+    yield ratio_row(f"table of {2 * REACH + 1} distances", pair, peer="SDPA, written out", target=1.0)
+    ours, theirs = extra_bytes([Job("benchmarks.bias:memory_of", [f"{side}_table"]) for side in ("ours", "theirs")])
+    yield Row(
+        "table: memory",
+        f"1/{theirs / ours:.0f}: {ours / 2**20:.0f} MiB, SDPA {theirs / 2**20:.0f} MiB",
+        f"at most 1/{MEMORY_TARGET:g}",
+        theirs >= MEMORY_TARGET * ours,
+        {"ours_bytes": ours, "theirs_bytes": theirs},
+    )

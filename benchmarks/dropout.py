@@ -1,0 +1,80 @@
+"""How much faster, and in how much less memory, is training with dropout than SDPA's quadratic path?"""
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import saccade as sc
+from benchmarks.checking import assert_agree
+from benchmarks.measuring import Call, Referee, compare
+from benchmarks.memory import Job, extra_bytes
+from benchmarks.reporting import Row, ratio_row
+from saccade import dropout
+
+HEADS, DIM, P = 8, 64, 0.1
+TARGETS = {2048: 2.0, 4096: 3.5}
+MEMORY_N, MEMORY_TARGET = 6144, 8.0
+TITLE = f"dropout {P}, {HEADS} heads of {DIM}, float32, forward + backward"
+
+
+class Case(NamedTuple):
+    """Inputs of one length."""
+
+    tensors: list[Tensor]
+    grad: Tensor
+
+    def ours(self) -> tuple[Tensor, ...]:
+        """One side."""
+        return torch.autograd.grad(sc.attention(*self.tensors, dropout_p=P), self.tensors, self.grad)
+
+    def theirs(self) -> tuple[Tensor, ...]:
+        """The other."""
+        out = F.scaled_dot_product_attention(*self.tensors, dropout_p=P)
+        return torch.autograd.grad(out, self.tensors, self.grad)
+
+
+def case(n: int) -> Case:
+    """Random inputs, the same for every run."""
+    torch.manual_seed(0)
+    return Case([torch.randn(1, HEADS, n, DIM, requires_grad=True) for _ in range(3)], torch.randn(1, HEADS, n, DIM))
+
+
+def check(its: Case) -> None:
+    """Output and gradients are those of dense attention with the same weights dropped; SDPA draws others."""
+    query, key, value = its.tensors
+    b, h, i, j = (torch.arange(size) for size in (1, HEADS, query.shape[2], key.shape[2]))
+    kept = dropout.keep(7, b[:, None, None, None], h[:, None, None], i[:, None], j, P)
+    weights = (query @ key.mT * DIM**-0.5).softmax(-1)
+    dense = (weights * kept / (1 - P)) @ value
+    out = sc.AttentionMatrix(query, key).matmul(value, dropout_p=P, seed=7)
+    assert_agree(out, dense)
+    pairs = zip(*(torch.autograd.grad(x, its.tensors, its.grad) for x in (out, dense)), strict=True)
+    for own, other in pairs:
+        assert_agree(own, other)
+
+
+def memory_of(side: str, n: int = MEMORY_N) -> Call:
+    """For `extra_bytes`: a training step of one side, its code once run."""
+    getattr(case(256), side)()
+    return functools.partial(getattr(case(n), side))
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    check(case(1024))
+    for n, target in TARGETS.items():
+        its = case(n)
+        pair = compare(its.ours, its.theirs, rounds=5 if n < MEMORY_N // 2 else 3, referee=referee)
+        yield ratio_row(f"n={n}", pair, peer="SDPA", target=target)
+    ours, theirs = extra_bytes([Job("benchmarks.dropout:memory_of", [side]) for side in ("ours", "theirs")])
+    yield Row(
+        f"n={MEMORY_N}: memory",
+        f"1/{theirs / ours:.0f}: {ours / 2**20:.0f} MiB, SDPA {theirs / 2**20:.0f} MiB",
+        f"at most 1/{MEMORY_TARGET:g}",
+        theirs >= MEMORY_TARGET * ours,
+        {"ours_bytes": ours, "theirs_bytes": theirs},
+    )
