@@ -1,6 +1,6 @@
 """WHO may attend to whom: rules on positions, and their algebra. True = may attend."""
 
-from saccade.masks.base import And, Mask, Not, Or
+from saccade.masks.base import After, And, Mask, Not, Or
 from saccade.masks.blocks import Blocks
 from saccade.masks.causal import Causal
 from saccade.masks.coarse import Coarse
@@ -9,6 +9,9 @@ from saccade.masks.dense import Dense
 from saccade.masks.documents import Documents
 from saccade.masks.full import Full
 from saccade.masks.global_tokens import Global
+from saccade.masks.grid_axial import Axial
+from saccade.masks.grid_neighborhood import Neighborhood
+from saccade.masks.grid_windows import ShiftedWindows
 from saccade.masks.padding import Padding
 from saccade.masks.predicate import Predicate
 from saccade.masks.prefix import Prefix
@@ -29,6 +32,7 @@ __all__ = [
     "And",
     "Or",
     "Not",
+    "After",
     "Full",
     "Causal",
     "Window",
@@ -38,6 +42,9 @@ __all__ = [
     "Prefix",
     "Blocks",
     "Coarse",
+    "Neighborhood",
+    "Axial",
+    "ShiftedWindows",
     "Padding",
     "Documents",
     "Predicate",

@@ -16,11 +16,12 @@ from torch import Tensor
 from saccade import plan as plans
 from saccade.errors import type_error, value_error
 from saccade.plan import Box, Groups, Plan
-from saccade.spans import Bounds, Ints, Universe
+from saccade.spans import Bounds, Ints, Spans, Universe
 
-__all__ = ["And", "Mask", "Not", "Or"]
+__all__ = ["After", "And", "Mask", "Not", "Or"]
 
 _LARGEST_PICTURE = 128
+_MOST_BEFORE = 1 << 40  # positions before a rule: sums of them must stay within int64
 
 
 class Mask(ABC):
@@ -171,6 +172,26 @@ class Mask(ABC):
             raise value_error("Mask.picture", "q_len and kv_len", rule, f"{q_len} and {kv_len}")
         rows = self.to_dense(q_len, kv_len, batch=max(self.shape[0], batch + 1), heads=max(self.shape[1], head + 1))
         return "\n".join(" ".join("1" if seen else "." for seen in row) for row in rows[batch, head].tolist())
+
+    def after(self, length: int) -> Mask:
+        """The rule behind ``length`` other positions, such as class or text tokens: position p counts as p - length.
+
+        The first ``length`` positions are outside of the rule: they see nothing and are not seen. Join it with a rule
+        for them: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid behind a class token.
+
+        >>> from saccade.masks import Causal, Global
+        >>> print((Causal().after(1) | Global([0])).picture(4))
+        1 1 1 1
+        1 1 . .
+        1 1 1 .
+        1 1 1 1
+
+        Raises:
+            ValueError: no int of at least 0.
+        """
+        if not isinstance(length, int) or isinstance(length, bool) or not 0 <= length < _MOST_BEFORE:
+            raise value_error("Mask.after", "length", "be an int of at least 0", repr(length))
+        return After(self, length) if length else self
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         """Same as `allows`."""
@@ -345,6 +366,76 @@ class Not(Mask):
 
     def __repr__(self) -> str:
         return f"~({self.part})" if isinstance(self.part, _Joined) else f"~{self.part}"
+
+
+@dataclasses.dataclass(frozen=True)
+class After(Mask):
+    """A rule behind ``length`` other positions, which see nothing and are not seen; written ``rule.after(length)``."""
+
+    rule: Mask
+    length: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, After):
+            object.__setattr__(self, "length", self.length + self.rule.length)
+            object.__setattr__(self, "rule", self.rule.rule)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rule.shape
+
+    @property
+    def is_value(self) -> bool:
+        return self.rule.is_value
+
+    @property
+    def asks_functions(self) -> bool:
+        return self.rule.asks_functions
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        here = (q >= self.length) & (kv >= self.length)
+        return here & self.rule.allows(b, h, q - self.length, kv - self.length)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        first, last = groups.first - self.length, groups.last - self.length
+        some = last >= 0
+        # Rows before the rule begins are left out: the first of the others is the first that is a step away.
+        start = np.where(some, np.maximum(first, first % groups.step), 0)
+        some = some & (start <= last)
+        own = Universe(*(np.maximum(edge - self.length, 0) for edge in keys))
+        inner = self.rule.bounds(Groups(groups.batch, start, np.where(some, last, start), groups.step), own)
+        offset = np.full_like(first, self.length)
+        nothing = Spans.nothing(keys)
+        needed = inner.needed.shifted(offset, keys).where(some, nothing)
+        every = some & (first >= 0)
+        if inner.is_exact and bool((every == some).all()):
+            return Bounds.exactly(needed)
+        return Bounds(needed, inner.sure.shifted(offset, keys).where(every, nothing))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        if box.rows[-1] < self.length or box.keys[-1] < self.length:
+            return False
+        if box.rows[0] < self.length or box.keys[0] < self.length:
+            return super().residual(box)
+        rows, keys = (range(x.start - self.length, x.stop - self.length, x.step) for x in (box.rows, box.keys))
+        return self.rule.residual(Box(box.batch, rows, keys))
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        own = range(max(rows.start - self.length, 0), max(rows.stop - self.length, 0))
+        return np.append(self.rule.cuts(batch, own), 0) + self.length
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        terms = self.rule.terms()
+        if all(step == 1 for step, _ in terms):
+            return [(1, self)]
+        return [(step, After(term, self.length)) for step, term in terms]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.rule.tensors()
+
+    def __repr__(self) -> str:
+        text = f"({self.rule})" if isinstance(self.rule, _Joined | Not) else str(self.rule)
+        return f"{text}.after({self.length})"
 
 
 def _checked(other: object, sign: str) -> Mask:
