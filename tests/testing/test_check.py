@@ -12,6 +12,7 @@ from saccade.testing.laws.expect import same
 from saccade.testing.mutants import Stepwise
 
 FEW = testing.CASES[:3]
+STEPWISE = Stepwise()
 
 
 def broken_laws(report):
@@ -28,6 +29,7 @@ def test_torchs_function_in_five_lines():
     assert untried - {"isolation"} == {
         *("lse", "gradients_through_lse", "merge"),
         *("scale", "softcap", "bias", "order", "gradient_of_bias", "shift"),
+        *("score", "relative", "sink"),
     }
 
 
@@ -59,6 +61,54 @@ def test_options_are_read_off_the_signature():
     assert testing.Subject(plain, offers=["bias"], with_lse=plain).offers == {"bias", "lse", "gqa"}
 
 
+def test_no_signature_tells_whether_a_bias_may_be_relative():
+    def biased(query, key, value, mask, *, bias=None):
+        raise NotImplementedError
+
+    def plain(query, key, value, mask):
+        raise NotImplementedError
+
+    assert testing.Subject(biased).unsaid == {"relative"}
+    assert "relative" not in testing.Subject(biased).offers
+    assert testing.Subject(biased, offers=["bias"]).unsaid == frozenset()
+    assert testing.Subject(biased, offers=["bias", "relative"]).offers == {"bias", "relative", "gqa"}
+    assert testing.Subject(plain).unsaid == frozenset()  # without a bias there is none that is relative
+
+
+def test_positions_come_along_with_a_relative_bias_only_where_masks_are_tensors():
+    taken = []
+
+    def recording(query, key, value, mask, **options):
+        taken.append(set(options))
+        return value.new_zeros(*query.shape[:3], value.shape[3])
+
+    subject = testing.Subject(recording, offers=["relative", "q_positions", "kv_positions"])
+    cases = {case.name: case for case in testing.CASES}
+    for name in ("ragged", "clipped-ragged", "clipped"):
+        subject.output(cases[name].problem())
+    assert taken == [set(), {"bias", "q_positions", "kv_positions"}, {"bias"}]
+
+
+def test_what_a_law_makes_of_a_problem_and_nobody_takes_is_not_offered():
+    def without_positions(query, key, value, mask, *, bias=None):
+        return STEPWISE(query, key, value, mask, bias=bias)
+
+    cases = [case for case in testing.CASES if case.name == "clipped-extend"]
+    laws = [law for law in testing.LAWS if law.name == "key_order"]
+    offers = ["bias", "relative"]
+    report = testing.check(without_positions, offers=offers, cases=cases, laws=laws, dtypes=[torch.float64])
+    assert [result.message for result in report.not_offered] == ["takes no q_positions; takes no kv_positions"]
+
+
+def test_reasons_that_crash_break_the_law():
+    def crashing(*tensors, **options):
+        raise RuntimeError("abacus")
+
+    laws = [law for law in testing.LAWS if law.name == "declined"]
+    report = testing.check(STEPWISE, reasons=crashing, cases=FEW, laws=laws, dtypes=[torch.float32])
+    assert {result.message for result in report.broken} == {"raised RuntimeError: abacus"}
+
+
 def test_a_refusal_is_not_counted_as_kept():
     def refusing(query, key, value, mask):
         raise UnsupportedError("no", ("it is Sunday", "it rains"))
@@ -88,7 +138,7 @@ def test_a_result_that_is_no_tensor_is_explained():
 
 def test_report_prints_laws_verdicts_and_the_first_counter_example():
     wrong = Stepwise()
-    wrong.factor = lambda scale, head_dim: 1.0
+    wrong.factor = lambda scale, query, score: 1.0
     report = testing.check(wrong, cases=FEW, laws=testing.LAWS[:3], dtypes=[torch.float64])
     head, oracle, lse, gradients, untried, summary = str(report).splitlines()
     assert head.split() == ["law", "kept", "broken", "not", "offered", "first", "counter-example"]
@@ -112,7 +162,11 @@ def test_a_report_without_faults_returns_itself():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"offers": ["causal"]}, ValueError, "offers must be among bias, scale, softcap, dropout_p, q_pos.* causal"),
+        (
+            {"offers": ["causal"]},
+            ValueError,
+            "offers must be among bias, scale, softcap, dropout_p, .*relative, q_pos.* causal",
+        ),
         ({"masks": "float"}, ValueError, "masks must be 'dense' or 'objects'; got 'float'"),
         ({"call": 3}, TypeError, "call must be callable; got int"),
     ],

@@ -44,4 +44,5 @@ def test_each_tolerance_is_stated(page):
 def test_arguments_that_one_passes_are_explained(page):
     for argument in ("call=", "with_lse=", "offers=", "reasons=", "gqa=", "masks=", "claims=", "device="):
         assert argument in page, argument
-    assert OPTIONS == ("bias", "scale", "softcap", "dropout_p")
+    for option in (*OPTIONS, "q_positions", "kv_positions"):
+        assert option in page, option

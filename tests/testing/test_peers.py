@@ -53,7 +53,7 @@ def test_every_peer_is_described(page):
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_training_and_evaluation_differ_in_self_attention_only(need_weights):
     for case in testing.CASES[:30]:
-        query, key, value, _ = case.inputs(torch.float32)
+        query, key, value, *_ = case.inputs(torch.float32)
         if case.head_dim != case.value_dim:
             continue
         copies = case.num_heads // case.num_kv_heads

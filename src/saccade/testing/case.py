@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from saccade.masks import Mask
+from saccade.masks import Full, Mask
 from saccade.positions import Bias
 from saccade.scores import Score
 from saccade.testing.problem import Problem
@@ -159,10 +159,8 @@ class Case:
         )
 
     def _as_the_mask_says(self) -> Tensor:
-        shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
-        if self.mask is None:
-            return torch.ones(shape, dtype=torch.bool)
-        return self.mask.to_dense(
+        # No mask hides nobody, but where no token stands there is nobody.
+        return (Full() if self.mask is None else self.mask).to_dense(
             self.q_len,
             self.kv_len,
             batch=self.batch,

@@ -4,6 +4,7 @@ import torch
 
 from saccade.masks import Causal, Dense, Documents, Full, Global, Padding, Predicate, Window
 from saccade.testing.case import Case
+from saccade.testing.grids import GRIDS
 from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.patterns import LARGE_PATTERNS, PATTERNS
 
@@ -192,6 +193,7 @@ CASES: tuple[Case, ...] = (
     *_POSITIONS,
     *PATTERNS,
     *INGREDIENTS,
+    *GRIDS,
 )
 
 # Long enough that an implementation which works in tiles has several, with edges that fall inside of them.
