@@ -23,7 +23,7 @@ def check_positions(positions: Positions, name: str, batch: int, length: int, wh
     if isinstance(positions, range):
         if len(positions) != length:
             raise value_error(where, name, f"hold {length} positions", len(positions))
-        if length and min(positions) < 0:
+        if length and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
             raise value_error(where, name, "start at 0 or later", positions)
         return
     if not isinstance(positions, Tensor) or positions.dtype != torch.int64:

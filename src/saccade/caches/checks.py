@@ -27,17 +27,24 @@ def check_new(where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
             raise type_error(where, name, "be a tensor", type(x).__name__)
         if x.dim() != 4:
             raise value_error(where, name, "have four dimensions, [batch, heads, len, head_dim]", list(x.shape))
+    (batch, _, q_len, _), own = query.shape, key.shape
+    fits = own[0] == batch and own[2] == q_len and own[:3] == value.shape[:3]
+    if not (fits and query.dtype == key.dtype == value.dtype):
+        raise _misfit(where, query, key, value)
+
+
+def _misfit(where: str, query: Tensor, key: Tensor, value: Tensor) -> Exception:
+    """Why they do not fit: found out, and put in words, only once it is known that they do not."""
     facts = [describe("query", query), describe("key", key), describe("value", value)]
     if key.shape[0] != query.shape[0] or key.shape[2] != query.shape[2]:
         hint = "the cache adds the keys of earlier tokens itself; keys of other tokens go to a CrossCache"
         rule = "hold the keys of the query's own tokens"
-        raise value_error(where, "key", rule, list(key.shape), facts=facts, hint=hint)
+        return value_error(where, "key", rule, list(key.shape), facts=facts, hint=hint)
     if value.shape[:3] != key.shape[:3]:
         expected = f"[{', '.join(map(str, key.shape[:3]))}, value_dim]"
-        raise value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
-    if not query.dtype == key.dtype == value.dtype:
-        got = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
-        raise value_error(where, "dtype", "be the same for query, key and value", got, facts=facts)
+        return value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
+    got = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
+    return value_error(where, "dtype", "be the same for query, key and value", got, facts=facts)
 
 
 def check_dense_mask(where: str, mask: object) -> None:

@@ -43,8 +43,7 @@ class Columns:
             self._move(start, stop, new)
         held = self._held
         assert held is not None
-        with torch.no_grad():
-            held.narrow(2, start, stop - start).copy_(new)
+        held.narrow(2, start, stop - start).copy_(new.detach())
         return held.narrow(2, 0, stop)
 
     def first(self, length: int) -> Tensor | None:

@@ -26,6 +26,7 @@ from torch import Tensor
 __all__ = ["backward", "forward", "is_available", "reads_groups"]
 
 _FEW = 64  # columns: more than any vector register holds
+_FOLDED = 32  # rows, the heads of a group included: the operation works on so many at a time
 
 
 def forward(
@@ -47,6 +48,9 @@ def forward(
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide)
     if q.shape[1] != k.shape[1]:
+        share, rows = q.shape[1] // k.shape[1], q.shape[2]
+        if share * rows <= _FOLDED and (rows == 1 or not causal):
+            return _folded(q, k, v, added, empty, scale)
         k, v = _widened(q, k), _widened(q, v)
     out, lse = _forward(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
     if added is None and k.shape[2] < _FEW and not bool(lse.all()):
@@ -78,6 +82,26 @@ def backward(
     if wide_k is not k:
         gk, gv = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in (gk, gv))
     return gq, gk, gv
+
+
+def _folded(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The heads of a group as rows of one product: keys are then read once for the group, not once for each head.
+
+    One row for each head is what decoding asks for, and the operation is slow at it.
+    """
+    (batch, heads, rows, width), groups = q.shape, k.shape[1]
+    share = heads // groups
+    if added is not None and rows * added.shape[1] > 1:
+        # A mask that all heads share is repeated for those of a group; one row of it needs no repetition.
+        own = added if added.shape[1] == heads else added.expand(-1, heads, -1, -1)
+        added = own.reshape(own.shape[0], groups, share * rows, own.shape[3])
+    elif added is not None:
+        added = added.expand(-1, -1, share, -1)
+    out, lse = forward(q.reshape(batch, groups, share * rows, width), k, v, added, None, False, scale)
+    out, lse = out.reshape(batch, heads, rows, width), lse.reshape(batch, heads, rows)
+    return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
 
 
 def _widened(q: Tensor, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ __all__ = ["Fused"]
 
 # A tile whose sure columns are many is run in two parts, which saves adding zeros to most of its scores.
 _WIDE = 2048
+_FEW_ROWS, _LONG = 16, 256  # rows of a tile, and keys of a range, from which on a copy of the keys is dear
 _READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # of a tile whose bias has to be read from a table: 16 MB in float32
 _MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may keep: 16 MB in float32
 
@@ -134,8 +135,22 @@ def _parts(tile: Tile) -> Iterator[_Part]:
     if unsure and sum(len(strip.keys) for strip in sure) >= _WIDE:
         yield _Part(sure, False)
         yield _Part(unsure, False)
+    elif tile.height <= _FEW_ROWS and not unsure:
+        yield from _runs(sure)
     else:
         yield _Part(tile.columns, False)
+
+
+def _runs(sure: tuple[Strip, ...]) -> Iterator[_Part]:
+    """Long ranges one by one, as views: a few rows are computed faster than the keys of a range are copied."""
+    short = []
+    for strip in sure:
+        if len(strip.keys) >= _LONG:
+            yield _Part((strip,), False)
+        else:
+            short.append(strip)
+    if short:
+        yield _Part(tuple(short), False)
 
 
 def _tiles(scores: ScoreMatrix) -> Iterable[Tile]:
@@ -161,6 +176,21 @@ def _whole(scores: ScoreMatrix) -> tuple[Tile, _Part] | None:
             if len(parts) == 1 and items * plan.shape[1] * tile.height * tile.width == math.prod(plan.shape):
                 plan.memo["whole"] = (tile, parts[0])
     return cast("tuple[Tile, _Part] | None", plan.memo["whole"])
+
+
+def _one_view(scores: ScoreMatrix) -> tuple[Tile, _Part] | None:
+    """The one tile and part that take every row, and one range of columns, in one call; None if there are several."""
+    plan = scores.plan
+    if len(plan) != 1 or scores.bias is not None:
+        return None
+    if "view" not in plan.memo:
+        (tile,) = plan.tiles
+        parts = list(_parts(tile))
+        items = tile.batch.stop - tile.batch.start
+        covers = items * plan.shape[1] * tile.height == math.prod(plan.shape[:3])
+        is_view = covers and len(parts) == 1 and len(parts[0].columns) == 1
+        plan.memo["view"] = (tile, parts[0]) if is_view else None
+    return cast("tuple[Tile, _Part] | None", plan.memo["view"])
 
 
 def _causal(scores: ScoreMatrix, part: _Part) -> bool:
@@ -232,6 +262,11 @@ def _forward(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
     if whole is not None:
         tile, part = whole
         return aten.forward(query, key, value, *_added(scores, tile, part), _causal(scores, part), scale)
+    view = _one_view(scores)
+    if view is not None:
+        tile, part = view
+        k, v = (at(x, part.columns[0], 2) for x in (key, value))
+        return aten.forward(query, k, v, *_added(scores, tile, part), _causal(scores, part), scale)
     width = value.shape[3]
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = query.new_empty(batch, q_len, heads, width).transpose(1, 2)

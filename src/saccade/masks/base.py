@@ -16,6 +16,7 @@ from torch import Tensor
 from saccade import plan as plans
 from saccade.errors import type_error, value_error
 from saccade.plan import Box, Groups, Plan
+from saccade.row_plan import RowsAhead
 from saccade.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["After", "And", "Mask", "Not", "Or"]
@@ -455,10 +456,20 @@ def plan_of(
     return make(mask, shape, q_first, kv_first, whole_rows)
 
 
+@lru_cache(maxsize=16)
+def _kept_rows(mask: Mask, first: int, kv_first: int) -> RowsAhead:
+    return RowsAhead(mask, first, kv_first)
+
+
 def _new_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
     return plans.make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
 
 
 @lru_cache(maxsize=256)
 def _kept_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
+    batch, heads, q_len, kv_len = shape
+    is_last_row = q_len == 1 and kv_len > 1 and q_first == kv_first + kv_len - 1
+    if is_last_row and batch and heads and mask.shape[0] == 1 and not whole_rows:
+        rows = _kept_rows(mask, max(kv_first, RowsAhead.start_of(q_first)), kv_first)
+        return rows.plan(q_first, shape)
     return _new_plan(mask, shape, q_first, kv_first, whole_rows)

@@ -1,0 +1,56 @@
+"""The plan of a last row holds what the rule says, whichever row of those asked for ahead it is."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.masks.expressions import expressions
+
+from saccade import masks
+from saccade.masks.base import plan_of
+from saccade.row_plan import RowPlan, RowsAhead
+
+
+def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tensor:
+    """bool [kv_len], read off the tiles; a key that stands in two of them is a mistake."""
+    row, times = torch.zeros(kv_len, dtype=torch.bool), torch.zeros(kv_len)
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    for tile in plan.tiles:
+        assert tile.rows == range(1) or list(tile.rows) == [0]
+        for strip in tile.columns:
+            keys = torch.tensor(list(strip.keys))
+            times[keys] += 1
+            allowed = tile.rule.allows(zero, zero, zero + position, keys + kv_first)
+            row[keys] = True if strip.residual is True else allowed.expand(1, 1, 1, len(keys)).flatten()
+    assert times.max() <= 1
+    return row
+
+
+@given(expressions(1), st.integers(0, 5), st.integers(0, 30), st.integers(1, 30))
+def test_every_row_ahead_is_the_rule(mask: masks.Mask, kv_first: int, first: int, ahead: int) -> None:
+    first = max(first, kv_first)
+    position = first + ahead - 1
+    kv_len = position - kv_first + 1
+    plan = RowsAhead(mask, first, kv_first, rows=30).plan(position, (1, 2, 1, kv_len))
+    expected = mask.to_dense(
+        1, kv_len, q_positions=torch.tensor([position]), kv_positions=torch.arange(kv_first, position + 1)
+    )
+    assert torch.equal(_row(plan, position, kv_first, kv_len), expected[0, 0, 0])
+    assert plan.pairs >= 2 * int(expected.sum())
+    assert not plan.is_full or bool(expected.all())
+
+
+def test_a_decode_step_is_planned_with_its_neighbours() -> None:
+    mask = masks.Causal() & (masks.Window(5, 0) | masks.Global([0]))
+    plan = plan_of(mask, (1, 1, 1, 1001), 1000, 0)
+    assert isinstance(plan, RowPlan)
+    assert (len(plan), plan.pairs) == (1, 7)
+    assert plan_of(mask, (1, 1, 1, 1001), 1000, 0) is plan
+    full = plan_of(masks.Causal(), (2, 3, 1, 9), 8, 0)
+    assert full.is_full
+    assert full.pairs == 2 * 3 * 9
+
+
+def test_other_rows_are_planned_alone() -> None:
+    assert not isinstance(plan_of(masks.Causal(), (1, 1, 1, 9), 4, 0), RowPlan)
+    assert not isinstance(plan_of(masks.Causal(), (1, 1, 2, 9), 7, 0), RowPlan)
+    assert not isinstance(plan_of(masks.Causal() & masks.Padding([4, 7]), (2, 1, 1, 9), 8, 0), RowPlan)
