@@ -71,9 +71,9 @@ def test_matrices_are_those_that_forward_multiplies_by(encoder):
 def test_a_new_encoder_starts_small_and_pads_with_zero():
     torch.manual_seed(0)
     encoder = Encoder(CONFIG)
-    assert encoder.layers[0].expand.weight.std().item() == pytest.approx(0.02, rel=0.3)
+    assert encoder.layers[0].feed_forward.expand.weight.std().item() == pytest.approx(0.02, rel=0.3)
     assert torch.equal(encoder.embeddings.word.weight[3], torch.zeros(8))
-    assert all(not layer.contract.bias.any() for layer in encoder.layers)
+    assert all(not layer.feed_forward.contract.bias.any() for layer in encoder.layers)
 
 
 @pytest.mark.parametrize(

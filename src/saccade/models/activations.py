@@ -1,20 +1,21 @@
-"""Activations by the names that model configurations use."""
+"""Activations by the names that published configurations use."""
 
-from collections.abc import Callable
-from functools import partial
+from __future__ import annotations
 
-from torch import Tensor
-from torch.nn import functional as F
+from saccade.nn.feed_forward import Activation
 
-__all__ = ["ACTIVATIONS"]
+__all__ = ["ACTIVATIONS", "published_name"]
 
-_gelu_tanh = partial(F.gelu, approximate="tanh")
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
+
+
+def published_name(activation: Activation, *, gelu_tanh: str) -> str:
+    """The name that configurations use; that of ``"gelu_tanh"`` differs from family to family."""
+    return gelu_tanh if activation == "gelu_tanh" else activation

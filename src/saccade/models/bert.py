@@ -38,8 +38,8 @@ _LAYER_NAMES = {
     "attention.self.value": "attention.value_projection",
     "attention.output.dense": "attention.output_projection",
     "attention.output.LayerNorm": "attention_norm",
-    "intermediate.dense": "expand",
-    "output.dense": "contract",
+    "intermediate.dense": "feed_forward.expand",
+    "output.dense": "feed_forward.contract",
     "output.LayerNorm": "feed_forward_norm",
 }
 # What no hidden state depends on: the pooler, a table of 0, 1, 2, ..., and heads of tasks.
@@ -61,7 +61,10 @@ def config_from_bert(where: str, config: Mapping[str, Any]) -> EncoderConfig:
         raise value_error(where, "config.json", f"have {', '.join(_REQUIRED)}", f"no {', '.join(missing)}")
     # A key that is there but null means the default, as it does for those who wrote it.
     names = _REQUIRED | _OPTIONAL
-    return EncoderConfig(**{ours: config[key] for key, ours in names.items() if config.get(key) is not None})
+    words = {ours: config[key] for key, ours in names.items() if config.get(key) is not None}
+    if "activation" in words:
+        words["activation"] = ACTIVATIONS[words["activation"]]
+    return EncoderConfig(**words)
 
 
 def weight_names(num_layers: int) -> dict[str, str]:

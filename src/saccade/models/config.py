@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from saccade.errors import value_error
-from saccade.models.activations import ACTIVATIONS
+from saccade.nn.feed_forward import ACTIVATIONS, Activation
 
 __all__ = ["EncoderConfig"]
 
@@ -30,7 +30,7 @@ class EncoderConfig:
         num_layers: layers.
         feed_forward_dim: width inside the feed-forward networks.
         num_token_types: kinds of segments (first and second sentence).
-        activation: of the feed-forward networks, a key of `saccade.models.activations.ACTIVATIONS`.
+        activation: of the feed-forward networks, see `saccade.nn.FeedForward`.
         norm_eps: added to the variance in every layer norm.
         dropout_p: of hidden states, in training only.
         attention_dropout_p: of attention weights, in training only.
@@ -47,7 +47,7 @@ class EncoderConfig:
     num_layers: int
     feed_forward_dim: int
     num_token_types: int = 2
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     norm_eps: float = 1e-12
     dropout_p: float = 0.1
     attention_dropout_p: float = 0.1

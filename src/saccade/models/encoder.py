@@ -14,8 +14,10 @@ from saccade.matrix import Matrix
 from saccade.models.bert import config_from_bert, encoder_weights, weight_names
 from saccade.models.config import EncoderConfig
 from saccade.models.embeddings import Embeddings
-from saccade.models.encoder_layer import EncoderLayer
 from saccade.models.folder import read_config, read_tokenizer, read_weights
+from saccade.models.tokens import check_tokens
+from saccade.models.weights import check_fit
+from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -51,7 +53,7 @@ class Encoder(nn.Module):
         self.config = config
         self.tokenizer = tokenizer
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_layers))
         self.apply(_start)
 
     @classmethod
@@ -77,7 +79,7 @@ class Encoder(nn.Module):
         names = weight_names(config.num_layers)
         parameters = encoder.state_dict()
         shapes = {name: parameters[ours].shape for name, ours in names.items()}
-        _check_fit(where, weights, shapes)
+        check_fit(where, weights, shapes)
         # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
         own = {names[name]: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
         encoder.load_state_dict(own, assign=True)
@@ -133,7 +135,7 @@ class Encoder(nn.Module):
         Raises:
             ValueError: not one length per sequence, or one beyond ``len``.
         """
-        _check_tokens("tokens", tokens)
+        check_tokens("Encoder", "tokens", tokens)
         mask = Padding(lengths)
         batch, longest = tokens.shape
         if len(mask.lengths) != batch or max(mask.lengths) > longest:
@@ -172,38 +174,25 @@ class Encoder(nn.Module):
         return padded.to(self.embeddings.word.weight.device), lengths
 
     def _embedded(self, tokens: Tensor, token_types: Tensor | None) -> Tensor:
-        _check_tokens("tokens", tokens)
+        check_tokens("Encoder", "tokens", tokens)
         if tokens.shape[1] > self.config.max_len:
             raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", tokens.shape[1])
         if token_types is not None:
-            _check_tokens("token_types", token_types)
+            check_tokens("Encoder", "token_types", token_types)
             if token_types.shape != tokens.shape:
                 facts = (describe("tokens", tokens), describe("token_types", token_types))
                 raise value_error("Encoder", "token_types", "have the shape of tokens", "another", facts=facts)
         return self.embeddings(tokens, token_types)
 
 
-def _check_tokens(argument: str, tokens: object) -> None:
-    if not isinstance(tokens, Tensor):
-        raise type_error("Encoder", argument, "be a tensor", type(tokens).__name__)
-    if tokens.dtype not in (torch.int64, torch.int32):
-        raise type_error("Encoder", argument, "be int64 or int32", tokens.dtype)
-    if tokens.ndim != 2:
-        raise value_error("Encoder", argument, "be [batch, len]", list(tokens.shape))
-
-
-def _check_fit(where: str, weights: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
-    """Refuse weights that are not exactly those of the model, and say which ones are not."""
-    facts = [f"missing     {name}" for name in shapes if name not in weights]
-    facts += [f"unexpected  {name}" for name in weights if name not in shapes]
-    for name, shape in shapes.items():
-        if name in weights and weights[name].shape != shape:
-            facts.append(f"misfit      {name} {list(weights[name].shape)}, not {list(shape)}")
-    facts += [f"no floats   {name} {w.dtype}" for name, w in weights.items() if not w.is_floating_point()]
-    if facts:
-        shown = facts if len(facts) <= 12 else [*facts[:12], f"and {len(facts) - 12} more"]
-        got = f"{len(facts)} that do not"
-        raise value_error(where, "model.safetensors", "have the weights that config.json tells of", got, facts=shown)
+def _layer(config: EncoderConfig) -> EncoderLayer:
+    return EncoderLayer(
+        MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p),
+        FeedForward(config.embed_dim, config.feed_forward_dim, activation=config.activation),
+        norm_eps=config.norm_eps,
+        norm_first=False,
+        dropout_p=config.dropout_p,
+    )
 
 
 def _start(module: nn.Module) -> None:

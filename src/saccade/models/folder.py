@@ -1,6 +1,8 @@
 """The files of a published model: its configuration, weights and tokenizer. Nothing is ever unpickled."""
 
 import json
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +13,10 @@ from saccade.errors import missing_extra, value_error
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["read_config", "read_tokenizer", "read_weights"]
+__all__ = ["read_config", "read_tokenizer", "read_weights", "write_folder"]
 
 _WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 
 
 def read_config(where: str, folder: Path) -> dict[str, Any]:
@@ -25,17 +28,11 @@ def read_config(where: str, folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise value_error(where, "path", "be a folder with config.json", repr(str(folder)))
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise value_error(where, "config.json", "be JSON", f"{error}") from None
-    if not isinstance(config, dict):
-        raise value_error(where, "config.json", "be a JSON object", f"a {type(config).__name__}")
-    return config
+    return _read_object(where, path)
 
 
 def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
-    """Read ``model.safetensors``: name -> tensor.
+    """Read ``model.safetensors``, or the files that ``model.safetensors.index.json`` names: name -> tensor.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -46,21 +43,55 @@ def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra(where, "safetensors", "models") from None
-    path = folder / _WEIGHTS
-    if not path.is_file():
-        others = sorted(found.name for found in folder.iterdir() if found.suffix in {".bin", ".safetensors", ".pt"})
-        raise value_error(
-            where,
-            "path",
-            f"have its weights in one {_WEIGHTS}",
-            f"only {', '.join(others)}" if others else "no weights",
-            hint="pickled weights (.bin, .pt) can run code when they are read, so they are not read here; "
-            "transformers' save_pretrained(folder) writes safetensors.",
-        )
+    weights: dict[str, Tensor] = {}
+    for path in _weight_files(where, folder):
+        try:
+            weights |= load_file(path)
+        except SafetensorError as error:
+            raise value_error(where, path.name, "be in safetensors format", f"{error}") from None
+    return weights
+
+
+def write_folder(
+    where: str,
+    folder: Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    tokenizer: "Tokenizer | None",
+) -> None:
+    """Write ``model.safetensors``, ``tokenizer.json`` where there is a tokenizer, and last ``config.json``.
+
+    All are written beside their places first, and renamed when all are complete.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        OSError: the folder cannot be written.
+    """
     try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise value_error(where, _WEIGHTS, "be in safetensors format", f"{error}") from None
+        from safetensors.torch import save_file  # noqa: PLC0415  imported when used
+    except ModuleNotFoundError:
+        raise missing_extra(where, "safetensors", "models") from None
+
+    def write_weights(path: Path) -> None:
+        save_file(dict(weights), path, metadata={"format": "pt"})  # transformers asks for this word
+
+    def write_config(path: Path) -> None:
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    writers: dict[str, Callable[[Path], object]] = {_WEIGHTS: write_weights}
+    if tokenizer is not None:
+        writers["tokenizer.json"] = lambda path: tokenizer.save(str(path))
+    writers["config.json"] = write_config
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = {name: folder / f".{name}.{os.getpid()}.part" for name in writers}
+    try:
+        for name, write in writers.items():
+            write(beside[name])
+        for name in writers:
+            os.replace(beside[name], folder / name)
+    finally:
+        for path in beside.values():
+            path.unlink(missing_ok=True)
 
 
 def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
@@ -83,3 +114,41 @@ def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _weight_files(where: str, folder: Path) -> list[Path]:
+    """The files that hold the weights."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    if not (folder / _INDEX).is_file():
+        others = sorted(found.name for found in folder.iterdir() if found.suffix in {".bin", ".safetensors", ".pt"})
+        raise value_error(
+            where,
+            "path",
+            f"have its weights in one {_WEIGHTS}",
+            f"only {', '.join(others)}" if others else "no weights",
+            hint=f"or in several files and a {_INDEX}; "
+            "pickled weights (.bin, .pt) can run code when they are read, so they are not read here; "
+            "transformers' save_pretrained(folder) writes safetensors.",
+        )
+    listed = _read_object(where, folder / _INDEX).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise value_error(where, _INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")
+    names = sorted(set(map(str, listed.values())))
+    for name in names:
+        # Files of this folder and no others: an index is data from elsewhere.
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise value_error(where, _INDEX, "name safetensors files of its own folder", repr(name))
+        if not (folder / name).is_file():
+            raise value_error(where, "path", f"have the file {name} that its index names", "none")
+    return [folder / name for name in names]
+
+
+def _read_object(where: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise value_error(where, path.name, "be JSON", f"{error}") from None
+    if not isinstance(found, dict):
+        raise value_error(where, path.name, "be a JSON object", f"a {type(found).__name__}")
+    return found

@@ -1,0 +1,206 @@
+"""A decoder of the GPT and Llama families: a language model whose attention can be looked at."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Self
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.caches import Cache
+from saccade.errors import value_error
+from saccade.matrix import Matrix
+from saccade.mechanisms import Softmax
+from saccade.models.decoder_config import DecoderConfig
+from saccade.models.decoder_folder import read_decoder, write_decoder
+from saccade.models.start import start_small
+from saccade.models.tokens import check_tokens
+from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
+from saccade.nn.norms import make_norm
+from saccade.positions import ALiBi, Learned, Rotary
+from saccade.token_positions import Positions, check_positions
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Decoder"]
+
+
+class Decoder(nn.Module):
+    """A language model: for every token of a text, how likely each token of the vocabulary is to come next.
+
+    Args:
+        config: its sizes.
+        tokenizer: makes tokens of text; only kept, as ``decoder.tokenizer``, and saved with the weights.
+
+    Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time, pairs as many as the mask allows; memory
+    linear in len, but ``len * vocab_size`` for the logits: `hidden` goes without them.
+
+    Example:
+        >>> config = DecoderConfig(
+        ...     vocab_size=100, max_len=32, embed_dim=16, num_heads=4, num_kv_heads=2, num_layers=2, feed_forward_dim=40
+        ... )
+        >>> decoder = Decoder(config).eval()
+        >>> tokens = torch.tensor([[1, 2, 3, 4]])
+        >>> decoder(tokens).shape
+        torch.Size([1, 4, 100])
+        >>> cache = decoder.new_cache()
+        >>> first, last = decoder(tokens[:, :3], cache=cache), decoder(tokens[:, 3:], cache=cache)
+        >>> torch.allclose(torch.cat([first, last], 1), decoder(tokens), atol=1e-6)
+        True
+
+    Reference: Radford et al. 2019 (GPT-2); Touvron et al. 2023, arXiv:2302.13971, section 2.2 (Llama).
+    """
+
+    def __init__(self, config: DecoderConfig, tokenizer: Tokenizer | None = None):
+        super().__init__()
+        self.config = config
+        self.tokenizer = tokenizer
+        self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
+        is_learned = config.position_encoding == "learned"
+        self.position = Learned(config.max_len, config.embed_dim) if is_learned else None
+        self.dropout = nn.Dropout(config.dropout_p)
+        norm = make_norm(config.norm, config.embed_dim, config.norm_eps, "Decoder")
+        self.stack = DecoderStack([_layer(config) for _ in range(config.num_layers)], final_norm=norm)
+        self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
+        start_small(self, config.num_layers)
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
+        """Load a published model from a folder on disk, in float32 and eval mode.
+
+        Reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, where there is
+        one, ``tokenizer.json``. Pickled weights are never read, and no code of the folder is run. Understood are the
+        forms of GPT-2, Llama, Mistral and Qwen2, and that which `save_pretrained` falls back on.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            UnsupportedError: a model that we would compute differently; every reason is listed.
+            ValueError: a file is missing or broken, or the weights do not fit the configuration.
+            ImportError: safetensors or tokenizers is not installed.
+        """
+        return read_decoder("Decoder.from_pretrained", path, cls)
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a folder, in a form that others read too where there is one.
+
+        That of Llama (with a sliding window that of Mistral) or GPT-2 if the model is one, else a form of our own. Each
+        file is written beside its place and then renamed, so that a reader finds an old file or a new one, but no half.
+
+        Args:
+            path: the folder; made if there is none. Files of other names in it are left alone.
+
+        Raises:
+            UnsupportedError: a mask that no form has a word for.
+            ImportError: safetensors is not installed.
+        """
+        write_decoder("Decoder.save_pretrained", path, self)
+
+    def forward(
+        self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Read, and say what may come next.
+
+        Args:
+            tokens: int ``[batch, len]``; with a cache, the new ones only.
+            mask: the facts of this batch, such as ``Documents(lengths)``; joined with the model's own by ``&``.
+            positions: where the tokens stand: a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token
+                stands here (padding), whatever the number in ``tokens`` is. By default from 0, or from where the cache
+                is.
+            cache: what the model remembers of earlier calls, as `new_cache` makes it; the new tokens are added.
+
+        Returns:
+            Logits, ``[batch, len, vocab_size]``; those at token i are about token i + 1.
+
+        Raises:
+            TypeError: tokens are not integers.
+            ValueError: another shape, a number that is no token, or with learned positions a text beyond ``max_len``.
+        """
+        return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
+
+    def hidden(
+        self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None
+    ) -> Tensor:
+        """What the last layer makes of each token, ``[batch, len, embed_dim]``; arguments as in `forward`.
+
+        The projection to the vocabulary, often the largest tensor of all, is then made of the tokens that need it:
+        ``logits(hidden(tokens, cache=cache)[:, -1:])`` after a long prompt.
+        """
+        return self.stack(
+            self._embedded(tokens, positions, cache),
+            mask=mask,
+            positions=positions,
+            cache=cache,
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
+        return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+
+    def matrices(self, tokens: Tensor, *, mask: object = None, positions: Positions = None) -> list[Matrix]:
+        """Say who attends to whom in every layer when `forward` gets the same arguments.
+
+        Returns:
+            One matrix per layer, ``[batch, num_heads, len, len]``; lazy, so nothing of that size is built.
+
+        Cost: a forward pass; memory linear in len.
+        """
+        return self.stack.matrices(self._embedded(tokens, positions, None), mask=mask, positions=positions)
+
+    def new_cache(self, max_len: int | None = None) -> Cache:
+        """An empty cache for this model.
+
+        Args:
+            max_len: room for so many tokens, taken at once; None to grow.
+        """
+        return self.stack.new_cache(max_len)
+
+    def _embedded(self, tokens: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
+        check_tokens("Decoder", "tokens", tokens, self.config.vocab_size)
+        check_positions(positions, "positions", tokens.shape[0], tokens.shape[1], "Decoder")
+        x = self.embedding(tokens)
+        if self.position is not None:
+            length = tokens.shape[1]
+            place = positions
+            if place is None and cache is not None:
+                place = cache.positions(length)
+            place = range(length) if place is None else place
+            self._check_limit(place)
+            x = x + self.position(place)
+        return self.dropout(x)
+
+    def _check_limit(self, place: range | Tensor) -> None:
+        if isinstance(place, range) and len(place) and max(place) >= self.config.max_len:
+            hint = "its position vectors are learned, and there are no more"
+            rule = f"be at most {self.config.max_len} long"
+            raise value_error("Decoder", "text", rule, max(place) + 1, hint=hint)
+
+
+def _layer(config: DecoderConfig) -> DecoderLayer:
+    rotary, bias = None, None
+    if config.position_encoding == "rotary":
+        head_dim = config.embed_dim // config.num_heads
+        rotary = Rotary(head_dim, base=config.rotary_base, scaling=config.rotary_scaling)
+    if config.position_encoding == "alibi":
+        bias = ALiBi(config.num_heads)
+    attention = MultiHeadAttention(
+        config.embed_dim,
+        config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        mask=config.causal_mask,
+        mechanism=Softmax(bias=bias),
+        rotary=rotary,
+        dropout_p=config.attention_dropout_p,
+        projection_bias=config.attention_bias,
+    )
+    feed_forward = FeedForward(
+        config.embed_dim,
+        config.feed_forward_dim,
+        activation=config.activation,
+        gated=config.gated,
+        projection_bias=config.feed_forward_bias,
+    )
+    return DecoderLayer(attention, feed_forward, norm=config.norm, norm_eps=config.norm_eps, dropout_p=config.dropout_p)

@@ -1,0 +1,74 @@
+"""A decoder's folder: read in any form that we know, written in the one most others read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from saccade.errors import unsupported
+from saccade.models.folder import read_config, read_tokenizer, read_weights, write_folder
+from saccade.models.form import Form
+from saccade.models.gpt2 import GPT2
+from saccade.models.llama import Llama, Qwen2
+from saccade.models.own_form import OwnForm
+from saccade.models.weights import our_weights, their_weights
+
+if TYPE_CHECKING:
+    from saccade.models.decoder import Decoder
+
+__all__ = ["read_decoder", "write_decoder"]
+
+_FORMS: dict[str, Form] = {
+    "gpt2": GPT2(),
+    "llama": Llama(),
+    "mistral": Llama(),
+    "qwen2": Qwen2(),
+    "saccade-decoder": OwnForm(),
+}
+_WRITTEN = ("llama", "gpt2", "saccade-decoder")  # the first that has words for the model
+
+
+def read_decoder(where: str, path: str | os.PathLike[str], make: Callable[..., Any]) -> Any:
+    """See `Decoder.from_pretrained`; ``make(config, tokenizer)`` makes the module."""
+    folder = Path(path)
+    told = read_config(where, folder)
+    form = _form_of(where, told)
+    config = form.read_config(where, told)
+    weights = form.plain(where, read_weights(where, folder), config)
+    tokenizer = read_tokenizer(where, folder)
+    with torch.device("meta"):  # shapes only: the weights are about to be replaced
+        decoder = make(config, tokenizer)
+    state = decoder.state_dict()
+    decoder.load_state_dict(our_weights(where, form.entries(config, state), weights, state), assign=True)
+    return decoder.eval()
+
+
+def write_decoder(where: str, path: str | os.PathLike[str], decoder: Decoder) -> None:
+    """See `Decoder.save_pretrained`."""
+    config = decoder.config
+    reasons = {name: _FORMS[name].reasons_to_write(config) for name in _WRITTEN}
+    name = next((name for name in _WRITTEN if not reasons[name]), None)
+    if name is None:
+        hint = "a decoder without this mask has the same weights; the mask may also be passed with each call"
+        raise unsupported(where, "config.json", reasons["saccade-decoder"], hint=hint)
+    state = {own: weight.detach().cpu() for own, weight in decoder.state_dict().items()}
+    weights = their_weights(_FORMS[name].entries(config, state), state)
+    write_folder(where, Path(path), _FORMS[name].write_config(config), weights, decoder.tokenizer)
+
+
+def _form_of(where: str, told: dict[str, Any]) -> Form:
+    """The form that this config.json is in, where there is nothing in it that we would compute differently."""
+    kind = told.get("model_type")
+    form = _FORMS.get(kind) if isinstance(kind, str) else None
+    if form is None:
+        raise unsupported(where, "Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMS)}"])
+    reasons = form.reasons_to_read(told)
+    if told.get("quantization_config") is not None:
+        reasons.append("it has a quantization_config: its weights are codes, not numbers")
+    if reasons:
+        raise unsupported(where, "Decoder", reasons)
+    return form

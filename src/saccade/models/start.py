@@ -1,0 +1,34 @@
+"""How a language model begins."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from saccade.nn import DecoderLayer, EncoderLayer
+
+__all__ = ["start_small"]
+
+
+def start_small(model: nn.Module, num_layers: int) -> None:
+    """Small normal weights and zero biases; what every part of a layer adds is smaller, the more layers there are.
+
+    The sum of all that is added has then about the size of one part, however deep the model.
+
+    Reference: Radford et al. 2019 (GPT-2), section 2.3.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for module in model.modules():
+        if not isinstance(module, EncoderLayer | DecoderLayer):
+            continue
+        last = [module.attention.output_projection, getattr(module.feed_forward, "contract", None)]
+        if isinstance(module, DecoderLayer) and module.cross_attention is not None:
+            last.append(module.cross_attention.output_projection)
+        for linear in last:
+            if linear is not None:
+                nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * num_layers))

@@ -1,0 +1,30 @@
+"""Tokens as a model takes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+
+__all__ = ["check_tokens"]
+
+
+def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | None = None) -> None:
+    """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.
+
+    The numbers are read on the CPU only; elsewhere that would wait for the device, and torch's own lookup stops.
+    """
+    if not isinstance(tokens, Tensor):
+        raise type_error(where, argument, "be a tensor", type(tokens).__name__)
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise type_error(where, argument, "be int64 or int32", tokens.dtype)
+    if tokens.ndim != 2:
+        raise value_error(where, argument, "be [batch, len]", list(tokens.shape))
+    if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel():
+        return
+    least, most = (int(x) for x in tokens.aminmax())
+    if least < 0 or most >= vocab_size:
+        hint = "padding is any token, at position -1"
+        rule = f"be from 0 to {vocab_size - 1}, the vocabulary"
+        raise value_error(where, argument, rule, least if least < 0 else most, hint=hint)
