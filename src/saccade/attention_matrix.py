@@ -20,6 +20,7 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.plan import Ranges, Strip, Tile, Triangle
 from saccade.positions import Bias
+from saccade.row_order import reordered
 from saccade.score_matrix import ScoreMatrix
 from saccade.scores import Score
 from saccade.sink import with_sink
@@ -162,8 +163,9 @@ class AttentionMatrix(Matrix):
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
         choice = choose(self.scores, dropout_p, self.impl)
+        other = reordered(self.scores, choice.kernel, dropout_p)
         value_dim = self.scores.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(self.scores, choice, value_dim, dropout_p)
+        return Explanation.of(other.scores if other else self.scores, choice, value_dim, dropout_p)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
@@ -294,7 +296,11 @@ def _product(
         dropout.check(dropout_p, scores.where)
     if value.dtype != scores.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
         value = value.to(scores.query.dtype)
-    out, lse = choose(scores, dropout_p, impl).kernel.run(scores, value, dropout_p=dropout_p, seed=seed)
+    kernel = choose(scores, dropout_p, impl).kernel
+    other = reordered(scores, kernel, dropout_p)
+    out, lse = kernel.run(other.scores if other else scores, value, dropout_p=dropout_p, seed=seed)
+    if other:
+        out, lse = other.restored(out, lse)
     if scores.sink_logit is not None:
         out, lse = with_sink(out, lse, scores.sink_logit)
     return (out if out.dtype == scores.dtype else out.to(scores.dtype)), lse

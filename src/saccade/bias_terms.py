@@ -33,6 +33,10 @@ class Term(Protocol):
         """The same term read from another tensor of the same shape."""
         ...
 
+    def in_order(self, rows: Tensor, kv_len: int) -> Term:
+        """The same term with its rows in another order: row i is what row ``rows[i]`` was, int64 ``[L]``."""
+        ...
+
     def read(self, tile: Tile) -> Tensor:
         """The part that a tile needs, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
         ...
@@ -56,6 +60,10 @@ class DenseTerm(Term):
 
     def of(self, source: Tensor) -> DenseTerm:
         return DenseTerm(source)
+
+    def in_order(self, rows: Tensor, kv_len: int) -> DenseTerm:
+        del kv_len
+        return DenseTerm(self.source.index_select(2, rows)) if self.source.shape[2] > 1 else self
 
     def read(self, tile: Tile) -> Tensor:
         part = self._rows(self.source, tile)
@@ -105,6 +113,14 @@ class DistanceTerm(Term):
 
     def of(self, source: Tensor) -> DistanceTerm:
         return DistanceTerm(source, self.lowest, self.first, self.q_addresses, self.kv_addresses)
+
+    def in_order(self, rows: Tensor, kv_len: int) -> DistanceTerm:
+        source = self.source.index_select(2, rows) if self.source.shape[2] > 1 else self.source
+        if self.q_addresses is None or self.kv_addresses is None:
+            q, kv = (rows + self.first)[None], torch.arange(kv_len, device=rows.device)[None]
+        else:
+            q, kv = self.q_addresses.index_select(1, rows), self.kv_addresses
+        return DistanceTerm(source, self.lowest, 0, q, kv)
 
     def read(self, tile: Tile) -> Tensor:
         table = self._rows(self.source, tile)
@@ -195,6 +211,9 @@ class HidingTerm(Term):
 
     def of(self, source: Tensor) -> HidingTerm:
         return HidingTerm(None if self.term is None else self.term.of(source), self.hidden, self._nothing)
+
+    def in_order(self, rows: Tensor, kv_len: int) -> HidingTerm:
+        return HidingTerm(None if self.term is None else self.term.in_order(rows, kv_len), self.hidden, self._nothing)
 
     def read(self, tile: Tile) -> Tensor:
         hidden = take(self.hidden[tile.batch, tile.heads], _ranges(tile), 2)[:, :, None]

@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.bias_terms import DenseTerm, DistanceTerm, Term
 from saccade.errors import describe, type_error, value_error
 from saccade.grouping import grouped, groups_of, product, take
-from saccade.masks import as_mask
+from saccade.masks import Mask, as_mask
 from saccade.masks.base import plan_of
 from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
@@ -48,6 +48,7 @@ class ScoreMatrix:
         bias: what is added to the scores; None for nothing.
         sink_logit: ``[heads]``, in `compute_dtype`; None for no sink.
         rule: the mask on the positions that the plan counts.
+        row_positions: where the rows stand, if they are in another order, int64 ``[q_len]``; else None.
         plan: the tiles that hold every allowed pair.
         answers: what a rule that calls functions said in the forward pass, as fingerprints; the backward pass asks
             again, and must hear the same.
@@ -71,6 +72,7 @@ class ScoreMatrix:
     ):
         self.where = where
         self.answers: dict[Hashable, int] | None = None
+        self.row_positions: Tensor | None = None
         self.shape = shape = _check_query_key(query, key, score, where)
         self.dtype = query.dtype
         self.query, self.key = query, key
@@ -183,7 +185,7 @@ class ScoreMatrix:
         q, kv = self.q_index(tile), self.kv_index(tuple(strip.keys for strip in tile.columns))
         if isinstance(self.rule, AtPositions):
             return self.rule.positions(self.batch_index(tile), q, kv)
-        return q, kv
+        return (q if self.row_positions is None else self.row_positions[q]), kv
 
     def detached(self) -> ScoreMatrix:
         """The same matrix outside of the autograd graph."""
@@ -199,6 +201,20 @@ class ScoreMatrix:
         other = copy.copy(self)
         other.query, other.key = query, key
         other.scale = self.scale if scale is None else scale
+        return other
+
+    def in_order(self, rule: Mask, rows: Tensor) -> ScoreMatrix:
+        """The same matrix with its rows in another order: row i is what row ``rows[i]`` was.
+
+        Args:
+            rule: the mask, its queries counted in the new order from 0.
+            rows: int64 ``[q_len]``.
+        """
+        other = self.replaced(self.query.index_select(2, rows), self.key)
+        other.row_positions = rows + self.origin[0]
+        other.bias = None if self.bias is None else self.bias.in_order(rows, self.shape[3])
+        other.rule, other.origin = rule, (0, self.origin[1])
+        other.plan = plan_of(rule, self.shape, *other.origin)
         return other
 
     def check_value(self, value: Tensor) -> None:

@@ -1,0 +1,124 @@
+"""Rows in squares: masks that know what they see in any order of rows."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.masks.expressions import expressions
+from tests.masks.test_masks import _covered
+
+from saccade import masks
+from saccade.masks.grid import Squares
+from saccade.masks.grid_order import Grounds, InOrder, RowOrder, in_order, wanted_order
+from saccade.plan import Box, make
+
+
+def test_squares_follow_one_another() -> None:
+    order = RowOrder(Grounds(3, 5, 1), Squares(2, 2), 0, 18)
+    expected = [0, 1, 2, 6, 7, 3, 4, 8, 9, 5, 10, 11, 12, 13, 14, 15, 16, 17]
+    assert order.rows.tolist() == expected
+    assert order.rows[order.places].tolist() == list(range(18))
+    later = RowOrder(Grounds(3, 5, 1), Squares(2, 2), 7, 9)
+    assert (later.rows + 7).tolist() == [position for position in expected if 7 <= position < 16]
+    shifted = RowOrder(Grounds(3, 4, 0), Squares(2, 2, 1, 1), 0, 12)
+    assert shifted.rows.tolist() == [0, 1, 2, 3, 4, 8, 5, 6, 9, 10, 7, 11]
+
+
+def test_who_wants_an_order() -> None:
+    near = masks.Neighborhood(4, 6, 1)
+    wanted = RowOrder(Grounds(4, 6, 0), near.squares, 2, 9)
+    assert wanted_order(near, 2, 9) == wanted
+    assert wanted_order(masks.Causal() & ~(masks.Global([0]) | near), 2, 9) == wanted
+    assert wanted_order(near.after(3) | masks.Global([0]), 2, 9).grounds == Grounds(4, 6, 3)
+    assert wanted_order(masks.ShiftedWindows(4, 6, 2, 1), 0, 24).squares == Squares(2, 2, 1, 1)
+    assert wanted_order(masks.Causal() | masks.Axial(4, 6, "rows"), 2, 9) is None
+
+
+def test_parts_keep_what_they_know() -> None:
+    near = masks.Neighborhood(64, 64, 3)
+    order = wanted_order(near, 0, 4097)
+    mask = in_order(near.after(1) | masks.Global([0]), order)
+    plan = make(in_order(near, order), (1, 1, 4096, 4096), q_first=0, kv_first=0)
+    assert plan.pairs <= 64 * 64 * 14 * 14
+    assert isinstance(mask, masks.Or)
+    behind = near.after(1) | masks.Global([0])
+    plan = make(in_order(behind, wanted_order(behind, 0, 4097)), (1, 1, 4097, 4097), q_first=0, kv_first=0)
+    assert plan.pairs <= 64 * 64 * (14 * 14 + 1) + 4097
+
+
+def test_inner_squares_share_their_residuals() -> None:
+    near = masks.Neighborhood(80, 80, 3)
+    mask = in_order(near, wanted_order(near, 0, 6400))
+    plan = make(mask, (1, 8, 6400, 6400), q_first=0, kv_first=0)
+    distinct = {strip.residual for tile in plan.tiles for strip in tile.columns}
+    assert len(distinct) < 200  # of 9 kinds of squares, by 8 to 14 ranges
+    assert sum(len(tile.columns) for tile in plan.tiles) > 1000
+
+
+def test_windows_are_seen_whole() -> None:
+    windows = masks.ShiftedWindows(14, 21, 7, 3)
+    plan = make(in_order(windows, wanted_order(windows, 0, 294)), (64, 8, 294, 294), q_first=0, kv_first=0)
+    assert all(strip.residual is True for tile in plan.tiles for strip in tile.columns)
+    assert plan.pairs == 64 * 8 * windows.density(294) * 294 * 294
+
+
+@st.composite
+def _orders(draw: st.DrawFn, q_first: int, q_len: int) -> tuple[RowOrder, masks.Mask]:
+    height, width = draw(st.integers(1, 7)), draw(st.integers(1, 7))
+    before = draw(st.integers(0, 3))
+    window = draw(st.integers(1, 4))
+    grid = draw(
+        st.sampled_from(
+            [
+                masks.Neighborhood(height, width, (draw(st.integers(0, 3)), draw(st.integers(0, 3)))),
+                masks.Axial(height, width, draw(st.sampled_from(["rows", "columns", "both"]))),
+                masks.ShiftedWindows(height, width, window, draw(st.integers(0, window - 1))),
+            ]
+        )
+    )
+    cut = Squares(*(draw(st.integers(1, 4)) for _ in range(2)), *(draw(st.integers(0, 2)) for _ in range(2)))
+    return RowOrder(Grounds(height, width, before), cut, q_first, q_len), grid.after(before)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_plans_in_any_order_cover_what_is_allowed(data: st.DataObject) -> None:
+    q_first, q_len, kv_first, kv_len = (data.draw(st.integers(*ends)) for ends in ((0, 9), (1, 40), (0, 3), (1, 40)))
+    order, grid = data.draw(_orders(q_first, q_len), label="order")
+    other = data.draw(expressions(1), label="other")
+    mask = data.draw(st.sampled_from([grid, grid | other, grid & other, ~grid, other & ~grid]), label="mask")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("saccade.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)])))
+        patch.setattr("saccade.plan._TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
+        got = _written(in_order(mask, order), q_len, kv_first, kv_len)
+    q, kv = torch.from_numpy(order.rows) + q_first, torch.arange(kv_first, kv_first + kv_len)
+    assert torch.equal(got, mask.to_dense(q_len, kv_len, batch=1, q_positions=q, kv_positions=kv)[0, 0])
+
+
+def _written(mask: masks.Mask, q_len: int, kv_first: int, kv_len: int) -> torch.Tensor:
+    """A plan written out; on the way, its promises about residual keys are checked."""
+    got = torch.zeros(q_len, kv_len, dtype=torch.bool)
+    zero = torch.zeros(1, dtype=torch.int64)
+    contents: dict[object, torch.Tensor] = {}
+    for tile in make(mask, (1, 1, q_len, kv_len), q_first=0, kv_first=kv_first).tiles:
+        rows = torch.tensor(list(tile.rows))[:, None]
+        for strip in tile.columns:
+            keys = torch.tensor(list(strip.keys))
+            part = tile.rule.allows(zero, zero, rows, keys + kv_first).expand(len(rows), len(keys))
+            assert not (got[rows, keys] & part).any()
+            got[rows, keys] |= part
+            same = contents.setdefault(strip.residual, part)
+            assert part.all() if strip.residual is True else torch.equal(same, part)
+    return got
+
+
+def test_in_the_order_of_positions_nothing_changes() -> None:
+    mask = masks.Neighborhood(4, 5, 1)
+    order = RowOrder(Grounds(4, 5, 0), Squares(1, 5), 0, 20)
+    assert np.array_equal(order.rows, np.arange(20))
+    same = InOrder(mask, order)
+    assert torch.equal(_covered(same, (1, 1, 20, 20)), mask.to_dense(20))
+    assert str(same) == str(mask)
+    assert same.residual(Box(0, range(5), range(15, 20))) is False
