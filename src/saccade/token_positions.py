@@ -73,7 +73,7 @@ class AtPositions(Mask):
     ) -> AtPositions:
         """Write positions out as tensors; a default (None) counts from 0."""
         q, kv = (
-            (torch.arange(length, device=device) if x is None else _written_out(x, device)).reshape(-1, length)
+            torch.atleast_2d(torch.arange(length, device=device) if x is None else _written_out(x, device))
             for x, length in ((q_positions, q_len), (kv_positions, kv_len))
         )
         return cls(mask, q, kv)

@@ -55,7 +55,7 @@ class Columns:
         old = self._held
         if old is None:
             return
-        held = torch.empty((len(rows), *old.shape[1:]), dtype=old.dtype, device=old.device)
+        held = old.new_empty(len(rows), *old.shape[1:])
         for i, row in enumerate(rows.tolist()):
             held[i, :, :length].copy_(old[row, :, :length])
         self._held, self._is_shared = held, False
@@ -79,7 +79,7 @@ class Columns:
             room = max(_SMALLEST, stop) if old is None else old.shape[2]
             if old is not None and stop > room:
                 room = max(stop, 2 * room)
-        held = torch.empty((*new.shape[:2], room, new.shape[3]), dtype=new.dtype, device=new.device)
+        held = new.new_empty(*new.shape[:2], room, new.shape[3])
         if old is not None and start:
             held[:, :, :start].copy_(old[:, :, :start])
         self._held, self._is_shared = held, False

@@ -1,0 +1,343 @@
+"""Caches in use: memory, what they share, gradients, and what they refuse before anything is written."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade import masks
+from saccade.caches import Cache, CrossCache, KVCache, LayerCache, padded_positions
+from saccade.mechanisms import Softmax
+from saccade.nn import AttentionBlock, MultiHeadAttention
+
+SOFTMAX, CAUSAL = Softmax(), masks.Causal()
+
+
+def _qkv(q_len: int = 3, batch: int = 2, kv_heads: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    heads = (4, kv_heads, kv_heads)
+    return [torch.randn(batch, own, q_len, 8, dtype=dtype) for own in heads]
+
+
+def _filled(max_len: int | None = None, q_len: int = 3) -> KVCache:
+    cache = KVCache(max_len)
+    cache.attend(SOFTMAX, *_qkv(q_len), mask=CAUSAL)
+    return cache
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    token = 2 * 2 * 8 * 4 * 2  # batch, kv heads, width, bytes, key and value
+    cache = _filled(max_len=100)
+    assert cache.nbytes == 100 * token
+    grown = KVCache()
+    assert grown.nbytes == 0
+    for n in (20, 1, 1):
+        grown.attend(SOFTMAX, *_qkv(n), mask=CAUSAL)
+        assert grown.length * token <= grown.nbytes <= 2 * grown.length * token
+    half = KVCache(10)
+    half.attend(SOFTMAX, *_qkv(dtype=torch.bfloat16), mask=CAUSAL)
+    assert half.nbytes == 10 * token // 2
+    ragged = KVCache(10)
+    ragged.attend(SOFTMAX, *_qkv(), mask=CAUSAL, positions=padded_positions([3, 1]))
+    assert ragged.nbytes == 10 * token + 2 * 3 * 8 + 2 * 8
+
+
+def test_growing_moves_memory_rarely() -> None:
+    cache, places = KVCache(), set()
+    for _ in range(200):
+        cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+        assert cache.key is not None
+        places.add(cache.key.untyped_storage().nbytes())
+    assert len(places) <= 5
+    assert cache.key.shape == (2, 2, 200, 8)
+
+
+def test_nothing_is_shared_with_the_caller() -> None:
+    q, k, v = _qkv()
+    positions = padded_positions([3, 2])
+    cache = KVCache()
+    cache.attend(SOFTMAX, q, k, v, mask=CAUSAL, positions=positions)
+    held = [x.clone() for x in (cache.key, cache.value, cache.kv_positions) if isinstance(x, Tensor)]
+    for x in (k, v, positions):
+        x.fill_(5)
+    for own, before in zip((cache.key, cache.value, cache.kv_positions), held, strict=True):
+        assert isinstance(own, Tensor)
+        assert torch.equal(own, before)
+    assert cache.positions(1).tolist() == [[3], [2]]
+
+
+def test_gradients_reach_the_tokens_of_the_call_and_stop_at_the_past() -> None:
+    cache = KVCache()
+    past = [x.double().requires_grad_() for x in _qkv(3)]
+    cache.attend(SOFTMAX, *past, mask=CAUSAL).sum().backward()
+    assert all(x.grad is not None for x in past)
+    kept_k, kept_v = (x.detach().clone() for x in past[1:])
+    for x in past:
+        x.grad = None
+    new = [x.double().requires_grad_() for x in _qkv(2)]
+    out = cache.attend(SOFTMAX, *new, mask=CAUSAL)
+    cache.attend(SOFTMAX, *(x.double() for x in _qkv(4)), mask=CAUSAL)  # what is written now must not spoil the graph
+    out.pow(2).sum().backward()
+    q, k, v = (x.detach().clone().requires_grad_() for x in new)
+    keys, values = torch.cat([kept_k, k], 2), torch.cat([kept_v, v], 2)
+    (SOFTMAX(q, keys, mask=CAUSAL) @ values).pow(2).sum().backward()
+    for own, other in zip(new, (q, k, v), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+    assert all(x.grad is None for x in past)
+    assert cache.key is not None
+    assert not cache.key.requires_grad
+
+
+def test_a_trained_sink_gets_its_gradient_whatever_is_written_later() -> None:
+    softmax, cache = Softmax(sink_logit=4), KVCache()
+    out = cache.attend(softmax, *_qkv(3), mask=CAUSAL)
+    cache.attend(softmax, *_qkv(2), mask=CAUSAL)
+    out.sum().backward()
+    assert softmax.sink_logit is not None
+    assert softmax.sink_logit.grad is not None
+
+
+def test_a_cache_made_in_inference_mode_serves_outside_of_it() -> None:
+    q, k, v = _qkv(5)
+    cache = KVCache()
+    with torch.inference_mode():
+        cache.attend(SOFTMAX, q[:, :, :4], k[:, :, :4], v[:, :, :4], mask=CAUSAL)
+    out = cache.attend(SOFTMAX, q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], mask=CAUSAL)
+    torch.testing.assert_close(out, (SOFTMAX(q, k, mask=CAUSAL) @ v)[:, :, 4:])
+
+
+def test_a_call_that_fails_leaves_no_trace() -> None:
+    cache = _filled()
+    key = cache.key
+    with pytest.raises(TypeError, match="mask must be None, a saccade mask"):
+        cache.attend(SOFTMAX, *_qkv(1), mask=3)
+    assert cache.length == 3
+    assert cache.positions(1) == range(3, 4)
+    torch.testing.assert_close(cache.key, key)
+
+
+def test_a_full_cache_says_so_and_keeps_what_it_has() -> None:
+    cache = _filled(max_len=4)
+    sentence = r"KVCache\.attend: tokens must fit in max_len 4; got 3 held and 2 new\."
+    with pytest.raises(ValueError, match=sentence):
+        cache.attend(SOFTMAX, *_qkv(2), mask=CAUSAL)
+    cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+    assert cache.length == 4
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"batch": 3}, "batch of key must be 2, as in the cache; got 3"),
+        ({"kv_heads": 4}, "kv_heads of key must be 2, as in the cache; got 4"),
+        ({"dtype": torch.float64}, "dtype of key must be float32, as in the cache; got float64"),
+    ],
+)
+def test_other_tensors_than_before_are_refused(change: dict[str, object], sentence: str) -> None:
+    cache = _filled()
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        cache.attend(SOFTMAX, *_qkv(1, **change), mask=CAUSAL)
+    assert cache.length == 3
+
+
+def test_tensors_that_do_not_fit_together_are_refused() -> None:
+    q, k, v = _qkv(2)
+    cache = KVCache()
+    with pytest.raises(ValueError, match=r"key must hold the keys of the query's own tokens; got \[2, 2, 1, 8\]"):
+        cache.attend(SOFTMAX, q, k[:, :, :1], v)
+    with pytest.raises(ValueError, match=r"value must have shape \[2, 2, 2, value_dim\]; got \[2, 1, 2, 8\]"):
+        cache.attend(SOFTMAX, q, k, v[:, :1])
+    with pytest.raises(ValueError, match="dtype must be the same for query, key and value"):
+        cache.attend(SOFTMAX, q, k, v.double())
+    with pytest.raises(ValueError, match="key must have four dimensions"):
+        cache.attend(SOFTMAX, q, k[0], v)
+    with pytest.raises(TypeError, match="value must be a tensor; got int"):
+        cache.attend(SOFTMAX, q, k, 3)
+    with pytest.raises(ValueError, match="mask must be a rule on positions"):
+        cache.attend(SOFTMAX, q, k, v, mask=torch.ones(2, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="positions must hold 2 positions; got 3"):
+        cache.attend(SOFTMAX, q, k, v, positions=range(3))
+    assert (cache.length, cache.nbytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "call, error, sentence",
+    [
+        (lambda: KVCache(0), ValueError, "KVCache: max_len must be an int of at least 1; got 0"),
+        (lambda: KVCache(2.0), TypeError, "KVCache: max_len must be an int of at least 1; got 2.0"),
+        (lambda: KVCache(True), TypeError, "max_len must be an int"),
+        (lambda: _filled().crop(4), ValueError, r"KVCache\.crop: length must be from 0 to 3, the columns held; got 4"),
+        (lambda: _filled().crop(-1), ValueError, "length must be from 0 to 3"),
+        (lambda: _filled().crop(1.0), TypeError, "length must be an int; got 1.0"),
+        (lambda: _filled().reorder([2]), ValueError, r"KVCache\.reorder: rows must be batch items, from 0 to 1; got 2"),
+        (lambda: _filled().reorder([-1]), ValueError, "from 0 to 1; got -1"),
+        (lambda: _filled().reorder([0.0]), TypeError, "rows must be an int tensor"),
+        (lambda: _filled().reorder(torch.ones(2, dtype=torch.bool)), TypeError, "rows must be an int tensor"),
+        (lambda: _filled().reorder("01"), TypeError, "rows must be an int tensor"),
+        (lambda: KVCache().positions(-1), ValueError, "q_len must be an int of at least 0; got -1"),
+        (lambda: padded_positions([3], side="up"), ValueError, "side must be 'right' or 'left'"),
+        (lambda: padded_positions([3], padded_len=2), ValueError, "padded_len must be at least the longest item"),
+        (lambda: padded_positions([-1]), ValueError, "lengths must be ints of at least 0"),
+        (lambda: Cache([]), ValueError, "Cache: layers must be at least one; got none"),
+        (lambda: Cache([KVCache()] * 2), ValueError, "layers must be different objects"),
+        (lambda: Cache([3]), TypeError, "layers must be caches of layers; got int"),
+        (lambda: Cache([_filled()]).crop(4), ValueError, r"Cache\.crop: length must be from 0 to 3"),
+        (lambda: CrossCache().attend(SOFTMAX, _qkv()[0]), ValueError, "key and value must be given in the first call"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(call, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        call()
+
+
+def test_lengths_become_positions() -> None:
+    assert padded_positions([2, 0, 3]).tolist() == [[0, 1, -1], [-1, -1, -1], [0, 1, 2]]
+    assert padded_positions([2, 3], side="left", padded_len=4).tolist() == [[-1, -1, 0, 1], [-1, 0, 1, 2]]
+    assert padded_positions(torch.tensor([1]), padded_len=2).dtype == torch.int64
+
+
+def test_equal_lengths_cost_no_table() -> None:
+    cache = KVCache()
+    cache.attend(SOFTMAX, *_qkv(3), mask=CAUSAL, positions=padded_positions([3, 3]))
+    assert cache.kv_positions == range(3)
+    cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=torch.tensor([3]))
+    assert cache.kv_positions == range(4)
+    cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=range(7, 8))
+    assert cache.kv_positions.tolist() == [[0, 1, 2, 3, 7]] * 2
+
+
+def test_a_mechanism_names_its_cache() -> None:
+    cache = SOFTMAX.new_cache()
+    assert isinstance(cache, KVCache)
+    assert cache.max_len is None
+    assert SOFTMAX.new_cache(7).max_len == 7
+    assert repr(_filled(4)) == f"KVCache(max_len=4, length=3, nbytes={4 * 256})"
+
+
+def test_a_model_s_cache_is_all_of_its_layers() -> None:
+    inner = Cache([KVCache(), CrossCache()])
+    cache = Cache([inner, Cache([KVCache(), CrossCache()])])
+    q, k, v = _qkv(3)
+    for layer in cache.flat:
+        layer.attend(SOFTMAX, q, k, v)
+    assert (len(cache), len(cache.flat), cache.length) == (2, 4, 3)
+    assert cache[0] is inner
+    assert next(iter(cache)) is inner
+    assert cache.nbytes == sum(layer.nbytes for layer in cache.flat)
+    assert cache.positions(1) == range(3, 4)
+    other = cache.fork()
+    other.reorder([1, 1, 0])
+    other.crop(1)
+    assert [layer.length for layer in other.flat] == [1, 3, 1, 3]
+    assert all(layer.key.shape[0] == 3 for layer in other.flat)
+    assert [layer.length for layer in cache.flat] == [3, 3, 3, 3]
+    torch.testing.assert_close(other.flat[1].key, k[[1, 1, 0]])
+    assert Cache([CrossCache()]).positions(1) is None
+    assert "2 layers, length=3" in repr(cache)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_context_is_projected_once(ragged: bool) -> None:
+    mha = MultiHeadAttention(16, 4, num_kv_heads=2, context_dim=10, mechanism=Softmax(sink_logit=4)).eval()
+    x, context = torch.randn(2, 5, 16), torch.randn(2, 7, 10)
+    kv_positions = padded_positions([7, 4]) if ragged else None
+    where = {"positions": range(5), "kv_positions": kv_positions} if ragged else {}
+    full = mha(x, context, **where)
+    calls: list[object] = []
+    handle = mha.key_projection.register_forward_hook(lambda *of: calls.append(of))
+    cache = CrossCache()
+    first = mha(x[:, :2], context, cache=cache, kv_positions=kv_positions, positions=range(2) if ragged else None)
+    rest = [
+        mha(x[:, 2:4], context, cache=cache, positions=range(2, 4) if ragged else None),
+        mha(x[:, 4:], cache=cache, positions=range(4, 5) if ragged else None),
+    ]
+    handle.remove()
+    assert len(calls) == 1
+    torch.testing.assert_close(torch.cat([first, *rest], 1), full)
+    fork = cache.fork()
+    fork.reorder([1, 1])
+    fork.crop(0)
+    out = mha(x[[1, 1], 2:], cache=fork, positions=range(2, 5) if ragged else None)
+    torch.testing.assert_close(out, full[[1, 1], 2:])
+    torch.testing.assert_close(mha(x, cache=cache, positions=range(5) if ragged else None), full)
+    assert cache.nbytes == 2 * 2 * 2 * 7 * 4 * 4 + (2 * 7 * 8 if ragged else 0)
+
+
+def test_a_context_keeps_its_own_memory() -> None:
+    cache, (q, k, v) = CrossCache(), _qkv()
+    before = cache.attend(SOFTMAX, q, k, v)
+    k.fill_(0)
+    torch.testing.assert_close(cache.attend(SOFTMAX, q), before)
+    with pytest.raises(ValueError, match=r"CrossCache\.fill: cache must be empty; got one of 3 keys"):
+        cache.attend(SOFTMAX, q, k, v)
+    with pytest.raises(ValueError, match=r"key and value must be \[batch, kv_heads, len, width\]"):
+        CrossCache().fill(k, v[:, :, :1])
+
+
+def test_layers_refuse_what_a_cache_cannot_mean() -> None:
+    mha = MultiHeadAttention(16, 4, mask=CAUSAL).eval()
+    x = torch.randn(2, 3, 16)
+    with pytest.raises(TypeError, match=r"cache must be the cache of a layer, or None; got Cache\."):
+        mha(x, cache=Cache([KVCache()]))
+    with pytest.raises(ValueError, match="key and value must be None with a KVCache"):
+        mha(x, x, cache=KVCache())
+    with pytest.raises(ValueError, match="kv_positions must be None with a KVCache"):
+        mha(x, kv_positions=range(3), cache=KVCache())
+    with pytest.raises(ValueError, match="mask must be a rule on positions with a cache"):
+        mha(x, mask=torch.ones(3, 3, dtype=torch.bool), cache=KVCache())
+    with pytest.raises(ValueError, match="key must be given in the first call with a CrossCache"):
+        mha(x, cache=CrossCache())
+    cache = CrossCache()
+    mha(x, x, cache=cache)
+    with pytest.raises(ValueError, match=re.escape("key must have shape [2, 3, 16], as the context in the cache")):
+        mha(x, x[:, :2], cache=cache)
+    with pytest.raises(ValueError, match="kv_positions must be given in the first call with a CrossCache only"):
+        mha(x, kv_positions=range(3), cache=cache)
+    with pytest.raises(ValueError, match="batch must be the same for all inputs"):
+        mha(x[:1].expand(3, 3, 16), x, cache=CrossCache())
+    from_positions = MultiHeadAttention(16, 4, rotary=None)
+    assert from_positions(x, cache=KVCache()).shape == (2, 3, 16)
+
+
+def test_rotated_context_needs_positions() -> None:
+    from saccade.positions import Rotary  # noqa: PLC0415
+
+    mha = MultiHeadAttention(16, 4, rotary=Rotary(4)).eval()
+    x, context = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
+    with pytest.raises(ValueError, match="positions must be given with rotary and a CrossCache"):
+        mha(x, context, cache=CrossCache())
+    cache = CrossCache()
+    full = mha(x, context, positions=range(2, 5), kv_positions=range(5))
+    out = [mha(x[:, i : i + 1], context, cache=cache, positions=range(2 + i, 3 + i)) for i in range(3)]
+    torch.testing.assert_close(torch.cat(out, 1), full)
+
+
+def test_blocks_hand_the_cache_on() -> None:
+    block = AttentionBlock(16, 4, mask=CAUSAL).eval()
+    x, cache = torch.randn(2, 5, 16), KVCache()
+    out = torch.cat([block(part, cache=cache) for part in x.split([3, 1, 1], 1)], 1)
+    torch.testing.assert_close(out, block(x))
+
+
+def test_the_joined_mask_is_read_at_positions() -> None:
+    mha = MultiHeadAttention(16, 4, mask=CAUSAL).eval()
+    x, cache = torch.randn(1, 6, 16), KVCache()
+    facts = masks.Documents([2, 4])
+    out = torch.cat([mha(part, cache=cache, mask=facts) for part in x.split([3, 1, 2], 1)], 1)
+    torch.testing.assert_close(out, mha(x, mask=facts))
+
+
+def test_one_s_own_cache_needs_only_the_protocol() -> None:
+    class Forgetful(KVCache):
+        """Remembers the last call only."""
+
+        def attend(self, *args: object, **kwargs: object) -> Tensor:
+            self.crop(0)
+            return super().attend(*args, **kwargs)
+
+    mha = MultiHeadAttention(16, 4, mask=CAUSAL).eval()
+    cache = Forgetful()
+    assert isinstance(cache, LayerCache)
+    x = torch.randn(1, 4, 16)
+    mha(x[:, :2], cache=cache)
+    torch.testing.assert_close(mha(x[:, 2:], cache=cache), mha(x[:, 2:]))
