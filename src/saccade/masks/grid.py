@@ -35,6 +35,13 @@ class Hulls(NamedTuple):
     ``some`` says which groups have a cell at all, ``all`` which have nothing but cells of the grid.
     """
 
+    @property
+    def first_ends(self) -> tuple[int, int, int, int] | None:
+        """Top, bottom, left and right of the first group, as ints; None if it has no cell."""
+        if not self.some[0]:
+            return None
+        return int(self.top[0]), int(self.bottom[0]), int(self.left[0]), int(self.right[0])
+
     top: Ints
     bottom: Ints
     left: Ints
@@ -47,13 +54,15 @@ class Cells(NamedTuple):
     """The rows of one box.
 
     Attributes:
-        hull: of those that stand on the grid, for one group.
+        ends: top, bottom, left and right of those on the grid, both ends included; None if there is none.
+        all: whether all are on the grid.
         first: row and column of the first one.
         pattern: equal patterns mean the same displacements from the first one.
         place: equal places mean the same cells.
     """
 
-    hull: Hulls
+    ends: tuple[int, int, int, int] | None
+    all: bool
     first: tuple[int, int]
     pattern: Hashable
     place: Hashable
@@ -128,22 +137,24 @@ class Grid(Mask):
         y, x = divmod(rows[0], self.width)
         # Where rows go on in the next row of the grid depends on the column they start in.
         goes_on = rows[-1] // self.width != y
-        return self.residual_of(Cells(hull, (y, x), (rows.step, len(rows), x if goes_on else None), rows), box.keys)
+        pattern = (rows.step, len(rows), x if goes_on else None)
+        return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
         """Same as `residual`, for any cells."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
-        if least > most or not cells.hull.some.all():
+        if least > most or cells.ends is None:
             return False
         top, bottom = least // self.width, most // self.width
         left, right = (least % self.width, most % self.width) if top == bottom else (0, self.width - 1)
-        is_inside = bool(cells.hull.all.all()) and least == keys[0] and most == keys[-1]
+        is_inside = cells.all and least == keys[0] and most == keys[-1]
+        y, last_y, x, last_x = cells.ends
         touched = False
-        for low, high in self._ends(cells.hull):
+        for low, high in zip(self._sight(y, x), self._sight(last_y, last_x), strict=True):
             covers = high.top <= top and bottom < low.bottom and high.left <= left and right < low.right
             if covers and is_inside:
                 return True
-            touched |= bool(low.top <= bottom and top < high.bottom and low.left <= right and left < high.right)
+            touched |= low.top <= bottom and top < high.bottom and low.left <= right and left < high.right
         if not touched:
             return False
         if not (is_inside and self.depends_on_displacement):
@@ -153,7 +164,7 @@ class Grid(Mask):
         return (self, cells.pattern, displacement, keys.step, len(keys), goes_on)
 
     def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
-        """What the first and the last corner of each hull see."""
+        """What the first and the last corner of each hull see, cut to the grid."""
         firsts, lasts = self._sight(hulls.top, hulls.left), self._sight(hulls.bottom, hulls.right)
         return [(self._clipped(low), self._clipped(high)) for low, high in zip(firsts, lasts, strict=True)]
 

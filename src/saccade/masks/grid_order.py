@@ -143,7 +143,7 @@ class InOrder(Mask):
             return self.mask.bounds(Groups(groups.batch, first, last), keys)
         before = self.order.grounds.before
         own = Universe(*(np.maximum(edge - before, 0) for edge in keys))
-        inner = grid.bounds_of(self._hulls(groups.first, groups.last), own)
+        inner = grid.bounds_of(_hulls(_made(self.order), groups.first, groups.last), own)
         offset = np.full_like(groups.first, before)
         needed = inner.needed.shifted(offset, keys)
         if inner.is_exact:
@@ -153,25 +153,17 @@ class InOrder(Mask):
         return Bounds(needed, inner.sure.shifted(offset, keys).where(is_worth, Spans.nothing(keys)))
 
     def residual(self, box: Box) -> bool | Hashable:
-        made, rows = _made(self.order), box.rows
-        first, last = np.asarray([rows[0]]), np.asarray([rows[-1]])
         grid = self._grid()
         if grid is None:
-            least = _reduced(np.minimum, made.positions, first, last)
-            most = _reduced(np.maximum, made.positions, first, last)
-            residual = self.mask.residual(Box(box.batch, range(int(least[0]), int(most[0]) + 1), box.keys))
+            positions = _made(self.order).positions[box.rows[0] : box.rows[-1] + 1]
+            hull = range(int(positions.min()), int(positions.max()) + 1)
+            residual = self.mask.residual(Box(box.batch, hull, box.keys))
             return residual if isinstance(residual, bool) else super().residual(box)
         before = self.order.grounds.before
         if box.keys[0] < before:
             return super().residual(box) if box.keys[-1] >= before else False
         keys = range(box.keys.start - before, box.keys.stop - before, box.keys.step)
-        square = int(np.searchsorted(made.edges, rows[0], side="right")) - 1
-        start = int(made.edges[square])
-        stop = int(made.edges[square + 1]) if square + 1 < len(made.edges) else self.order.q_len
-        place = (self.order, rows)
-        pattern = (made.shapes[square], rows.start - start, rows.step, len(rows)) if rows[-1] < stop else place
-        at = (int(made.top[rows[0]]), int(made.left[rows[0]]))
-        return grid.residual_of(Cells(self._hulls(first, last), at, pattern, place), keys)
+        return grid.residual_of(_cells(self.order, box.rows), keys)
 
     def cuts(self, batch: int, rows: range) -> Ints:
         del batch, rows
@@ -188,14 +180,28 @@ class InOrder(Mask):
         grid, grounds = _grid_of(self.mask)
         return grid if grounds == self.order.grounds else None
 
-    def _hulls(self, first: Ints, last: Ints) -> Hulls:
-        made = _made(self.order)
-        top, left = (_reduced(np.minimum, a, first, last) for a in (made.top, made.left))
-        bottom, right = (_reduced(np.maximum, a, first, last) for a in (made.bottom, made.right))
-        some = bottom >= 0
-        every = _reduced(np.minimum, made.bottom, first, last) >= 0
-        top, bottom, left, right = (np.where(some, edge, 0) for edge in (top, bottom, left, right))
-        return Hulls(top, bottom, left, right, some, every)
+
+def _hulls(made: _Made, first: Ints, last: Ints) -> Hulls:
+    top, left = (_reduced(np.minimum, edge, first, last) for edge in (made.top, made.left))
+    bottom, right = (_reduced(np.maximum, edge, first, last) for edge in (made.bottom, made.right))
+    some = bottom >= 0
+    every = _reduced(np.minimum, made.bottom, first, last) >= 0
+    top, bottom, left, right = (np.where(some, edge, 0) for edge in (top, bottom, left, right))
+    return Hulls(top, bottom, left, right, some, every)
+
+
+@lru_cache(maxsize=256)
+def _cells(order: RowOrder, rows: range) -> Cells:
+    """Kept, since the ranges of keys of one tile are asked for one by one."""
+    made = _made(order)
+    hull = _hulls(made, np.asarray([rows[0]]), np.asarray([rows[-1]]))
+    square = int(np.searchsorted(made.edges, rows[0], side="right")) - 1
+    start = int(made.edges[square])
+    stop = int(made.edges[square + 1]) if square + 1 < len(made.edges) else order.q_len
+    place = (order, rows)
+    pattern = (made.shapes[square], rows.start - start, rows.step, len(rows)) if rows[-1] < stop else place
+    first = (int(made.top[rows[0]]), int(made.left[rows[0]]))
+    return Cells(hull.first_ends, bool(hull.all[0]), first, pattern, place)
 
 
 def in_order(mask: Mask, order: RowOrder) -> Mask:
