@@ -7,10 +7,13 @@ import threading
 import pytest
 import torch
 from tests.masks.test_masks import ATOMS
+from torch import func
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
-from saccade import masks
+from saccade import masks, positions, scores
+from saccade.masks.program import decode, encode
 from saccade.testing import oracle
 
 MASK = masks.Causal() & (masks.Window(3, 0) | masks.Global([0]))
@@ -53,15 +56,147 @@ def test_the_probe_answers_the_same_whatever_is_switched_on() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(3, 3), MASK], ids=str)
-def test_compiled_functions_give_the_same(mask: masks.Mask | None) -> None:
+@pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(3, 3), MASK, masks.Padding((5, 40))], ids=str)
+def test_compiled_functions_give_the_same_in_one_graph(mask: masks.Mask | None) -> None:
     torch.compiler.reset()
-    q, k, v = (torch.randn(1, 2, 40, 8, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(2, 2, 40, 8, requires_grad=True) for _ in range(3))
     expected = 2 * sc.attention(q, k, v, mask)
-    out = torch.compile(lambda q, k, v: 2 * sc.attention(q, k, v, mask), backend="aot_eager")(q, k, v)
+    compiled = torch.compile(lambda q, k, v: 2 * sc.attention(q, k, v, mask), backend="aot_eager", fullgraph=True)
+    out = compiled(q, k, v)
     torch.testing.assert_close(out, expected)
     for own, other in zip(*(torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, expected)), strict=True):
         torch.testing.assert_close(own, other)
+
+
+OPTIONS = {
+    "softcap": lambda: {"softcap": 2.0},
+    "scale": lambda: {"scale": 0.3},
+    "trainable bias": lambda: {"bias": torch.randn(1, 4, 20, 20, requires_grad=True)},
+    "alibi": lambda: {"bias": positions.ALiBi(4)},
+    "t5": lambda: {"bias": positions.T5(4)},
+    "shaw": lambda: {"bias": positions.ShawKeys(8, 5)},
+    "cosine": lambda: {"score": scores.Cosine(), "scale": 4.0},
+    "bilinear": lambda: {"score": scores.Bilinear(8, 8)},
+    "sink": lambda: {"sink_logit": torch.randn(4, requires_grad=True)},
+    "positions": lambda: {"q_positions": torch.arange(20), "kv_positions": torch.arange(20)},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_compile_in_one_graph(name: str) -> None:
+    torch.compiler.reset()
+    q, k, v = (torch.randn(2, 4, 20, 8, requires_grad=True) for _ in range(3))
+    options = OPTIONS[name]()
+    modules = [x for x in options.values() if isinstance(x, torch.nn.Module)]
+    leaves = [q, k, v, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
+    leaves += [x for module in modules for x in module.parameters()]
+
+    def answer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return sc.attention(q, k, v, MASK, **options)
+
+    out, expected = torch.compile(answer, backend="aot_eager", fullgraph=True)(q, k, v), answer(q, k, v)
+    torch.testing.assert_close(out, expected)
+    for own, other in zip(*(torch.autograd.grad(x.sin().sum(), leaves) for x in (out, expected)), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lengths_and_windows_that_vary_take_few_graphs() -> None:
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def answer(q: torch.Tensor) -> torch.Tensor:
+        return sc.attention(q, q, q, masks.Causal() & masks.Window(q.shape[2] // 4, 0))
+
+    compiled = torch.compile(answer, backend=counter, fullgraph=True)
+    for n in (20, 24, 33, 40, 57):
+        q = torch.randn(1, 2, n, 8)
+        torch.testing.assert_close(compiled(q), answer(q))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_as_mask_is_a_break_in_the_graph() -> None:
+    torch.compiler.reset()
+    q = torch.randn(1, 2, 20, 8)
+
+    def answer(q: torch.Tensor) -> torch.Tensor:
+        return sc.attention(q, q, q, lambda b, h, q, kv: (q - kv).abs() < 5)
+
+    torch.testing.assert_close(torch.compile(answer, backend="aot_eager")(q), answer(q))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dropout_in_a_compiled_function_is_that_of_the_seed() -> None:
+    torch.compiler.reset()
+    q = torch.randn(1, 2, 20, 8)
+
+    def answer(q: torch.Tensor) -> torch.Tensor:
+        return sc.AttentionMatrix(q, q, MASK).matmul(q, dropout_p=0.4, seed=5)
+
+    torch.testing.assert_close(torch.compile(answer, backend="aot_eager", fullgraph=True)(q), answer(q))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_module_runs_at_other_lengths() -> None:
+    mha = sc.nn.MultiHeadAttention(16, 4, num_kv_heads=2, mask=MASK, rotary=positions.Rotary(4)).eval()
+    length = torch.export.Dim("length", min=2, max=200)
+    exported = torch.export.export(mha, (torch.randn(2, 9, 16),), dynamic_shapes=({1: length},), strict=True)
+    x = torch.randn(2, 31, 16)
+    torch.testing.assert_close(exported.module()(x), mha(x))
+
+
+def test_the_operations_keep_torch_s_rules() -> None:
+    x = torch.randn(1, 2, 6, 4, requires_grad=True)
+    program = [0, 0, 0, 0, 0, 0, 0, *encode(masks.Causal())[0]]
+    arguments = (x, x, x, [], [torch.zeros((), dtype=torch.int64)], program, [0.5, float("nan"), 0.0], "auto")
+    torch.library.opcheck(torch.ops.saccade.product.default, arguments)
+
+
+def test_functional_gradients_and_maps_equal_plain_ones() -> None:
+    tensors = [torch.randn(3, 2, 4, 7, 8, dtype=torch.float64) for _ in range(3)]
+    bias = torch.randn(1, 4, 7, 7, dtype=torch.float64)
+    for options in ({}, {"softcap": 2.0}, {"bias": bias}, {"sink_logit": torch.randn(4)}):
+
+        def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict = options) -> torch.Tensor:
+            return sc.attention(q, k, v, MASK, **options).sin().sum()
+
+        leaves = [x[0].clone().requires_grad_() for x in tensors]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        for own, other in zip(func.grad(loss, (0, 1, 2))(*(x[0] for x in tensors)), expected, strict=True):
+            torch.testing.assert_close(own, other)
+        each = [func.grad(loss)(*item) for item in zip(*tensors, strict=True)]
+        torch.testing.assert_close(func.vmap(func.grad(loss))(*tensors), torch.stack(each))
+        shared = func.vmap(func.grad(loss), (0, None, None))(tensors[0], tensors[1][0], tensors[2][0])
+        each = [func.grad(loss)(q, tensors[1][0], tensors[2][0]) for q in tensors[0]]
+        torch.testing.assert_close(shared, torch.stack(each))
+
+
+def test_gradients_for_each_sample_of_a_batch() -> None:
+    mha = sc.nn.MultiHeadAttention(16, 4, mask=MASK).double()
+    x = torch.randn(5, 1, 6, 16, dtype=torch.float64)
+    weights = {name: weight.detach() for name, weight in mha.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return func.functional_call(mha, weights, (x,)).pow(2).sum()
+
+    together = func.vmap(func.grad(loss), (None, 0))(weights, x)
+    for number, item in enumerate(x):
+        for name, own in func.grad(loss)(weights, item).items():
+            torch.testing.assert_close(together[name][number], own)
+
+
+def test_what_vmap_cannot_map_is_refused() -> None:
+    x = torch.randn(3, 2, 2, 5, 4)
+    with pytest.raises(sc.UnsupportedError, match="tells batch items apart"):
+        func.vmap(lambda x: sc.attention(x, x, x, masks.Padding((2, 5))))(x)
+
+
+def test_shapes_alone_on_the_meta_device() -> None:
+    x = torch.empty(2, 4, 7, 8, device="meta")
+    assert sc.attention(x, x, x[..., :3], MASK).shape == (2, 4, 7, 3)
+    assert sc.attention(x, x, x).device.type == "meta"
 
 
 def test_checkpointing_and_inference_mode() -> None:
@@ -81,6 +216,19 @@ def test_checkpointing_and_inference_mode() -> None:
 def test_masks_can_be_copied_and_pickled(mask: masks.Mask) -> None:
     for other in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
         assert torch.equal(other.to_dense(9, batch=2), mask.to_dense(9, batch=2))
+
+
+@pytest.mark.parametrize("mask", [mask for mask in ATOMS if not isinstance(mask, masks.Predicate)], ids=str)
+def test_masks_survive_as_numbers_and_tensors(mask: masks.Mask) -> None:
+    joined = ~mask & (masks.Causal() | mask)
+    encoded = encode(joined)
+    assert encoded is not None
+    assert all(isinstance(number, int) for number in encoded[0])
+    assert torch.equal(decode(*encoded).to_dense(9, batch=2), joined.to_dense(9, batch=2))
+
+
+def test_a_function_cannot_become_numbers() -> None:
+    assert encode(masks.Predicate(lambda b, h, q, kv: q == kv) | masks.Causal()) is None
 
 
 def test_threads_share_plans() -> None:

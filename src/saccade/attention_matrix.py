@@ -26,6 +26,7 @@ from saccade.scores import Score
 from saccade.sink import with_sink
 from saccade.statistics.block import Block, as_slice
 from saccade.token_positions import Positions
+from saccade.traced import execute, product
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse"]
 
@@ -282,12 +283,7 @@ def _product(
     scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output and lse by the kernel that fits."""
-    if torch.compiler.is_compiling():
-        # Kernels walk over tiles in Python, which a compiler need not unroll: they are a break in its graph. A
-        # decorator would say the same, and import the compiler with `import saccade`.
-        outside: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(_product)
-        return outside(scores, value, dropout_p, impl, seed)
-    if torch.is_autocast_enabled(scores.device.type):
+    if scores.device.type != "meta" and torch.is_autocast_enabled(scores.device.type):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         with torch.autocast(scores.device.type, enabled=False):
             return _product(scores, value, dropout_p, impl, seed)
@@ -296,14 +292,27 @@ def _product(
         dropout.check(dropout_p, scores.where)
     if value.dtype != scores.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
         value = value.to(scores.query.dtype)
-    kernel = choose(scores, dropout_p, impl).kernel
-    other = reordered(scores, kernel, dropout_p)
-    out, lse = kernel.run(other.scores if other else scores, value, dropout_p=dropout_p, seed=seed)
-    if other:
-        out, lse = other.restored(out, lse)
+    out, lse = _executed(scores, value, dropout_p, impl, seed)
     if scores.sink_logit is not None:
         out, lse = with_sink(out, lse, scores.sink_logit)
     return (out if out.dtype == scores.dtype else out.to(scores.dtype)), lse
+
+
+def _executed(
+    scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None
+) -> tuple[Tensor, Tensor]:
+    if scores.device.type == "meta":
+        out = value.new_empty(*scores.shape[:3], value.shape[3])
+        return out, out.new_empty(scores.shape[:3], dtype=scores.compute_dtype)
+    if not torch.compiler.is_compiling():
+        return execute(scores, value, dropout_p, impl, seed)
+    traced = product(scores, value, dropout_p, impl, seed)
+    if traced is not None:
+        return traced
+    # What cannot cross into an operation is a break in the compiler's graph. A decorator would say the same, and
+    # import the compiler with `import saccade`.
+    outside: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(execute)
+    return outside(scores, value, dropout_p, impl, seed)
 
 
 def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:

@@ -132,7 +132,7 @@ class DistanceTerm(Term):
                 parts.append(runs.flip(-1).unfold(-1, len(span), 1).flip(-2))
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         index = self._index(tile)
-        if table.shape[2] > 1:
+        if table.shape[2] != 1:
             sizes = torch.broadcast_shapes(table.shape[:2], index.shape[:2])
             return table.expand(*sizes, -1, -1).gather(3, index.expand(*sizes, -1, -1))
         if len(index) == 1:
@@ -143,7 +143,9 @@ class DistanceTerm(Term):
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         table = self._rows(grad, tile)
-        grad_scores = _summed_to(grad_scores, table)
+        addresses = (self.q_addresses, self.kv_addresses)
+        if all(x is None or len(x) == 1 for x in addresses):
+            grad_scores = _summed_to(grad_scores, table)  # items that stand alike are read alike
         if self._is_toeplitz(tile):
             start = 0
             for span in _ranges(tile):
@@ -152,7 +154,7 @@ class DistanceTerm(Term):
                 start += len(span)
             return
         index = self._index(tile)
-        if table.shape[2] > 1:
+        if table.shape[2] != 1:
             sizes = grad_scores.shape
             added = torch.zeros(*sizes[:3], table.shape[3], dtype=table.dtype, device=table.device)
             added.scatter_add_(3, index.expand(sizes), grad_scores)

@@ -49,7 +49,6 @@ class ScoreMatrix:
         sink_logit: ``[heads]``, in `compute_dtype`; None for no sink.
         rule: the mask on the positions that the plan counts.
         row_positions: where the rows stand, if they are in another order, int64 ``[q_len]``; else None.
-        plan: the tiles that hold every allowed pair.
         answers: what a rule that calls functions said in the forward pass, as fingerprints; the backward pass asks
             again, and must hear the same.
         compute_dtype: float64 for float64 inputs, else float32.
@@ -95,7 +94,37 @@ class ScoreMatrix:
         self.bias: Term | None = None
         if bias is not None:
             self.bias = self._distances(bias, query) if isinstance(bias, Bias) else _dense(bias, query, shape, where)
-        self.plan = plan_of(self.rule, shape, *self.origin)
+        # Where this is traced, it is not needed: what the plan is for happens behind one operation.
+        self._plan = None if torch.compiler.is_compiling() else plan_of(self.rule, shape, *self.origin)
+
+    @classmethod
+    def assembled(
+        cls,
+        query: Tensor,
+        key: Tensor,
+        rule: Mask,
+        origin: tuple[int, int],
+        *,
+        bias: Term | None,
+        scale: float,
+        softcap: float | None,
+    ) -> ScoreMatrix:
+        """From checked and prepared ingredients, as another one holds them; for dot products, without a sink."""
+        other = cls.__new__(cls)
+        other.where, other.answers, other.row_positions, other._plan = "attention", None, None, None
+        other.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        other.query, other.key, other.dtype = query, key, query.dtype
+        other.rule, other.origin, other.bias = rule, origin, bias
+        other.scale, other.softcap, other.sink_logit = scale, softcap, None
+        other.tile_function, other.parameters = None, ()
+        return other
+
+    @property
+    def plan(self) -> Plan:
+        """The tiles that hold every allowed pair."""
+        if self._plan is None:
+            self._plan = plan_of(self.rule, self.shape, *self.origin)
+        return self._plan
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -196,6 +225,30 @@ class ScoreMatrix:
             other.bias = self.bias.of(self.bias.source.detach())
         return other
 
+    def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
+        """All tensors that a product is a function of, sinks aside: query, key, value, bias, parameters."""
+        return (self.query, self.key, value, None if self.bias is None else self.bias.source, *self.parameters)
+
+    def of(self, sources: tuple[Tensor | None, ...]) -> tuple[ScoreMatrix, Tensor]:
+        """The same matrix made of other `sources`, and the value among them."""
+        query, key, value, bias, *parameters = sources
+        assert query is not None
+        assert key is not None
+        assert value is not None
+        other = self.replaced(query, key)
+        other.parameters = tuple(x for x in parameters if x is not None)
+        if self.bias is not None and bias is not None:
+            other.bias = self.bias.of(bias)
+        return other, value
+
+    def repeated(self, size: int) -> ScoreMatrix:
+        """The same rule for a batch that is ``size`` times as large; only where it does not tell batch items apart."""
+        batch, heads, q_len, kv_len = self.shape
+        other = self.replaced(self.query, self.key)
+        other.shape = (size * batch, heads, q_len, kv_len)
+        other._plan = plan_of(self.rule, other.shape, *self.origin)
+        return other
+
     def replaced(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> ScoreMatrix:
         """The same rule on other queries and keys of the same lengths; the plan is kept."""
         other = copy.copy(self)
@@ -214,7 +267,7 @@ class ScoreMatrix:
         other.row_positions = rows + self.origin[0]
         other.bias = None if self.bias is None else self.bias.in_order(rows, self.shape[3])
         other.rule, other.origin = rule, (0, self.origin[1])
-        other.plan = plan_of(rule, self.shape, *other.origin)
+        other._plan = plan_of(rule, self.shape, *other.origin)
         return other
 
     def check_value(self, value: Tensor) -> None:
@@ -274,7 +327,9 @@ class ScoreMatrix:
             torch.arange(first, first + length, device=self.device)[None]
             for first, length in zip(self.origin, (q_len, kv_len), strict=True)
         )
-        if bias.address(q) is q:
+        # Of more queries than keys the first stand before position 0: of those only distances can be taken.
+        begun = q[:, max(0, -self.origin[0]) :]
+        if bias.address(begun) is begun:
             return None, None
         return bias.address(q), bias.address(kv)
 

@@ -24,7 +24,10 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
     sink = sink_logit[None, :, None]
     share = torch.sigmoid(lse - sink)
     total = torch.logaddexp(lse, sink).masked_fill(lse == -math.inf, -math.inf)
-    return (out.to(share.dtype) * share[..., None]).to(out.dtype), total
+    # A row that holds a NaN must not hand 0 * NaN to what the others share with it.
+    spoilt = out.detach().isnan()
+    clean = out.to(share.dtype).masked_fill(spoilt, 0.0) * share[..., None]
+    return clean.to(out.dtype).masked_fill(spoilt, math.nan), total
 
 
 def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Mask
 
-__all__ = ["AtPositions", "Positions", "check_positions", "first_position"]
+__all__ = ["AtPositions", "Positions", "check_positions", "consecutive", "first_position"]
 
 Positions = None | range | Tensor
 """None (default), a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here."""
@@ -33,7 +33,8 @@ def check_positions(positions: Positions, name: str, batch: int, length: int, wh
         rule = f"have shape [{length}] or [{batch}, {length}]"
         raise value_error(where, name, rule, list(positions.shape))
     # Reading the contents would wait for any other device; there, all negative positions mean "no token".
-    if positions.device.type == "cpu" and positions.numel() and int(positions.min()) < -1:
+    can_be_read = positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling()
+    if can_be_read and int(positions.min()) < -1:
         hint = "-1 means that no token stands here"
         raise value_error(where, name, "be at least -1", "a smaller one", facts=[describe(name, positions)], hint=hint)
 
@@ -45,6 +46,11 @@ def first_position(positions: Positions, default: int) -> int | None:
     if isinstance(positions, range) and (positions.step == 1 or len(positions) <= 1):
         return positions.start
     return None
+
+
+def consecutive(start: int, stop: int) -> range | Tensor:
+    """Positions one by one; a tensor where this is traced, as a range would fix the length."""
+    return torch.arange(start, stop) if torch.compiler.is_compiling() else range(start, stop)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.errors import unsupported
 from saccade.grouping import at, groups_of, take
 from saccade.kernels import aten
-from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.differentiable import Backward, Dropped, Tensors, run
 from saccade.kernels.pieces import pieces
 from saccade.plan import Strip, Tile, Triangle
 from saccade.score_matrix import ScoreMatrix
@@ -70,30 +69,48 @@ class Fused:
     ) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
         del dropout_p, seed
-        out, lse = _product(scores, value)
-        if not (scores.plan.is_full or is_finite(out)):
-            isolated = isolate(scores, value)
-            if isolated:
-                return isolated.mark(*_product(isolated.scores, isolated.value))
-        return out, lse
+        return run(self, scores, value, None)
+
+    def forward(self, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+        """Output and lse."""
+        del dropped
+        value_dim = value.shape[3]
+        out, lse = _forward(*_ready(scores, value))
+        return (out if out.shape[3] == value_dim else out[..., :value_dim]), lse
+
+    def backward(
+        self, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None, given: Backward, wanted: tuple[bool, ...]
+    ) -> Tensors:
+        """Gradients of query, key and value."""
+        del dropped
+        (width, value_dim), sign = (scores.query.shape[3], value.shape[3]), _sign(scores)
+        scores, value = _ready(scores, value)
+        wide = value.shape[3]
+        out, grad_out = (_prepared(x, wide) for x in (given.out, given.grad_out))
+        query, key = scores.query, scores.key
+        of_query, of_key, of_value = _backward(scores, query, key, value, out, given.lse, grad_out, given.grad_lse)
+        of_query = of_query if sign is None else of_query * sign
+        return (of_query[..., :width], of_key[..., :width], of_value[..., :value_dim], *(None for _ in wanted[3:]))
 
 
-def _product(scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
+def _ready(scores: ScoreMatrix, value: Tensor) -> tuple[ScoreMatrix, Tensor]:
+    """Inputs as the operation wants them: of one width, with stride 1, and a scale above 0."""
     query, key = scores.query, scores.key
-    # The operation wants one width and stride 1; a few more zeros change no product.
-    value_dim, width = value.shape[3], max(value.shape[3], query.shape[3], 1)
+    # A few more zeros change no product.
+    width = max(value.shape[3], query.shape[3], 1)
     query, key, value = _prepared(query, width), _prepared(key, width), _prepared(value, width)
-    if scores.scale <= 0.0:
+    sign = _sign(scores)
+    if sign is not None:
         # The operation multiplies hidden scores, already -inf, by the scale too; so the sign goes to the query.
-        query = query * (-1.0 if scores.scale < 0.0 else 0.0)
-        scores = scores.replaced(query, key, scale=-scores.scale or 1.0)
+        return scores.replaced(query * sign, key, scale=-scores.scale or 1.0), value
     if query is not scores.query or key is not scores.key:
         scores = scores.replaced(query, key)
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        out, lse = _Attention.apply(query, key, value, scores.detached())
-    else:
-        out, lse = _forward(scores, value)
-    return (out if value_dim == width else out[..., :value_dim]), lse
+    return scores, value
+
+
+def _sign(scores: ScoreMatrix) -> float | None:
+    """What the query is multiplied with instead of a scale that is not above 0."""
+    return None if scores.scale > 0.0 else -1.0 if scores.scale < 0.0 else 0.0
 
 
 def _prepared(x: Tensor, width: int) -> Tensor:
@@ -302,56 +319,6 @@ def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[T
     return torch.lerp(a.to(share.dtype), b.to(share.dtype), share).to(a.dtype), lse
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scores: ScoreMatrix) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(scores, value)
-        ctx.scores = scores
-        bias = () if scores.bias is None else (scores.bias.source,)
-        ctx.save_for_backward(query, key, value, out, lse, *bias, *scores.rule.tensors())
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        # Unpacking also raises if a mask or bias was changed in place since the forward pass.
-        query, key, value, out, lse, *_ = ctx.saved_tensors
-        if grad_out is None and grad_lse is None:
-            return None, None, None, None
-        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        return *_Gradients.apply(query, key, value, out, lse, grad_out, grad_lse, ctx.scores), None
-
-
-class _Gradients(torch.autograd.Function):
-    """The backward pass, as a function of its own so that asking for its derivative is an error, not a silence."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        grad_out: Tensor,
-        grad_lse: Tensor | None,
-        scores: ScoreMatrix,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        del ctx
-        grads = _backward(scores, query, key, value, out, lse, grad_out, grad_lse)
-        if not (scores.plan.is_full or is_finite(*grads)):
-            # A key of -inf that is hidden, or never chosen, leaves the output alone; here 0 * inf would spread.
-            bad = ~torch.isfinite(key).all(-1, keepdim=True)
-            grads = _backward(scores, query, key.masked_fill(bad, 0), value, out, lse, grad_out, grad_lse)
-        return grads
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        del ctx, grads
-        reason = "torch's operation has no second derivative"
-        raise unsupported("attention", 'impl="fused"', [reason], hint='impl="reference" has one')
-
-
 def _backward(
     scores: ScoreMatrix,
     query: Tensor,
@@ -363,9 +330,7 @@ def _backward(
     grad_lse: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, dtype, plan, scale = query.shape[3], query.dtype, scores.plan, scores.scale
-    lse = lse.masked_fill(lse == -math.inf, math.inf)
     if grad_lse is not None:
-        grad_lse = grad_lse.masked_fill(lse == math.inf, 0.0)  # a row that sees nothing cannot be moved
         query, key, value, out, grad_out = _with_lse(query, key, value, out, grad_out, grad_lse)
         scores = scores.replaced(query, key)
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()

@@ -27,11 +27,14 @@ class Isolated(NamedTuple):
 
     Attributes:
         scores, value: the cleaned ingredients.
+        bad_key, bad_value: which rows of key and value those were, bool ``[batch, kv_heads, kv_len]``.
         by_key, by_value: bool ``[batch, heads, q_len]``.
     """
 
     scores: ScoreMatrix
     value: Tensor
+    bad_key: Tensor
+    bad_value: Tensor
     by_key: Tensor
     by_value: Tensor
 
@@ -64,7 +67,7 @@ def isolate(scores: ScoreMatrix, value: Tensor) -> Isolated | None:
     hidden = bad_key.repeat_interleave(scores.shape[1] // bad_key.shape[1], 1)
     clean.bias = HidingTerm(scores.bias, hidden, scores.query.new_zeros(1, 1, 1, 1))
     clean_value = value.masked_fill(bad_value[..., None], 0)
-    return Isolated(clean, clean_value, _who_sees(scores, bad_key), _who_sees(scores, bad_value))
+    return Isolated(clean, clean_value, bad_key, bad_value, _who_sees(scores, bad_key), _who_sees(scores, bad_value))
 
 
 def _who_sees(scores: ScoreMatrix, bad: Tensor) -> Tensor:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from saccade import dropout
-from saccade.errors import unsupported
 from saccade.grouping import at, folded, groups_of, product, take, transposed_product
-from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.differentiable import Backward, Dropped, Tensors, run
 from saccade.kernels.pieces import pieces
 from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
@@ -51,31 +50,21 @@ class Tiled:
     ) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
         seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
-        dropped = None if seed is None or dropout_p == 0.0 else _Dropped(dropout_p, seed)
-        out, lse = _product(scores, value, dropped)
-        if not (scores.plan.is_full or is_finite(out)):
-            isolated = isolate(scores, value)
-            if isolated:
-                return isolated.mark(*_product(isolated.scores, isolated.value, dropped))
-        return out, lse
+        dropped = None if seed is None or dropout_p == 0.0 else Dropped(dropout_p, seed)
+        return run(self, scores, value, dropped)
+
+    def forward(self, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+        """Output and lse."""
+        return _forward(scores, value, dropped)
+
+    def backward(
+        self, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None, given: Backward, wanted: tuple[bool, ...]
+    ) -> Tensors:
+        """Gradients of query, key, value, the bias's source and the score's parameters, where wanted."""
+        return _backward(scores, value, dropped, given, wanted)
 
 
-class _Dropped(NamedTuple):
-    """Which weights a product leaves out."""
-
-    p: float
-    seed: int
-
-
-def _product(scores: ScoreMatrix, value: Tensor, dropped: _Dropped | None) -> tuple[Tensor, Tensor]:
-    bias = None if scores.bias is None else scores.bias.source
-    tensors = (scores.query, scores.key, value, bias, *scores.parameters)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        return _Attention.apply(scores.detached(), dropped, *tensors)
-    return _forward(scores, value, dropped)
-
-
-def _forward(scores: ScoreMatrix, value: Tensor, dropped: _Dropped | None) -> tuple[Tensor, Tensor]:
+def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
     batch, heads, q_len, _ = scores.shape
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = value.new_zeros(batch, q_len, heads, value.shape[3]).transpose(1, 2)
@@ -95,83 +84,19 @@ def _forward(scores: ScoreMatrix, value: Tensor, dropped: _Dropped | None) -> tu
     return out, lse
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores: ScoreMatrix, dropped: _Dropped | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(scores, tensors[2], dropped)
-        ctx.scores, ctx.dropped = scores, dropped
-        ctx.save_for_backward(*tensors, out, lse, *scores.rule.tensors())
-        ctx.count = len(tensors)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        # Unpacking also raises if a mask was changed in place since the forward pass.
-        saved = ctx.saved_tensors
-        tensors, (out, lse) = saved[: ctx.count], saved[ctx.count : ctx.count + 2]
-        if grad_out is None and grad_lse is None:
-            return (None,) * (ctx.count + 2)
-        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        wanted = ctx.needs_input_grad[2:]
-        grads = _Gradients.apply(ctx.scores, ctx.dropped, wanted, out, lse, grad_out, grad_lse, *tensors)
-        return None, None, *grads
-
-
-class _Gradients(torch.autograd.Function):
-    """The backward pass, as a function of its own so that asking for its derivative is an error, not a silence."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        scores: ScoreMatrix,
-        dropped: _Dropped | None,
-        wanted: tuple[bool, ...],
-        out: Tensor,
-        lse: Tensor,
-        grad_out: Tensor,
-        grad_lse: Tensor | None,
-        *tensors: Tensor,
-    ) -> tuple[Tensor | None, ...]:
-        del ctx
-        key, value = tensors[1], tensors[2]
-        grads = _backward(scores, value, dropped, wanted, out, lse, grad_out, grad_lse)
-        if not (scores.plan.is_full or is_finite(*(grad for grad in grads if grad is not None))):
-            # A key of -inf that is hidden, or never chosen, leaves the output alone; here 0 * inf would spread.
-            bad = ~torch.isfinite(key).all(-1, keepdim=True)
-            clean = scores.replaced(scores.query, scores.key.masked_fill(bad, 0))
-            grads = _backward(clean, value, dropped, wanted, out, lse, grad_out, grad_lse)
-        return grads
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        del ctx, grads
-        reason = "it computes gradients itself, and not those of gradients"
-        raise unsupported("attention", 'impl="tiled"', [reason], hint='impl="reference" has second derivatives')
-
-
 def _backward(
-    scores: ScoreMatrix,
-    value: Tensor,
-    dropped: _Dropped | None,
-    wanted: tuple[bool, ...],
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value, the bias's source and the score's parameters, where wanted."""
+    scores: ScoreMatrix, value: Tensor, dropped: Dropped | None, given: Backward, wanted: tuple[bool, ...]
+) -> Tensors:
     wide, bias = scores.compute_dtype, scores.bias
-    tensors = (scores.query, scores.key, value, None if bias is None else bias.source, *scores.parameters)
     grads = [
         torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and needed else None
-        for x, needed in zip(tensors, wanted, strict=True)
+        for x, needed in zip(scores.sources(value), wanted, strict=True)
     ]
     gq, gk, gv, gb, *gp = grads
-    lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row that sees nothing has weights 0
-    delta = (grad_out.to(wide) * out.to(wide)).sum(-1)
-    if grad_lse is not None:
-        delta = delta - grad_lse.to(wide).masked_fill(lse == math.inf, 0.0)
+    grad_out, lse = given.grad_out, given.lse
+    delta = (grad_out.to(wide) * given.out.to(wide)).sum(-1)
+    if given.grad_lse is not None:
+        delta = delta - given.grad_lse.to(wide)
     scratch = _Scratch(scores)
     for block in _blocks(scores, value, scratch, slopes=True):
         weights = block.scores.sub_(block.rows(lse)[..., None]).exp_()
@@ -190,9 +115,7 @@ def _backward(
         if block.slopes is not None:
             grad_scores *= block.slopes
         _backward_of_scores(scores, block, grad_scores, gq, gk, gp)
-    return tuple(
-        None if grad is None or x is None else grad.to(x.dtype) for grad, x in zip(grads, tensors, strict=True)
-    )
+    return tuple(grads)
 
 
 def _backward_of_scores(
@@ -248,7 +171,7 @@ class _Block(NamedTuple):
             at(total, strip.keys, 2).add_(part[:, :, start : start + len(strip.keys)])
             start += len(strip.keys)
 
-    def words(self, scores: ScoreMatrix, dropped: _Dropped, scratch: _Scratch) -> Tensor:
+    def words(self, scores: ScoreMatrix, dropped: Dropped, scratch: _Scratch) -> Tensor:
         """Words for `dropout.drop_`, in the shape of the scores."""
         b, h, (q, kv) = scores.batch_index(self.tile), scores.head_index(self.tile), scores.positions(self.tile)
         return dropout.words(dropped.seed, b, h, q, kv, dropped.p, out=scratch.like(self.scores, 3, torch.int32))

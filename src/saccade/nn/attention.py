@@ -12,7 +12,7 @@ from saccade.masks import Mask, as_mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.positions import Rotary
-from saccade.token_positions import Positions, check_positions
+from saccade.token_positions import Positions, check_positions, consecutive
 
 __all__ = ["MultiHeadAttention"]
 
@@ -200,8 +200,8 @@ class MultiHeadAttention(nn.Module):
         if self.rotary is not None:
             check_positions(positions, "positions", shape[0], shape[2], "MultiHeadAttention")
             check_positions(kv_positions, "kv_positions", shape[0], shape[3], "MultiHeadAttention")
-            q = self.rotary(q, range(shape[3] - shape[2], shape[3]) if positions is None else positions)
-            k = self.rotary(k, range(shape[3]) if kv_positions is None else kv_positions)
+            q = self.rotary(q, consecutive(shape[3] - shape[2], shape[3]) if positions is None else positions)
+            k = self.rotary(k, consecutive(0, shape[3]) if kv_positions is None else kv_positions)
         return self.mechanism(q, k, mask=joined, q_positions=positions, kv_positions=kv_positions), v
 
     def _remembering(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from saccade.errors import unsupported
 from saccade.scores.base import Prepared, Score, check_size, widened
 
-__all__ = ["Additive"]
+__all__ = ["Additive", "compare"]
 
 _AT_ONCE = 1 << 17  # numbers of the hidden layer that exist at once: half a megabyte, which stays in a cache
 
@@ -68,10 +68,16 @@ class Additive(Score):
         query, key = widened(query), widened(key)
         weights = (x.to(query.dtype) for x in (self.query_weight, self.key_weight, self.output_weight))
         query_weight, key_weight, output_weight = weights
-        return Prepared(query @ query_weight.mT, key @ key_weight.mT, _Tile.apply, (output_weight,))
+        return Prepared(query @ query_weight.mT, key @ key_weight.mT, compare, (output_weight,))
 
     def extra_repr(self) -> str:
         return "query_dim={}, key_dim={}, hidden_dim={}".format(*self.widths, len(self.output_weight))
+
+
+def compare(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Raw scores of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]`` by ``v [hidden]``."""
+    scores: Tensor = _Tile.apply(q, k, v)
+    return scores
 
 
 class _Tile(torch.autograd.Function):
