@@ -4,6 +4,24 @@ from saccade.models.config import EncoderConfig
 from saccade.models.decoder import Decoder
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.encoder import Encoder
+from saccade.models.encoder_decoder import EncoderDecoder, Given
+from saccade.models.encoder_decoder_config import EncoderDecoderConfig
+from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
 from saccade.models.minilm import minilm
 
-__all__ = ["Encoder", "EncoderConfig", "minilm", "Decoder", "DecoderConfig"]
+__all__ = [
+    "Encoder",
+    "EncoderConfig",
+    "minilm",
+    "Decoder",
+    "DecoderConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "Given",
+    "generate",
+    "stream",
+    "Step",
+    "Sampler",
+    "beam_search",
+    "Hypothesis",
+]

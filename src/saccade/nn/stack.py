@@ -125,7 +125,7 @@ class DecoderStack(nn.Module):
         positions: Positions = None,
         encoded_positions: Positions = None,
     ) -> list[Matrix]:
-        """The self-attention matrix of every layer in `forward`, not built; see `DecoderLayer.cross_matrix`."""
+        """The self-attention matrix of every layer in `forward`, not built."""
         found = []
         for layer in self.layers:
             found.append(cast(DecoderLayer, layer).matrix(x, mask=mask, positions=positions))
@@ -137,6 +137,29 @@ class DecoderStack(nn.Module):
                 positions=positions,
                 encoded_positions=encoded_positions,
             )
+        return found
+
+    def cross_matrices(
+        self,
+        x: Tensor,
+        encoded: Tensor,
+        *,
+        mask: object = None,
+        encoded_mask: object = None,
+        positions: Positions = None,
+        encoded_positions: Positions = None,
+    ) -> list[Matrix]:
+        """The cross-attention matrix of every layer in `forward`, not built."""
+        facts = {
+            "mask": mask,
+            "encoded_mask": encoded_mask,
+            "positions": positions,
+            "encoded_positions": encoded_positions,
+        }
+        found = []
+        for layer in self.layers:
+            found.append(cast(DecoderLayer, layer).cross_matrix(x, encoded, **facts))  # type: ignore[arg-type]
+            x = layer(x, encoded, **facts)
         return found
 
     def new_cache(self, max_len: int | None = None) -> Cache:

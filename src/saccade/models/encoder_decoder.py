@@ -1,0 +1,271 @@
+"""An encoder-decoder: one text read as a whole, another written token by token."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.caches import Cache
+from saccade.errors import value_error
+from saccade.masks import Causal
+from saccade.matrix import Matrix
+from saccade.models.encoder_decoder_config import EncoderDecoderConfig
+from saccade.models.start import start_small
+from saccade.models.tokens import check_tokens
+from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
+from saccade.nn.norms import make_norm
+from saccade.positions import Learned, Rotary, Sinusoidal
+from saccade.token_positions import Positions, check_positions
+
+__all__ = ["EncoderDecoder", "Given"]
+
+
+class EncoderDecoder(nn.Module):
+    """Reads one text, and says for every token of another how likely each token is to come next.
+
+    One vocabulary serves both texts; tokens come in as the vectors that they are told by, times the root of
+    ``embed_dim``.
+
+    Args:
+        config: its sizes.
+
+    Attributes:
+        encoder, decoder: the layers, a `saccade.nn.EncoderStack` and a `saccade.nn.DecoderStack`.
+
+    Example:
+        >>> config = EncoderDecoderConfig(
+        ...     vocab_size=50, max_len=32, embed_dim=16, num_heads=4, num_encoder_layers=2, num_decoder_layers=2,
+        ...     feed_forward_dim=32,
+        ... )
+        >>> model = EncoderDecoder(config).eval()
+        >>> source, tokens = torch.tensor([[4, 5, 6, 7]]), torch.tensor([[1, 8, 9]])
+        >>> model(source, tokens).shape
+        torch.Size([1, 3, 50])
+
+        To write, read once: ``given(source)`` is a model of one text, as generation wants it.
+
+        >>> writer = model.given(source)
+        >>> cache = writer.new_cache()
+        >>> first, last = writer(tokens[:, :2], cache=cache), writer(tokens[:, 2:], cache=cache)
+        >>> torch.allclose(torch.cat([first, last], 1), model(source, tokens), atol=1e-6)
+        True
+
+    Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.
+    """
+
+    def __init__(self, config: EncoderDecoderConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
+        self.position = _position(config)
+        self.dropout = nn.Dropout(config.dropout_p)
+        encoder_layers = [_encoder_layer(config) for _ in range(config.num_encoder_layers)]
+        decoder_layers = [_decoder_layer(config) for _ in range(config.num_decoder_layers)]
+        self.encoder = EncoderStack(encoder_layers, final_norm=_final_norm(config))
+        self.decoder = DecoderStack(decoder_layers, final_norm=_final_norm(config))
+        start_small(self, config.num_encoder_layers + config.num_decoder_layers)
+
+    def forward(
+        self,
+        source: Tensor,
+        tokens: Tensor,
+        *,
+        source_positions: Positions = None,
+        mask: object = None,
+        positions: Positions = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Read ``source``, and say what may come next in ``tokens``.
+
+        Args:
+            source: int ``[batch, source_len]``, the text to read.
+            tokens: int ``[batch, len]``, the text to write, as far as it is known; with a cache, the new ones only.
+            source_positions: where the tokens of ``source`` stand; -1 at its padding, which nobody sees
+                (`saccade.caches.padded_positions` makes them of lengths).
+            mask: the facts of this batch about ``tokens``; no token sees a later one in any case.
+            positions: where ``tokens`` stand; -1 at their padding.
+            cache: what `new_cache` made; ``source`` is projected in the first call only.
+
+        Returns:
+            Logits, ``[batch, len, vocab_size]``.
+
+        Raises:
+            TypeError: tokens are not integers.
+            ValueError: another shape, a number that is no token, batches of different sizes.
+        """
+        given = self.given(source, source_positions=source_positions)
+        return given(tokens, mask=mask, positions=positions, cache=cache)
+
+    def given(self, source: Tensor, *, source_positions: Positions = None) -> Given:
+        """Read ``source``, once, for a text about it to be written.
+
+        Args:
+            source, source_positions: as in `forward`.
+
+        Returns:
+            A model of the other text: ``given(tokens, positions=, cache=)`` and ``given.new_cache()``.
+        """
+        return Given(self, self.encode(source, source_positions=source_positions), source_positions)
+
+    def encode(self, source: Tensor, *, source_positions: Positions = None) -> Tensor:
+        """What the encoder makes of a text: ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
+        x = self._embedded("source", source, source_positions, None)
+        return self.encoder(x, positions=source_positions)
+
+    def hidden(
+        self,
+        encoded: Tensor | None,
+        tokens: Tensor,
+        *,
+        encoded_positions: Positions = None,
+        mask: object = None,
+        positions: Positions = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """What the last layer makes of each token, ``[batch, len, embed_dim]``.
+
+        Args:
+            encoded: what `encode` made; None where the cache knows it.
+            encoded_positions: where its tokens stand.
+            tokens, mask, positions, cache: as in `forward`.
+        """
+        x = self._embedded("tokens", tokens, positions, cache)
+        if encoded is not None and len(encoded) != len(tokens):
+            rule = f"have {len(encoded)} texts, as the source"
+            raise value_error("EncoderDecoder", "tokens", rule, len(tokens))
+        return self.decoder(
+            x, encoded, mask=mask, positions=positions, encoded_positions=encoded_positions, cache=cache
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
+        return F.linear(hidden, self.embedding.weight)
+
+    def cross_matrices(
+        self, source: Tensor, tokens: Tensor, *, source_positions: Positions = None, positions: Positions = None
+    ) -> list[Matrix]:
+        """Say which tokens of ``source`` each of ``tokens`` looks at, in every layer that writes.
+
+        Args:
+            source, tokens, source_positions, positions: as in `forward`.
+
+        Returns:
+            One matrix per layer, ``[batch, num_heads, len, source_len]``; lazy, so nothing of that size is built.
+        """
+        encoded = self.encode(source, source_positions=source_positions)
+        x = self._embedded("tokens", tokens, positions, None)
+        return self.decoder.cross_matrices(x, encoded, positions=positions, encoded_positions=source_positions)
+
+    def new_cache(self, max_len: int | None = None) -> Cache:
+        """An empty cache, of the text that is written and of the one that was read.
+
+        Args:
+            max_len: room for so many tokens of the first, taken at once; None to grow.
+        """
+        return self.decoder.new_cache(max_len)
+
+    def _embedded(self, name: str, tokens: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
+        where = "EncoderDecoder"
+        check_tokens(where, name, tokens, self.config.vocab_size)
+        batch, length = tokens.shape
+        check_positions(positions, f"positions of {name}", batch, length, where)
+        x = self.embedding(tokens) * math.sqrt(self.config.embed_dim)
+        if self.position is None:
+            return self.dropout(x)
+        place = cache.positions(length) if positions is None and cache is not None else positions
+        return self.dropout(x + self.position(range(length) if place is None else place))
+
+
+class Given(nn.Module):
+    """An `EncoderDecoder` that has read its source: a model of one text. Made by `EncoderDecoder.given`.
+
+    Args:
+        model: what has read.
+        encoded: what it made of the source.
+        encoded_positions: where the tokens of the source stand.
+    """
+
+    def __init__(self, model: EncoderDecoder, encoded: Tensor, encoded_positions: Positions = None):
+        super().__init__()
+        self.model, self.encoded, self.encoded_positions = model, encoded, encoded_positions
+
+    def forward(
+        self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Logits ``[batch, len, vocab_size]`` of ``tokens``; see `EncoderDecoder.forward`."""
+        return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
+
+    def hidden(
+        self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None
+    ) -> Tensor:
+        """What the last layer makes of each token; see `EncoderDecoder.hidden`."""
+        # What the cache knows may since have been put in another order, or repeated, with the texts.
+        is_known = cache is not None and cache.length > 0
+        return self.model.hidden(
+            None if is_known else self.encoded,
+            tokens,
+            encoded_positions=self.encoded_positions,
+            mask=mask,
+            positions=positions,
+            cache=cache,
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `EncoderDecoder.logits`."""
+        return self.model.logits(hidden)
+
+    def new_cache(self, max_len: int | None = None) -> Cache:
+        """See `EncoderDecoder.new_cache`."""
+        return self.model.new_cache(max_len)
+
+
+def _position(config: EncoderDecoderConfig) -> nn.Module | None:
+    if config.position_encoding == "rotary":
+        return None
+    if config.position_encoding == "learned":
+        return Learned(config.max_len, config.embed_dim)
+    return Sinusoidal(config.embed_dim)
+
+
+def _self_attention(config: EncoderDecoderConfig, mask: Causal | None) -> MultiHeadAttention:
+    is_rotary = config.position_encoding == "rotary"
+    rotary = Rotary(config.embed_dim // config.num_heads) if is_rotary else None
+    return MultiHeadAttention(
+        config.embed_dim, config.num_heads, mask=mask, rotary=rotary, dropout_p=config.attention_dropout_p
+    )
+
+
+def _feed_forward(config: EncoderDecoderConfig) -> FeedForward:
+    return FeedForward(config.embed_dim, config.feed_forward_dim, activation=config.activation, gated=config.gated)
+
+
+def _encoder_layer(config: EncoderDecoderConfig) -> EncoderLayer:
+    return EncoderLayer(
+        _self_attention(config, None),
+        _feed_forward(config),
+        norm=config.norm,
+        norm_eps=config.norm_eps,
+        norm_first=config.norm_first,
+        dropout_p=config.dropout_p,
+    )
+
+
+def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
+    return DecoderLayer(
+        _self_attention(config, Causal()),
+        _feed_forward(config),
+        cross_attention=MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p),
+        norm=config.norm,
+        norm_eps=config.norm_eps,
+        norm_first=config.norm_first,
+        dropout_p=config.dropout_p,
+    )
+
+
+def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
+    """Where norms come first, nothing has normalised the last sum."""
+    if not config.norm_first:
+        return None
+    return make_norm(config.norm, config.embed_dim, config.norm_eps, "EncoderDecoder")
