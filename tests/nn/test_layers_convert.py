@@ -52,8 +52,13 @@ def same(one, other):
         assert torch.equal(parameter, other.state_dict()[name])
 
 
+def named(options):
+    """Without the addresses of functions, which are others in every process."""
+    return ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in options.items()) or "default"
+
+
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
 def test_encoder_layers(options, training):
     theirs = scattered(nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, **options)).train(training)
     ours = from_torch(theirs)
@@ -74,7 +79,7 @@ def test_encoder_layers(options, training):
     assert back.training == training
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
 def test_decoder_layers(options):
     theirs = scattered(nn.TransformerDecoderLayer(16, 4, 24, **options))
     ours = from_torch(theirs)
@@ -94,7 +99,7 @@ def test_decoder_layers(options):
 
 
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm(16)], ids=["bare", "normed"])
-@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=named)
 def test_stacks(options, norm):
     layer = nn.TransformerEncoderLayer(16, 4, 24, **options)
     theirs = scattered(nn.TransformerEncoder(layer, 3, copy.deepcopy(norm), enable_nested_tensor=False))
