@@ -231,7 +231,10 @@ def test_forks_do_not_show_in_one_another(max_len: int | None) -> None:
     cache = KVCache(max_len)
     run.mha(run.x[:, :6], cache=cache)
     other = cache.fork()
-    third = other.fork()
+    third, cut = other.fork(), cache.fork()
+    cache.crop(2)  # what is written now lies where the others still look
+    run.mha(run.x[:, 9:13], cache=cache)
+    _close(run.mha(run.x[:, 6:7], cache=cut), run.full[:, 6:7])
     noise = torch.randn(3, 3, WIDTH, dtype=torch.float64)
     run.mha(noise, cache=cache)
     _close(run.mha(run.x[:, 6:8], cache=other), run.full[:, 6:8])

@@ -2,8 +2,8 @@
 
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.kv_cache import KVCache
-from saccade.caches.layer_cache import LayerCache, MakesMatrix
+from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.model_cache import Cache
 from saccade.caches.ragged import padded_positions
 
-__all__ = ["LayerCache", "KVCache", "CrossCache", "Cache", "MakesMatrix", "padded_positions"]
+__all__ = ["LayerCache", "KVCache", "CrossCache", "Cache", "Traffic", "MakesMatrix", "padded_positions"]

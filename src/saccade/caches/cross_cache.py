@@ -8,7 +8,7 @@ from typing import Self
 from torch import Tensor
 
 from saccade.caches.checks import check_dense_mask, checked_rows
-from saccade.caches.layer_cache import LayerCache, MakesMatrix
+from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.errors import type_error, value_error
 from saccade.token_positions import Positions, check_positions
 
@@ -39,6 +39,7 @@ class CrossCache(LayerCache):
         self._key: Tensor | None = None
         self._value: Tensor | None = None
         self._kv_positions: Positions = None
+        self._has_been_read, self._is_new = False, False
 
     @property
     def is_filled(self) -> bool:
@@ -68,6 +69,11 @@ class CrossCache(LayerCache):
     def kv_positions(self) -> Positions:
         """Where the tokens of the context stand; None for one by one from 0."""
         return self._kv_positions
+
+    @property
+    def traffic(self) -> Traffic:
+        held = sum(x.numel() * x.element_size() for x in (self._key, self._value) if x is not None)
+        return Traffic(held if self._has_been_read else 0, held if self._is_new else 0)
 
     def positions(self, q_len: int) -> None:
         """None: the tokens that ask are not those that are remembered."""
@@ -126,7 +132,9 @@ class CrossCache(LayerCache):
         if positions is not None and kv_positions is None:
             kv_positions = range(self._key.shape[2])
         matrix = mechanism(query, self._key, mask=mask, q_positions=positions, kv_positions=kv_positions)
-        return matrix.matmul(self._value, dropout_p=dropout_p)
+        out = matrix.matmul(self._value, dropout_p=dropout_p)
+        self._has_been_read, self._is_new = True, not self._has_been_read
+        return out
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         index = checked_rows("CrossCache.reorder", rows, None if self._key is None else self._key.shape[0])

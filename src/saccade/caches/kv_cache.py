@@ -8,11 +8,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from saccade.attention_matrix import AttentionMatrix
 from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
 from saccade.caches.columns import Columns
-from saccade.caches.layer_cache import LayerCache, MakesMatrix
+from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.places import Places
 from saccade.errors import type_error, value_error
+from saccade.matrix import Matrix
 from saccade.token_positions import Positions
 
 __all__ = ["KVCache"]
@@ -58,6 +60,7 @@ class KVCache(LayerCache):
         self.max_len = max_len
         self._keys, self._values = Columns(max_len), Columns(max_len)
         self._places = _EMPTY
+        self._moved = (0, 0)  # columns read and appended by the last call
 
     @property
     def length(self) -> int:
@@ -81,6 +84,14 @@ class KVCache(LayerCache):
     def kv_positions(self) -> range | Tensor:
         """Where the tokens held stand: a range, or int64 ``[batch, length]``, -1 where none does."""
         return self._places.held
+
+    @property
+    def traffic(self) -> Traffic:
+        key, value = self.key, self.value
+        if key is None or value is None:
+            return Traffic(0, 0)
+        column = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
+        return Traffic(*(columns * column for columns in self._moved))
 
     def positions(self, q_len: int) -> range | Tensor:
         check_count("KVCache.positions", "q_len", q_len, 0)
@@ -110,6 +121,7 @@ class KVCache(LayerCache):
         matrix = mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=places.held)
         out = matrix.matmul(values, dropout_p=dropout_p)
         self._places = places  # only now do the new columns count
+        self._moved = (_columns_read(matrix), q_len)
         return out
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
@@ -150,6 +162,14 @@ def _is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
     if any(x.requires_grad for x in tensors):
         return True
     return isinstance(mechanism, torch.nn.Module) and any(x.requires_grad for x in mechanism.parameters())
+
+
+def _columns_read(matrix: Matrix) -> int:
+    """Keys that some query needs. Under a causal rule several queries need nearly all; one may need few."""
+    if matrix.shape[2] == 1 and isinstance(matrix, AttentionMatrix):
+        columns = {strip.keys for tile in matrix.scores.plan.tiles for strip in tile.columns}
+        return min(matrix.shape[3], sum(map(len, columns)))
+    return matrix.shape[3] if matrix.shape[2] else 0
 
 
 def _other(where: str, name: str, like: tuple[object, ...], got: tuple[object, ...]) -> Exception:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
 from saccade.matrix import Matrix
 from saccade.token_positions import Positions
 
-__all__ = ["LayerCache", "MakesMatrix"]
+__all__ = ["LayerCache", "MakesMatrix", "Traffic"]
 
 
 class MakesMatrix(Protocol):
@@ -22,6 +22,18 @@ class MakesMatrix(Protocol):
     ) -> Matrix:
         """The matrix of these queries and keys."""
         ...
+
+
+class Traffic(NamedTuple):
+    """Bytes of keys and values that one call moved.
+
+    Args:
+        bytes_read: of the keys that some query needs, with their values, each counted once.
+        bytes_appended: of the new ones.
+    """
+
+    bytes_read: int
+    bytes_appended: int
 
 
 class LayerCache(ABC):
@@ -40,6 +52,11 @@ class LayerCache(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes of memory held, spare room included; memory shared with a fork counts in both."""
+
+    @property
+    @abstractmethod
+    def traffic(self) -> Traffic:
+        """What the last `attend` read and appended; nothing before the first."""
 
     @abstractmethod
     def positions(self, q_len: int) -> Positions:

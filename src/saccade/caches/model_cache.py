@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.caches.checks import check_crop
 from saccade.caches.cross_cache import CrossCache
-from saccade.caches.layer_cache import LayerCache
+from saccade.caches.layer_cache import LayerCache, Traffic
 from saccade.errors import type_error, value_error
 from saccade.token_positions import Positions
 
@@ -64,6 +64,12 @@ class Cache:
     def nbytes(self) -> int:
         """Bytes of memory held by all layers."""
         return sum(layer.nbytes for layer in self._layers)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the last pass through all layers read and appended."""
+        each = [layer.traffic for layer in self._layers]
+        return Traffic(sum(one.bytes_read for one in each), sum(one.bytes_appended for one in each))
 
     def positions(self, q_len: int) -> Positions:
         """Where the next tokens will stand: a range, or int64 ``[batch, q_len]`` where batch items differ."""

@@ -1,0 +1,8 @@
+"""Texts, token by token, of any model that says what may come next."""
+
+from saccade.models.generation.beams import Hypothesis, beam_search
+from saccade.models.generation.generate import generate, stream
+from saccade.models.generation.sampler import Sampler
+from saccade.models.generation.step import Step
+
+__all__ = ["generate", "stream", "Step", "Sampler", "beam_search", "Hypothesis"]

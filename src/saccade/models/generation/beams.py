@@ -1,0 +1,173 @@
+"""Beam search: several continuations of a text side by side, the likeliest kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.caches import Cache, LayerCache
+from saccade.errors import type_error
+from saccade.models.generation.generate import Tokens
+from saccade.models.generation.prompts import as_prompts, check_count, stop_tokens
+from saccade.models.generation.reader import LanguageModel, new_reader
+
+__all__ = ["Hypothesis", "beam_search"]
+
+
+class Hypothesis(NamedTuple):
+    """A continuation and how good it is.
+
+    Args:
+        tokens: without the prompt and the stop token.
+        score: sum of the log-probabilities, the stop token's included, by the number of tokens to the length penalty.
+    """
+
+    tokens: list[int]
+    score: float
+
+
+def beam_search(
+    model: LanguageModel,
+    tokens: Tokens,
+    max_new_tokens: int,
+    *,
+    beams: int,
+    length_penalty: float = 1.0,
+    cache: Cache | LayerCache | None = None,
+    stop: int | Collection[int] | None = None,
+) -> list[list[Hypothesis]]:
+    r"""Continue texts by what is likely as a whole, instead of token by token.
+
+    .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
+
+    Each step extends the open continuations by every token and keeps the ``beams`` likeliest that do not end; those
+    among the ``beams`` likeliest that end are put aside. A prompt is done when no open continuation can become better
+    than those put aside.
+
+    Args:
+        model, tokens, max_new_tokens, stop: see `generate`.
+        beams: continuations side by side, at least 1.
+        length_penalty: 0 compares sums, which favours short texts; 1 means of log-probabilities.
+        cache: what the model remembers of earlier text; it is left as it is.
+
+    Returns:
+        For each prompt at most ``beams`` continuations, best first.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit; before the model is called.
+
+    Cost: that of `generate` for ``beams`` times as many texts, and a copy of the cache in each step that changes the
+    order of the beams.
+
+    Example:
+        >>> from saccade.models import Decoder, DecoderConfig
+        >>> config = DecoderConfig(vocab_size=9, max_len=32, embed_dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)
+        >>> model = Decoder(config).eval()
+        >>> best, second = beam_search(model, [[1, 2, 3]], 4, beams=2)[0]
+        >>> best.score >= second.score, len(best.tokens)
+        (True, 4)
+
+    Reference: Wu et al. 2016, arXiv:1609.08144, section 7, with a plain power of the length.
+    """
+    where = "beam_search"
+    prompts = as_prompts(where, tokens)
+    check_count(where, "max_new_tokens", max_new_tokens, 1)
+    check_count(where, "beams", beams, 1)
+    is_number = isinstance(length_penalty, int | float) and not isinstance(length_penalty, bool)
+    if not is_number or not math.isfinite(length_penalty):
+        raise type_error(where, "length_penalty", "be a finite number", repr(length_penalty))
+    ends = stop_tokens(where, stop)
+    if cache is not None and isinstance(cache, Cache | LayerCache):
+        cache = cache.fork()
+    reader = new_reader(where, model, cache)
+
+    searches = [_Search(beams, float(length_penalty), max_new_tokens, ends) for _ in prompts]
+    logits = reader.read(prompts)
+    active = list(range(len(prompts)))  # prompts that rows stand for, each with as many rows as it has open beams
+    while True:
+        log_probs = logits.log_softmax(-1)
+        rows: list[int] = []
+        new: list[list[int]] = []
+        start, still = 0, []
+        for number in active:
+            search = searches[number]
+            stop_row = start + len(search.open)
+            kept = search.extend(log_probs[start:stop_row])
+            if kept:
+                still.append(number)
+                rows.extend(start + parent for parent, _ in kept)
+                new.extend([token] for _, token in kept)
+            start = stop_row
+        active = still
+        if not active:
+            return [search.best() for search in searches]
+        reader.reorder(rows)
+        logits = reader.read(new)
+
+
+class _Open(NamedTuple):
+    tokens: list[int]
+    total: float
+
+
+@dataclasses.dataclass
+class _Search:
+    """The beams of one prompt."""
+
+    beams: int
+    length_penalty: float
+    max_new_tokens: int
+    ends: frozenset[int]
+    open: list[_Open] = dataclasses.field(default_factory=lambda: [_Open([], 0.0)])
+    done: list[Hypothesis] = dataclasses.field(default_factory=list)
+
+    def extend(self, log_probs: Tensor) -> list[tuple[int, int]]:
+        """One token more; returns (parent, token) of the beams that go on, none if the search is over.
+
+        Args:
+            log_probs: ``[open beams, vocab]``.
+        """
+        vocab = log_probs.shape[1]
+        totals = log_probs.double() + torch.tensor([one.total for one in self.open], device=log_probs.device)[:, None]
+        # Beams that end leave room for others: with so many candidates there are always enough that do not.
+        count = min(totals.numel(), self.beams * (1 + len(self.ends)))
+        values, index = totals.flatten().topk(count)
+        grown: list[_Open] = []
+        kept: list[tuple[int, int]] = []
+        for rank, (total, place) in enumerate(zip(values.tolist(), index.tolist(), strict=True)):
+            parent, token = divmod(place, vocab)
+            if total == -math.inf or len(grown) == self.beams:
+                break
+            before = self.open[parent].tokens
+            if token not in self.ends:
+                grown.append(_Open([*before, token], total))
+                kept.append((parent, token))
+            elif rank < self.beams:
+                self.done.append(Hypothesis(before, self._score(total, len(before) + 1)))
+        self.open = grown
+        self.done = sorted(self.done, key=lambda one: -one.score)[: self.beams]
+        length = len(grown[0].tokens) if grown else self.max_new_tokens
+        if length == self.max_new_tokens:
+            self.done.extend(Hypothesis(one.tokens, self._score(one.total, length)) for one in grown)
+            return []
+        return [] if self._cannot_improve(length) else kept
+
+    def best(self) -> list[Hypothesis]:
+        """What was found, best first."""
+        return sorted(self.done, key=lambda one: -one.score)[: self.beams]
+
+    def _score(self, total: float, length: int) -> float:
+        return total / length**self.length_penalty
+
+    def _cannot_improve(self, length: int) -> bool:
+        """Whether no open beam, however it goes on, can score better than the worst that is put aside."""
+        if len(self.done) < self.beams:
+            return False
+        # Totals only fall; what they are divided by may grow.
+        most = self.max_new_tokens if self.length_penalty > 0 else length + 1
+        return self._score(self.open[0].total, most) <= self.done[-1].score

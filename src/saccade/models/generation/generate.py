@@ -1,0 +1,148 @@
+"""The loop that makes texts longer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from saccade.caches import Cache, LayerCache
+from saccade.errors import type_error
+from saccade.models.generation.prompts import as_prompts, check_count, stop_tokens
+from saccade.models.generation.reader import LanguageModel, Reader, new_reader
+from saccade.models.generation.sampler import Sampler
+from saccade.models.generation.step import Step
+
+__all__ = ["generate", "stream"]
+
+Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]]
+
+
+def generate(
+    model: LanguageModel,
+    tokens: Tokens,
+    max_new_tokens: int,
+    *,
+    cache: Cache | LayerCache | None = None,
+    sampler: Sampler | None = None,
+    stop: int | Collection[int] | None = None,
+    seed: int | None = None,
+) -> list[list[int]]:
+    """Continue texts.
+
+    Args:
+        model: ``model(tokens, cache=cache, positions=positions) -> logits [batch, len, vocab]`` with ``new_cache()``,
+            in eval mode; or one without, ``model(tokens, positions=positions)``, which reads the texts anew each time.
+            Where it stands, ``model.logits(model.hidden(...))`` is asked for the last token only.
+        tokens: the prompts: a list of lists of ints, which may differ in length, or an int tensor ``[batch, len]``.
+        max_new_tokens: most tokens to add to a text.
+        cache: what the model remembers of earlier text that the prompts go on from; it is extended. The last token
+            chosen has not been read: a next call begins with it. A new cache when None.
+        sampler: how tokens are drawn; the likeliest each time when None.
+        stop: tokens that end a text; they are not part of it.
+        seed: of the draws, which touch no random state of the process; taken from torch's generator when None.
+
+    Returns:
+        The new tokens of each prompt, without the prompt, padding and stop token.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit; before the model is called.
+
+    Cost: one pass over the prompts, then one for each new token of the batch, which reads the cache once.
+
+    Example:
+        >>> from saccade.models import Decoder, DecoderConfig
+        >>> config = DecoderConfig(vocab_size=9, max_len=32, embed_dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)
+        >>> model = Decoder(config).eval()
+        >>> [len(text) for text in generate(model, [[1, 2, 3], [4]], 5)]
+        [5, 5]
+    """
+    where = "generate"
+    reader, prompts, ends = _checked(where, model, tokens, max_new_tokens, cache, sampler, stop, seed)
+    texts: list[list[int]] = [[] for _ in prompts]
+    for step in _steps(reader, prompts, max_new_tokens, sampler, ends, seed):
+        for text, token in zip(texts, step.tokens.tolist(), strict=True):
+            if token >= 0 and token not in ends:
+                text.append(token)
+    return texts
+
+
+def stream(
+    model: LanguageModel,
+    tokens: Tokens,
+    max_new_tokens: int,
+    *,
+    cache: Cache | LayerCache | None = None,
+    sampler: Sampler | None = None,
+    stop: int | Collection[int] | None = None,
+    seed: int | None = None,
+) -> Iterator[Step]:
+    """Same as `generate`, step by step: each `Step` has one token of every text, and says what it took.
+
+    Example:
+        >>> from saccade.models import Decoder, DecoderConfig
+        >>> config = DecoderConfig(vocab_size=9, max_len=32, embed_dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)
+        >>> model = Decoder(config).eval()
+        >>> for step in stream(model, [[1, 2, 3]], 3):
+        ...     print(step.phase, step.processed, step.bytes_appended)
+        prefill 3 192
+        decode 1 64
+        decode 1 64
+    """
+    reader, prompts, ends = _checked("stream", model, tokens, max_new_tokens, cache, sampler, stop, seed)
+    return _steps(reader, prompts, max_new_tokens, sampler, ends, seed)
+
+
+def _checked(
+    where: str,
+    model: LanguageModel,
+    tokens: Tokens,
+    max_new_tokens: int,
+    cache: Cache | LayerCache | None,
+    sampler: Sampler | None,
+    stop: int | Collection[int] | None,
+    seed: int | None,
+) -> tuple[Reader, list[list[int]], frozenset[int]]:
+    prompts = as_prompts(where, tokens)
+    check_count(where, "max_new_tokens", max_new_tokens, 0)
+    if sampler is not None and not isinstance(sampler, Sampler):
+        hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
+        raise type_error(where, "sampler", "be a Sampler or None", type(sampler).__name__, hint=hint)
+    if seed is not None:
+        check_count(where, "seed", seed, 0)
+    return new_reader(where, model, cache), prompts, stop_tokens(where, stop)
+
+
+def _steps(
+    reader: Reader,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    sampler: Sampler | None,
+    ends: frozenset[int],
+    seed: int | None,
+) -> Iterator[Step]:
+    generator = torch.Generator()
+    if sampler is not None:
+        generator.manual_seed(int(torch.randint(1 << 62, ())) if seed is None else seed)
+    new, is_open = prompts, [True] * len(prompts)
+    for number in range(max_new_tokens):
+        logits = reader.read(new)
+        if sampler is None:
+            chosen, log_probs = logits.argmax(-1), logits.new_zeros(len(new))
+        else:
+            chosen, log_probs = sampler.draw(logits, generator)
+        still = torch.tensor(is_open, device=chosen.device)
+        yield Step(
+            "decode" if number else "prefill",
+            chosen.masked_fill(~still, -1),
+            log_probs.masked_fill(~still, 0.0),
+            reader.processed,
+            None if reader.traffic is None else reader.traffic.bytes_read,
+            None if reader.traffic is None else reader.traffic.bytes_appended,
+        )
+        picked = chosen.tolist()
+        is_open = [was and token not in ends for was, token in zip(is_open, picked, strict=True)]
+        if not any(is_open):
+            return
+        new = [[token] if goes_on else [] for token, goes_on in zip(picked, is_open, strict=True)]

@@ -1,0 +1,132 @@
+"""Reader: a model and the texts it has read so far, with a cache or without."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from saccade.caches import Cache, LayerCache, Traffic
+from saccade.errors import type_error, value_error
+from saccade.models.generation.prompts import left_padded
+from saccade.token_positions import Positions
+
+__all__ = ["LanguageModel", "Reader", "new_reader"]
+
+
+class LanguageModel(Protocol):
+    """What generation needs of a model. With ``new_cache()`` it is read step by step, else anew each time."""
+
+    def __call__(self, tokens: Tensor, *, positions: Positions) -> Tensor:
+        """Logits ``[batch, len, vocab]`` of ``tokens [batch, len]``; with a cache also ``cache=``."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads tokens and says what may come next.
+
+    Attributes:
+        processed: tokens that the last `read` gave to the model.
+        traffic: bytes that its caches moved; None without a cache.
+    """
+
+    processed: int
+    traffic: Traffic | None
+
+    def read(self, new: list[list[int]]) -> Tensor:
+        """Read further tokens of each text, none of an ended one: float ``[batch, vocab]``, about the next token."""
+        ...
+
+    def reorder(self, rows: list[int]) -> None:
+        """Keep these texts, in this order; they may repeat."""
+        ...
+
+
+def new_reader(where: str, model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
+    """The reader that fits the model."""
+    if not callable(model):
+        raise type_error(where, "model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
+    if cache is not None and not isinstance(cache, Cache | LayerCache):
+        raise type_error(where, "cache", "be what model.new_cache() gives, or None", type(cache).__name__)
+    if cache is None:
+        new_cache = getattr(model, "new_cache", None)
+        if new_cache is None:
+            return _Anew(where, model)
+        cache = new_cache()
+    return _StepByStep(where, model, cache)
+
+
+class _StepByStep(Reader):
+    def __init__(self, where: str, model: LanguageModel, cache: Cache | LayerCache):
+        self._where, self._model, self._cache = where, model, cache
+        self.processed = 0
+        self.traffic: Traffic | None = None
+
+    def read(self, new: list[list[int]]) -> Tensor:
+        new = [one or [-1] for one in new]
+        after = self._cache.positions(1)
+        if isinstance(after, Tensor):
+            if len(after) != len(new):
+                rule = f"hold {len(new)} texts, one for each prompt"
+                raise value_error(self._where, "cache", rule, len(after))
+            starts = after.flatten().tolist()
+        else:
+            starts = [0 if after is None else after.start] * len(new)
+        tokens, positions = left_padded(new, starts, _device(self._model))
+        is_real = tokens >= 0
+        if not bool(is_real.all()):
+            table = torch.tensor([list(positions)] * len(new)) if isinstance(positions, range) else positions
+            tokens, positions = tokens.clamp(min=0), table.to(tokens.device).masked_fill(~is_real, -1)
+        self.processed = sum(len(one) for one in new if one != [-1])
+        logits = _last(self._where, self._model, tokens, cache=self._cache, positions=positions)
+        self.traffic = self._cache.traffic
+        return logits
+
+    def reorder(self, rows: list[int]) -> None:
+        self._cache.reorder(rows)
+
+
+class _Anew(Reader):
+    def __init__(self, where: str, model: LanguageModel):
+        self._where, self._model = where, model
+        self._texts: list[list[int]] = []
+        self.processed = 0
+        self.traffic: Traffic | None = None
+
+    def read(self, new: list[list[int]]) -> Tensor:
+        texts = self._texts or [[] for _ in new]
+        self._texts = [text + more for text, more in zip(texts, new, strict=True)]
+        tokens, positions = left_padded(self._texts, [0] * len(self._texts), _device(self._model))
+        self.processed = sum(map(len, self._texts))
+        return _last(self._where, self._model, tokens, positions=positions)
+
+    def reorder(self, rows: list[int]) -> None:
+        self._texts = [self._texts[row] for row in rows]
+
+
+def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
+    """Logits at the last token; of a model that lets one, without those at the others."""
+    hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
+    with torch.no_grad():
+        if callable(hidden) and callable(project):
+            logits = project(hidden(tokens, **how)[:, -1])
+        else:
+            given = model(tokens, **how)  # type: ignore[arg-type]
+            if not isinstance(given, Tensor) or given.dim() != 3 or given.shape[:2] != tokens.shape:
+                got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+                rule = f"return logits [{tokens.shape[0]}, {tokens.shape[1]}, vocab]"
+                raise value_error(where, "model", rule, got)
+            logits = given[:, -1]
+        logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+        if not bool((logits.amax(-1) > -torch.inf).all()) or bool(logits.isnan().any() | (logits == torch.inf).any()):
+            raise value_error(where, "model", "return logits without NaN and inf", "some")
+        return logits
+
+
+def _device(model: object) -> torch.device:
+    if isinstance(model, torch.nn.Module):
+        first = next(model.parameters(), None)
+        if first is not None:
+            return first.device
+    return torch.device("cpu")

@@ -1,0 +1,84 @@
+"""Sampler: how a token is drawn from what may come next."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+
+__all__ = ["Sampler"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """Draws tokens: temperature first, then the ``top_k`` likeliest, then the fewest that reach ``top_p``.
+
+    Args:
+        temperature: logits are divided by it; above 0. Below 1 the likely becomes likelier.
+        top_k: how many tokens stay; None for all. Where the k-th and others are equally likely, all of them stay.
+        top_p: the likeliest tokens stay until their probabilities sum to it; above 0, at most 1; None for all.
+
+    Raises:
+        ValueError, TypeError: anything else.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+        >>> Sampler(top_k=2).probabilities(logits)
+        tensor([[0.0000, 0.0000, 0.2689, 0.7311]])
+        >>> Sampler(temperature=0.5, top_p=0.8).probabilities(logits)
+        tensor([[0., 0., 0., 1.]])
+
+    Reference: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2020, arXiv:1904.09751 (top-p).
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("temperature", 0.0), ("top_p", 0.0)):
+            given = getattr(self, name)
+            if given is None and name == "top_p":
+                continue
+            if isinstance(given, bool) or not isinstance(given, int | float):
+                raise type_error("Sampler", name, "be a number", type(given).__name__)
+            most = 1.0 if name == "top_p" else math.inf
+            if not least < given <= most or math.isinf(given):
+                rule = "be above 0 and at most 1" if name == "top_p" else "be finite and above 0"
+                hint = "sampler=None always takes the likeliest token" if name == "temperature" else None
+                raise value_error("Sampler", name, rule, given, hint=hint)
+        k = self.top_k
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
+            raise value_error("Sampler", "top_k", "be an int of at least 1, or None", repr(k))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What tokens are drawn by: ``[batch, vocab]``, rows sum to 1."""
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+        probabilities = logits.softmax(-1)
+        if self.top_p is None or self.top_p == 1.0:
+            return probabilities
+        ordered, index = probabilities.sort(descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        before[..., 0] = 0.0  # the likeliest token stays, whatever was rounded
+        kept = torch.where(before < self.top_p, ordered, 0.0)
+        return torch.zeros_like(kept).scatter_(-1, index, kept / kept.sum(-1, keepdim=True))
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
+
+        One number is taken from the generator for each row, so that a draw says nothing about how long others are.
+        """
+        probabilities = self.probabilities(logits)
+        total = probabilities.double().cumsum(-1)
+        drawn = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator).to(total.device)
+        tokens = torch.searchsorted(total, drawn * total[:, -1:], right=True)
+        possible = (probabilities > 0) * torch.arange(probabilities.shape[-1], device=total.device)
+        tokens = torch.minimum(tokens, possible.amax(-1, keepdim=True))
+        return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0].log()
