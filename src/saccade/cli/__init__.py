@@ -1,4 +1,4 @@
-"""The command line: ``saccade look``."""
+"""The command line: ``saccade look`` and ``saccade generate``."""
 
 import io
 import sys

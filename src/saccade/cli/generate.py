@@ -1,0 +1,145 @@
+"""``saccade generate``: continue a text with a language model from a folder."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from saccade.models import Decoder, Sampler, Step, beam_search, stream
+from saccade.text import visible
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["generate"]
+
+
+def generate(
+    prompt: Annotated[
+        list[str],
+        typer.Argument(metavar="PROMPT", help="The text to continue; several arguments are joined by spaces."),
+    ],
+    model: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="A model: config.json, safetensors and tokenizer.json.")
+    ],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 64,
+    temperature: Annotated[
+        float | None, typer.Option(help="Draw tokens; below 1 the likely becomes likelier. By default the likeliest.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw among so many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest tokens that sum to it.")] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Search with so many texts side by side.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the draws; the same seed draws the same.")] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Say of every step what was read and kept of keys and values.")
+    ] = False,
+) -> None:
+    """Continue a text with a language model (GPT-2, Llama, Mistral or Qwen2 form) from a folder.
+
+    The text goes to the standard output; progress and --trace to the standard error.
+    """
+    sampler = _sampler(temperature, top_k, top_p)
+    if beams > 1 and sampler is not None:
+        _refuse("--beams must be 1 where tokens are drawn; take off --temperature, --top-k and --top-p")
+    if beams > 1 and trace:
+        _refuse("--trace must be used with one beam; beams are searched for several texts at once")
+    if seed is not None and sampler is None:
+        _refuse("--seed must go with --temperature, --top-k or --top-p; without them nothing is drawn")
+    text = " ".join(prompt)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        _refuse("PROMPT must be valid UTF-8; got bytes that are not")
+    decoder = _load(model)
+    tokenizer: Tokenizer | None = decoder.tokenizer
+    if tokenizer is None:
+        _refuse(f"--model must have a tokenizer.json; got {model}")
+    tokens = tokenizer.encode(text).ids
+    if not tokens:
+        _refuse("PROMPT must have at least one token; got nothing to go on from")
+
+    console, stop = Console(stderr=True, highlight=False, markup=False, emoji=False), decoder.config.end_tokens
+    try:
+        if beams > 1:
+            with _progress(console, None):
+                new = beam_search(decoder, [tokens], max_new_tokens, beams=beams, stop=stop)[0][0].tokens
+        else:
+            steps = stream(decoder, [tokens], max_new_tokens, sampler=sampler, stop=stop, seed=seed)
+            new = _chosen(console, steps, max_new_tokens, tokenizer if trace else None)
+    except ValueError as error:
+        _refuse(str(error).partition("\n")[0].removesuffix("."))
+    typer.echo(visible_text(tokenizer.decode([*tokens, *(token for token in new if token not in stop)])))
+
+
+def visible_text(text: str) -> str:
+    """The text as it is, but for characters that a terminal would obey."""
+    return re.sub(r"[^\n\t]+", lambda found: visible(found.group()), text)
+
+
+def _chosen(console: Console, steps: Iterator[Step], most: int, tokenizer: "Tokenizer | None") -> list[int]:
+    """The tokens of one text, with a line for each step if a tokenizer is there to say it in words."""
+    new: list[int] = []
+    if tokenizer is not None:
+        console.print(f"{'step':>5}  {'phase':<7}  {'tokens':>6}  {'K,V read':>10}  {'appended':>10}  chosen")
+    with _progress(console, most) as advance:
+        for number, step in enumerate(steps):
+            new.append(int(step.tokens[0]))
+            advance()
+            if tokenizer is not None:
+                read, appended = (_bytes(count) for count in (step.bytes_read, step.bytes_appended))
+                said = visible(repr(tokenizer.decode(new[-1:], skip_special_tokens=False)))
+                line = f"{number:>5}  {step.phase:<7}  {step.processed:>6}  {read:>10}  {appended:>10}  {said}"
+                console.print(line, soft_wrap=True)
+    return new
+
+
+@contextmanager
+def _progress(console: Console, total: int | None) -> Iterator["_Advance"]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Advance(progress, total)
+
+
+class _Advance:
+    """Moves a progress bar on by one token."""
+
+    def __init__(self, progress: Progress, total: int | None):
+        self._progress, self._task = progress, progress.add_task("tokens", total=total)
+
+    def __call__(self) -> None:
+        self._progress.advance(self._task)
+
+
+def _bytes(count: int | None) -> str:
+    if count is None:
+        return "-"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+def _sampler(temperature: float | None, top_k: int | None, top_p: float | None) -> Sampler | None:
+    if temperature is None and top_k is None and top_p is None:
+        return None
+    try:
+        return Sampler(1.0 if temperature is None else temperature, top_k, top_p)
+    except ValueError as error:
+        _refuse(str(error).partition("\n")[0].removesuffix("."))
+
+
+def _load(folder: Path) -> Decoder:
+    try:
+        return Decoder.from_pretrained(folder)
+    except (ValueError, ImportError, NotImplementedError, OSError) as error:
+        typer.echo(f"saccade generate: {visible_text(str(error))}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _refuse(sentence: str) -> NoReturn:
+    """End with one line that says what was wrong with the arguments."""
+    typer.echo(f"saccade generate: {visible(sentence)}.", err=True)
+    raise typer.Exit(2)

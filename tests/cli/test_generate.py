@@ -1,0 +1,127 @@
+"""``saccade generate`` with a small model that the tests write to a folder."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from typer.testing import CliRunner, Result
+
+from saccade.cli.app import app
+from saccade.models import Decoder, DecoderConfig, Sampler
+from saccade.models import beam_search as search
+from saccade.models import generate as continued
+
+PROMPT = "the cat"
+
+
+def _tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    torch.manual_seed(0)
+    config = DecoderConfig(
+        vocab_size=256, max_len=64, embed_dim=16, num_heads=4, num_kv_heads=2, num_layers=2, feed_forward_dim=32
+    )
+    model = Decoder(config, _tokenizer()).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.6)
+    return model
+
+
+@pytest.fixture
+def folder(decoder: Decoder, tmp_path) -> str:
+    decoder.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["generate", *arguments])
+
+
+def _said(decoder: Decoder, new: list[int]) -> str:
+    from saccade.cli.generate import visible_text  # noqa: PLC0415
+
+    ids = decoder.tokenizer.encode(PROMPT).ids
+    return visible_text(decoder.tokenizer.decode([*ids, *new])) + "\n"
+
+
+def _ids(decoder: Decoder) -> list[list[int]]:
+    return [decoder.tokenizer.encode(PROMPT).ids]
+
+
+def test_the_likeliest_text_goes_to_the_standard_output(decoder: Decoder, folder: str) -> None:
+    result = _run("the", "cat", "--model", folder, "--max-new-tokens", "9")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == _said(decoder, continued(decoder, _ids(decoder), 9)[0])
+
+
+def test_draws_are_those_of_the_seed(decoder: Decoder, folder: str) -> None:
+    options = ("--temperature", "1.3", "--top-k", "20", "--top-p", "0.9", "--seed", "4")
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "9", *options)
+    expected = continued(decoder, _ids(decoder), 9, sampler=Sampler(1.3, 20, 0.9), seed=4)[0]
+    assert result.stdout == _said(decoder, expected)
+
+
+def test_beams_are_searched(decoder: Decoder, folder: str) -> None:
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "6", "--beams", "3")
+    assert result.stdout == _said(decoder, search(decoder, _ids(decoder), 6, beams=3)[0][0].tokens)
+
+
+def test_a_trace_says_what_each_step_took(folder: str) -> None:
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "4", "--trace")
+    lines = [line.split() for line in result.stderr.splitlines() if line.strip()]
+    assert lines[0][:4] == ["step", "phase", "tokens", "K,V"]
+    token = 2 * 2 * 2 * 4 * 4  # layers, key and value, kv heads, width, bytes
+    steps = [line for line in lines[1:] if line[1:2] in (["prefill"], ["decode"])]
+    assert [line[:3] for line in steps] == [["0", "prefill", "7"], *([str(i), "decode", "1"] for i in (1, 2, 3))]
+    assert steps[0][3:7] == [str(7 * token), "B", str(7 * token), "B"]
+    assert steps[1][3:5] == ["1.0", "kB"]
+    assert steps[1][5:7] == [str(token), "B"]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (("--beams", "2", "--top-k", "3"), "--beams must be 1 where tokens are drawn"),
+        (("--beams", "2", "--trace"), "--trace must be used with one beam"),
+        (("--seed", "2"), "--seed must go with --temperature, --top-k or --top-p"),
+        (("--temperature", "0"), "Sampler: temperature must be finite and above 0; got 0.0."),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(folder: str, arguments: tuple[str, ...], sentence: str) -> None:
+    result = _run(PROMPT, "--model", folder, *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("saccade generate: ")
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_prompt_without_tokens_is_one_line(folder: str) -> None:
+    result = _run("", "--model", folder)
+    assert result.exit_code == 2
+    assert result.stderr == "saccade generate: PROMPT must have at least one token; got nothing to go on from.\n"
+    result = _run("\udcff", "--model", folder)
+    assert "PROMPT must be valid UTF-8" in result.stderr
+
+
+def test_a_folder_without_a_model_is_said(tmp_path, decoder: Decoder) -> None:
+    result = _run(PROMPT, "--model", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("saccade generate: Decoder.from_pretrained: ")
+    assert "Traceback" not in result.output
+    Decoder(decoder.config).save_pretrained(tmp_path / "mute")
+    result = _run(PROMPT, "--model", str(tmp_path / "mute"))
+    assert result.exit_code == 2
+    assert "--model must have a tokenizer.json" in result.stderr
+
+
+def test_text_is_text_and_not_an_order_to_the_terminal(folder: str) -> None:
+    result = _run("\x1b[31m[red]a", "--model", folder, "--max-new-tokens", "3")
+    assert "\x1b" not in result.stdout
+    assert result.stdout.startswith(r"\x1b[31m[red]a")
