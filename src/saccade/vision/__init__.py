@@ -1,10 +1,11 @@
-"""Attention in convolutional networks: gates for channels and positions, and attention between positions."""
+"""Attention in pictures: gates for channels and positions, attention between positions, and a classical denoiser."""
 
 from saccade.vision.bam import BAM
 from saccade.vision.cbam import CBAM, Gates
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.convert import from_timm, to_timm
 from saccade.vision.non_local import NonLocal
+from saccade.vision.non_local_means import non_local_means
 from saccade.vision.position import PositionAttention
 from saccade.vision.spatial import SpatialAttention
 
@@ -16,6 +17,7 @@ __all__ = [
     "BAM",
     "Gates",
     "NonLocal",
+    "non_local_means",
     "from_timm",
     "to_timm",
 ]

@@ -1,0 +1,187 @@
+"""Non-local means: the classical denoiser, which is attention between patches of a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.attention_matrix import attention
+from saccade.errors import describe, type_error, value_error
+from saccade.masks import Neighborhood
+from saccade.scores import Gaussian
+from saccade.scores.base import Prepared, Score
+from saccade.vision.feature_map import as_map, as_tokens, check_size
+
+__all__ = ["non_local_means"]
+
+_BAND = 32  # rows of the picture at a time: enough that those around them, which are only read, are not most of them
+
+
+def non_local_means(
+    image: Tensor, patch_size: int = 7, search_radius: int = 10, *, h: float = 0.1, sigma: float = 0.0
+) -> Tensor:
+    r"""A picture of which each pixel is the mean of the pixels around it, weighted by how alike their surroundings are.
+
+    .. math:: \hat{x}_i = \sum_j \frac{w_{ij}}{\sum_k w_{ik}} x_j, \qquad
+              w_{ij} = \exp\left(-\frac{\max(d_{ij}^2 - 2 \sigma^2, 0)}{h^2}\right)
+
+    where j are the pixels at most ``search_radius`` rows and columns away, and :math:`d_{ij}^2` is the mean squared
+    difference of the patches around i and j, of all channels alike, weighted by a Gaussian around the patch's centre
+    (its standard deviation is ``(patch_size - 1) / 4``). This is attention with the score `saccade.scores.Gaussian`
+    between patches and the mask `saccade.masks.Neighborhood` over pixels; the values are the pixels themselves. Beyond
+    the border a picture goes on as its mirror image (the pixels at the border once).
+
+    The parameters mean what they mean in ``skimage.restoration.denoise_nl_means(fast_mode=False)``. That one
+    sets weights below about exp(-5) to 0, here every weight counts; it matters where ``h`` is small and ``sigma`` 0.
+
+    Args:
+        image: ``[H, W]`` (grey), ``[channels, H, W]`` or ``[batch, channels, H, W]``; float32 or float64, of any range.
+        patch_size: rows and columns of a patch, odd, at least 1; half of it must be less than H and W.
+        search_radius: how far away a pixel may be, at least 0; skimage's ``patch_distance``.
+        h: how much patches may differ, above 0, in units of the picture; about 0.8 times the standard deviation of the
+            noise. With ``sigma``, less is enough (about 0.6 times).
+        sigma: standard deviation of the noise, at least 0; expected differences of equal patches are then not counted.
+
+    Returns:
+        The picture, in the shape and dtype of ``image``; differentiable.
+
+    Raises:
+        TypeError: an image that is not a float tensor.
+        ValueError: another shape, a picture smaller than half a patch, or a number out of its range.
+
+    Cost: time O(H · W · (2 · search_radius + 8)² · channels · patch_size²) in products of matrices, memory
+    O(W · channels · patch_size²) beside the pictures: a few rows at a time, and never a matrix of pixels by pixels.
+    With gradients, memory O(H · W · channels · patch_size²).
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> clean = torch.zeros(32, 32)
+        >>> clean[:, 16:] = 1.0
+        >>> noisy = clean + 0.1 * torch.randn(32, 32, generator=generator)
+        >>> denoised = non_local_means(noisy, h=0.08)
+        >>> errors = [(x - clean).square().mean().sqrt().item() for x in (noisy, denoised)]
+        >>> print("noise {:.3f}, left {:.3f}".format(*errors))
+        noise 0.103, left 0.046
+
+    Reference: Buades, Coll & Morel 2005, "A non-local algorithm for image denoising", section 3; with ``sigma``, their
+    "Non-local means denoising", Image Processing On Line 2011, section 2.
+    """
+    where = "non_local_means"
+    pictures = _checked(image, where)
+    _check_numbers(where, patch_size, search_radius, h, sigma, pictures)
+    if 0 in pictures.shape:
+        return image.clone()
+    # Only differences of patches matter: near 0, their squares keep the most digits.
+    mean = pictures.mean((1, 2, 3), keepdim=True)
+    bands = _bands(pictures - mean, patch_size, search_radius)
+    denoised = [_denoised(band, patch_size, search_radius, h, sigma) for band in bands]
+    return (torch.cat(denoised, 2) + mean).reshape(image.shape)
+
+
+class _Band(NamedTuple):
+    """Some rows of the pictures, and what they see.
+
+    Attributes:
+        padded: ``[batch, channels, rows, W]``: the rows, those they see, and half a patch around all of it.
+        first: the first row, counted among those that are seen.
+        rows: how many there are.
+    """
+
+    padded: Tensor
+    first: int
+    rows: int
+
+
+def _bands(pictures: Tensor, patch_size: int, search_radius: int) -> Iterator[_Band]:
+    height, half = pictures.shape[2], patch_size // 2
+    padded = F.pad(pictures, (half,) * 4, mode="reflect")
+    for start in range(0, height, _BAND):
+        stop = min(start + _BAND, height)
+        top, bottom = max(start - search_radius, 0), min(stop + search_radius, height)
+        yield _Band(padded[:, :, top : bottom + 2 * half], start - top, stop - start)
+
+
+def _denoised(band: _Band, patch_size: int, search_radius: int, h: float, sigma: float) -> Tensor:
+    """``[batch, channels, rows, W]``."""
+    half = patch_size // 2
+    height, width = (size - 2 * half for size in band.padded.shape[2:])
+    patches = F.unfold(band.padded, patch_size).mT[:, None] * _weights(band.padded, patch_size, h)
+    pixels = as_tokens(band.padded[:, :, half : half + height, half : half + width])
+    here = slice(band.first * width, (band.first + band.rows) * width)
+    score = Gaussian() if sigma == 0.0 else _Excess(2 * (sigma / h) ** 2)
+    out = attention(
+        patches[:, :, here],
+        patches,
+        pixels,
+        Neighborhood(height, width, search_radius),
+        score=score,
+        q_positions=range(here.start, here.stop),
+        kv_positions=range(height * width),
+    )
+    return as_map(out, band.rows, width)
+
+
+def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
+    """What the values of a patch are multiplied by, so that half of a squared distance becomes the exponent."""
+    channels, deviation = like.shape[1], (patch_size - 1) / 4
+    if patch_size == 1:
+        return like.new_full((channels,), math.sqrt(2 / channels) / h)
+    offsets = torch.arange(patch_size, dtype=torch.float64, device=like.device) - patch_size // 2
+    bell = torch.exp(-offsets.square() / (2 * deviation**2))
+    bell = (bell[:, None] * bell).flatten()
+    shares = (bell / (channels * bell.sum())).repeat(channels)
+    return ((2 * shares).sqrt() / h).to(like.dtype)
+
+
+class _Excess(Score):
+    """Like the Gaussian, but half of a squared distance counts only by what it exceeds a threshold."""
+
+    def __init__(self, threshold: float):
+        super().__init__()
+        self.threshold = threshold
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        nearness = Gaussian().prepare(query, key)
+        return Prepared(nearness.query, nearness.key, _at_most_0, (nearness.query.new_tensor(self.threshold),))
+
+
+def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
+    return (q @ k.mT + threshold).clamp(max=0.0)
+
+
+def _checked(image: Tensor, where: str) -> Tensor:
+    """``[batch, channels, H, W]``."""
+    if not isinstance(image, Tensor):
+        hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
+        raise type_error(where, "image", "be a tensor", type(image).__name__, hint=hint)
+    if image.dtype not in (torch.float32, torch.float64):
+        got = str(image.dtype).removeprefix("torch.")
+        raise type_error(where, "image", "be float32 or float64", got, hint="image.float() / 255 for bytes")
+    if image.dim() not in (2, 3, 4):
+        rule = "have shape [H, W], [channels, H, W] or [batch, channels, H, W]"
+        raise value_error(where, "image", rule, list(image.shape))
+    if not bool(torch.isfinite(image.detach()).all()):
+        raise value_error(where, "image", "be finite", "NaN or inf", facts=[describe("image", image)])
+    return image.reshape((1,) * (4 - image.dim()) + image.shape)
+
+
+def _check_numbers(where: str, patch_size: int, search_radius: int, h: float, sigma: float, pictures: Tensor) -> None:
+    check_size(where, "patch_size", patch_size)
+    if patch_size % 2 == 0:
+        raise value_error(where, "patch_size", "be odd, so that a patch has a centre", patch_size)
+    if not isinstance(search_radius, int) or isinstance(search_radius, bool) or search_radius < 0:
+        raise value_error(where, "search_radius", "be an int of at least 0", repr(search_radius))
+    for name, number in (("h", h), ("sigma", sigma)):
+        is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+        if not is_number or number < 0 or (name == "h" and number == 0):
+            rule = "be a finite number above 0" if name == "h" else "be a finite number of at least 0"
+            raise value_error(where, name, rule, repr(number))
+    if 0 not in pictures.shape and min(pictures.shape[2:]) <= patch_size // 2:
+        rule = f"have more than {patch_size // 2} rows and columns for patch_size {patch_size}"
+        got = f"{pictures.shape[2]} x {pictures.shape[3]}"
+        raise value_error(where, "image", rule, got, hint="the picture is mirrored at its borders")
