@@ -65,10 +65,10 @@ class Settings:
     num_layers: int = 4
     feed_forward_dim: int = 448
     dropout_p: float = 0.05
-    steps: int = 1000
+    steps: int = 700
     batch_size: int = 16
     learning_rate: float = 3e-3
-    warm_up: int = 100
+    warm_up: int = 60
     weight_decay: float = 0.1
     check_every: int = 50
     seed: int = 0
