@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import copy
 import dataclasses
 import gzip
 import hashlib
@@ -48,7 +49,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.models import Decoder, DecoderConfig
+from saccade.models import Decoder, DecoderConfig, generate
 
 END = "<|end|>"
 
@@ -415,14 +416,22 @@ def _discounts(level: dict[tuple[int, ...], collections.Counter[int]]) -> tuple[
     return (0.0, one, two, more)
 
 
-def compare(run: Run, languages: list[Language], ngram: NGram) -> list[dict[str, Any]]:
-    """One row per language: model and 5-gram on the same held-out tokens."""
+def compare(run: Run, languages: list[Language], ngram: NGram, folder: Path) -> list[dict[str, Any]]:
+    """One row per language: model and 5-gram on the same held-out tokens.
+
+    The model is written to ``folder`` in half precision, and measured as it is read back; what it was before the
+    rounding stands beside it.
+    """
+    before = [held_out_nats(run.decoder, own.held_out, run.settings) for own in languages]
+    copy.deepcopy(run.decoder).half().save_pretrained(folder)
+    written = Decoder.from_pretrained(folder)
     rows = []
-    for own in languages:
+    for own, exact in zip(languages, before, strict=True):
         tokens = sum(len(block) + 1 for block in own.held_out)
         row: dict[str, Any] = {"language": own.name, "held_out_tokens": tokens, "held_out_bytes": own.held_out_bytes}
         for name, nats in (
-            ("model", held_out_nats(run.decoder, own.held_out, run.settings)),
+            ("model", held_out_nats(written, own.held_out, run.settings)),
+            ("before_rounding", exact),
             ("5-gram", ngram.nats(own.held_out)),
         ):
             row[name] = {"nats_per_token": nats / tokens, "bits_per_byte": nats / math.log(2) / own.held_out_bytes}
@@ -462,17 +471,11 @@ def draw_losses(losses: list[tuple[int, float, float]], path: Path) -> None:
 
 
 def continue_text(decoder: Decoder, start: str, count: int) -> str:
-    """``start`` with the likeliest tokens after it, one by one: a prefill, then one token each."""
+    """``start`` with the likeliest tokens after it."""
     assert decoder.tokenizer is not None
     tokens = decoder.tokenizer.encode(start).ids
-    cache, new = decoder.new_cache(), tokens
-    with torch.no_grad():
-        for _ in range(count):
-            new = [int(decoder(torch.tensor([new]), cache=cache)[0, -1].argmax())]
-            if new[0] in decoder.config.end_tokens:
-                break
-            tokens = tokens + new
-    return decoder.tokenizer.decode(tokens)
+    (new,) = generate(decoder, [tokens], count, stop=decoder.config.end_tokens)
+    return decoder.tokenizer.decode(tokens + new)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -524,13 +527,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         task = progress.add_task("steps", total=settings.steps, completed=run.step)
         run.train(languages, lambda loss: progress.update(task, advance=1, description=f"loss {loss:.3f}"))
 
-    # Half the bytes; what is measured is what is written.
     folder = given.out / "model"
-    run.decoder.half().save_pretrained(folder)
-    run.decoder = Decoder.from_pretrained(folder)
-    rows = compare(
-        run, languages, NGram([block for learn, _ in encoded for block in learn], 5, len(tokenizer.get_vocab()), end)
-    )
+    ngram = NGram([block for learn, _ in encoded for block in learn], 5, tokenizer.get_vocab_size(), end)
+    rows = compare(run, languages, ngram, folder)
     console.print(as_table(rows))
     for start in ("The ", "该"):
         console.print(continue_text(run.decoder, start, 40), markup=False, highlight=False)

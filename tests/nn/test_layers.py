@@ -172,6 +172,8 @@ def test_dropout_in_training_only_and_on_every_part():
     x, encoded = torch.randn(1, 4, 8), torch.randn(1, 4, 8)
     torch.testing.assert_close(layer(x, encoded), x)  # all that the parts add is dropped
     assert not torch.allclose(layer.eval()(x, encoded), x)
+    layer = EncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 8), norm_first=False, dropout_p=0.999999)
+    torch.testing.assert_close(layer(x), layer.feed_forward_norm(layer.attention_norm(x)))
 
 
 def test_gradients_reach_every_parameter():
