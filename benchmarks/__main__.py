@@ -5,7 +5,7 @@ import sys
 import time
 from types import ModuleType
 
-from benchmarks import additive, bias, bigbird, dropout, growth, longformer, plans, reporting, short, window
+from benchmarks import additive, bias, bigbird, decode, dropout, growth, longformer, plans, reporting, short, window
 from benchmarks.measuring import Referee
 from benchmarks.reporting import Row
 
@@ -19,6 +19,7 @@ QUESTIONS: dict[str, ModuleType] = {
     "additive": additive,
     "plans": plans,
     "short": short,
+    "decode": decode,
 }
 
 

@@ -1,0 +1,93 @@
+"""How much faster is a decode step with shared key heads than SDPA's, and how near is it to reading the bytes once?"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.checking import assert_agree
+from benchmarks.measuring import Referee, compare
+from benchmarks.reporting import Row, duration, ratio_row
+from saccade import masks
+from saccade.caches import KVCache
+from saccade.mechanisms import Softmax
+
+HEADS, KV_HEADS, DIM = 32, 8, 128
+SIZES = (8192, 32768)
+TARGETS = {torch.float32: 2.3, torch.bfloat16: 1.7}
+OF_SUM = 0.6
+EXTRA = 150e-6
+TITLE = f"decode, one token, {HEADS} query heads and {KV_HEADS} key heads of {DIM}"
+_CAUSAL, _SOFTMAX = masks.Causal(), Softmax()
+
+
+class Case(NamedTuple):
+    """A cache, the next token, and the keys and values with that token as plain tensors."""
+
+    cache: KVCache
+    token: tuple[Tensor, Tensor, Tensor]
+    key: Tensor
+    value: Tensor
+
+    def ours(self) -> Tensor:
+        """A step, taken back so that the next is as long."""
+        out = self.cache.attend(_SOFTMAX, *self.token, mask=_CAUSAL)
+        self.cache.crop(self.cache.length - 1)
+        return out
+
+    def theirs(self) -> Tensor:
+        """The product alone: SDPA keeps no cache."""
+        return F.scaled_dot_product_attention(self.token[0], self.key, self.value, enable_gqa=True)
+
+    def summed(self) -> tuple[Tensor, Tensor]:
+        """Reading the same bytes once, the fastest that a step could be."""
+        return self.key.sum(), self.value.sum()
+
+
+def case(n: int, dtype: torch.dtype, heads: int = HEADS, kv_heads: int = KV_HEADS, dim: int = DIM) -> Case:
+    """Random inputs: n tokens in the cache, the last of which is the one that is decoded."""
+    torch.manual_seed(0)
+    query = torch.randn(1, heads, n, dim).to(dtype)
+    key, value = (torch.randn(1, kv_heads, n, dim).to(dtype) for _ in range(2))
+    cache = KVCache(n)
+    past, last = (slice(0, n - 1), slice(n - 1, n))
+    # What the prompt's own queries see does not matter here: as little as possible.
+    cache.attend(_SOFTMAX, query[:, :, past], key[:, :, past], value[:, :, past], mask=masks.Window(0, 0))
+    token = (query[:, :, last].clone(), key[:, :, last], value[:, :, last])
+    return Case(cache, token, key, value)
+
+
+def check(its: Case) -> None:
+    """Both sides agree."""
+    assert_agree(its.ours(), its.theirs())
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    for dtype, target in TARGETS.items():
+        name = str(dtype).removeprefix("torch.")
+        for n in SIZES:
+            its = case(n, dtype)
+            check(its)
+            yield ratio_row(
+                f"{name}, n={n}",
+                compare(its.ours, its.theirs, rounds=15, referee=referee, warm_up=3),
+                peer="SDPA(enable_gqa)",
+                target=target,
+            )
+            if dtype == torch.float32:
+                pair = compare(its.ours, its.summed, rounds=15, referee=referee, warm_up=3)
+                figures = {"ratio": pair.ratio, "ours_s": pair.ours, "theirs_s": pair.theirs}
+                measured = f"{pair.ratio:.0%} of its rate: {duration(pair.ours)}, sum {duration(pair.theirs)}"
+                rows = (f"{name}, n={n}, beside a sum of the bytes", measured, f"at least {OF_SUM:.0%}")
+                yield Row(*rows, pair.ratio >= OF_SUM, figures, pair.rate, pair.quiet)
+    its = case(64, torch.float32, 4, 2, 16)
+    check(its)
+    pair = compare(its.ours, its.theirs, rounds=400, referee=referee, batch=100, warm_up=50)
+    figures = {"ours_s": pair.ours, "theirs_s": pair.theirs}
+    measured = f"{duration(pair.ours)}, SDPA {duration(pair.theirs)}"
+    allowed = pair.theirs + EXTRA
+    rows = ("64 tokens: what a step costs in Python", measured, f"at most {duration(allowed)}")
+    yield Row(*rows, pair.ours <= allowed, figures, pair.rate, pair.quiet)
