@@ -5,7 +5,21 @@ import sys
 import time
 from types import ModuleType
 
-from benchmarks import additive, bias, bigbird, decode, dropout, growth, longformer, plans, reporting, short, window
+from benchmarks import (
+    additive,
+    bias,
+    bigbird,
+    decode,
+    denoising,
+    dropout,
+    growth,
+    longformer,
+    neighbourhood,
+    plans,
+    reporting,
+    short,
+    window,
+)
 from benchmarks.measuring import Referee
 from benchmarks.reporting import Row
 
@@ -17,6 +31,8 @@ QUESTIONS: dict[str, ModuleType] = {
     "dropout": dropout,
     "bias": bias,
     "additive": additive,
+    "neighbourhood": neighbourhood,
+    "denoising": denoising,
     "plans": plans,
     "short": short,
     "decode": decode,
