@@ -58,20 +58,21 @@ END = "<|end|>"
 class Settings:
     """Everything that decides a run's numbers; a checkpoint made with others is not used."""
 
-    vocab_size: int = 3072
+    vocab_size: int = 2048
     max_len: int = 256
-    embed_dim: int = 192
-    num_heads: int = 6
-    num_kv_heads: int = 2
+    embed_dim: int = 160
+    num_heads: int = 5
+    num_kv_heads: int = 1
     num_layers: int = 4
-    feed_forward_dim: int = 448
-    dropout_p: float = 0.05
-    steps: int = 700
-    batch_size: int = 16
-    learning_rate: float = 3e-3
+    feed_forward_dim: int = 416
+    dropout_p: float = 0.0
+    steps: int = 1600
+    batch_size: int = 8
+    matrix_rate: float = 0.02
+    learning_rate: float = 5e-3
     warm_up: int = 60
     weight_decay: float = 0.1
-    check_every: int = 50
+    check_every: int = 100
     seed: int = 0
     block_bytes: int = 4000
     text_bytes: int | None = None
@@ -243,12 +244,13 @@ class Run:
             ),
             tokenizer,
         )
-        # Matrices decay, norms do not.
-        groups = [
-            {"params": [p for p in self.decoder.parameters() if p.dim() > 1], "weight_decay": settings.weight_decay},
-            {"params": [p for p in self.decoder.parameters() if p.dim() == 1], "weight_decay": 0.0},
+        # Muon for the matrices within the layers, which it moves evenly in all directions; Adam for the vectors.
+        inner = [p for p in self.decoder.stack.parameters() if p.dim() == 2]
+        outer = [p for p in self.decoder.parameters() if not any(p is own for own in inner)]
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.Muon(inner, weight_decay=settings.weight_decay), settings.matrix_rate),
+            (torch.optim.AdamW(outer, betas=(0.9, 0.95), weight_decay=0.0), settings.learning_rate),
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
         self.step, self.seconds, self.starts_over = 0, 0.0, False
         self.losses: list[tuple[int, float, float]] = []  # step, loss in training, loss held out
         self._resume()
@@ -279,15 +281,17 @@ class Run:
             start = int(torch.randint(0, len(stream) - self.settings.max_len, ()))
             windows.append(stream[start : start + self.settings.max_len + 1])
         tokens = torch.stack(windows)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self._rate()
+        for optimizer, rate in self.optimizers:
+            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = rate * self._rate()
         self.decoder.train()
         logits = self.decoder(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
-        self.optimizer.step()
+        for optimizer, _ in self.optimizers:
+            optimizer.step()
         return loss.item()
 
     def _rate(self) -> float:
@@ -299,8 +303,9 @@ class Run:
 
     def _save(self) -> None:
         tensors = {f"decoder.{name}": own for name, own in self.decoder.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": own for name, own in state.items()}
+        for number, (optimizer, _) in enumerate(self.optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer{number}.{index}.{name}": own for name, own in state.items()}
         told = {"fingerprint": self.fingerprint, "step": str(self.step), "seconds": repr(self.seconds)}
         told["losses"] = json.dumps(self.losses)
         # Written beside its destination and renamed when it is complete: a run that is killed leaves no half file.
@@ -320,15 +325,17 @@ class Run:
                 self.starts_over = True
                 return
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
-        states: dict[int, dict[str, Tensor]] = {}
+        parts: dict[str, dict[str, Tensor]] = collections.defaultdict(dict)
         for name, own in tensors.items():
             part, _, rest = name.partition(".")
-            if part == "optimizer":
-                index, _, key = rest.partition(".")
-                states.setdefault(int(index), {})[key] = own
-        own = {name.removeprefix("decoder."): x for name, x in tensors.items() if name.startswith("decoder.")}
-        self.decoder.load_state_dict(own)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": states})
+            parts[part][rest] = own
+        self.decoder.load_state_dict(parts["decoder"])
+        for number, (optimizer, _) in enumerate(self.optimizers):
+            states: dict[int, dict[str, Tensor]] = collections.defaultdict(dict)
+            for name, own in parts[f"optimizer{number}"].items():
+                index, _, key = name.partition(".")
+                states[int(index)][key] = own
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(states)})
         self.step, self.seconds = int(told["step"]), float(told["seconds"])
         self.losses = [tuple(row) for row in json.loads(told["losses"])]
 

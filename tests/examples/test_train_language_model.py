@@ -104,7 +104,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(example, pages, monkeypatch, tm
 
 
 def test_training_learns(example):
-    settings = dataclasses.replace(example.QUICK, steps=80, dropout_p=0.0, learning_rate=1e-2)
+    settings = dataclasses.replace(example.QUICK, steps=80, dropout_p=0.0, learning_rate=1e-2, matrix_rate=0.02)
     torch.set_num_threads(1)
     learn, held_out = example.blocks_of(example.english(), settings)
     tokenizer = example.train_tokenizer(learn, settings)

@@ -69,8 +69,8 @@ def layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
     reasons = _reasons_of_layer(module)
     if reasons:
         raise unsupported("to_torch", f"nn.Transformer{type(module).__name__}", reasons)
-    feed_forward, norm = module.feed_forward, module.attention_norm
-    assert isinstance(feed_forward, FeedForward) and isinstance(norm, nn.LayerNorm)  # noqa: PT018  reasons were asked
+    feed_forward = module.feed_forward
+    assert isinstance(feed_forward, FeedForward)  # reasons were asked
     kind = nn.TransformerEncoderLayer if isinstance(module, EncoderLayer) else nn.TransformerDecoderLayer
     # torch's own functions where it has them: its layers take a fast path for these.
     known: dict[str, Any] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "gelu_tanh": ACTIVATIONS["gelu_tanh"]}
@@ -80,12 +80,11 @@ def layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
         feed_forward.hidden_dim,
         dropout=module.dropout.p,
         activation=known[feed_forward.activation],
-        layer_norm_eps=norm.eps,
         batch_first=True,
         norm_first=module.norm_first,
         bias=feed_forward.expand.bias is not None,
-        device=norm.weight.device,
-        dtype=norm.weight.dtype,
+        device=feed_forward.expand.weight.device,
+        dtype=feed_forward.expand.weight.dtype,
     )
     theirs.dropout.p = feed_forward.dropout.p
     theirs.self_attn = attention_to_torch(module.attention)
