@@ -66,7 +66,7 @@ class Settings:
     num_layers: int = 4
     feed_forward_dim: int = 416
     dropout_p: float = 0.0
-    steps: int = 1600
+    steps: int = 1000
     batch_size: int = 8
     matrix_rate: float = 0.02
     learning_rate: float = 5e-3

@@ -43,6 +43,7 @@ SMALL_GPT2 = {"vocab_size": 37, "n_positions": 64, "n_embd": 32, "n_layer": 2, "
 SMALL_GPT2 |= {"bos_token_id": None, "eos_token_id": None}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+WIDE = YARN | {"rope_theta": 10.0, "original_max_position_embeddings": 64, "beta_fast": 4.0, "beta_slow": 1.5}
 TRAINED = {"original_max_position_embeddings": 16}
 
 CASES = [
@@ -55,7 +56,9 @@ CASES = [
     ("llama", {"rope_parameters": LLAMA3 | TRAINED}),
     ("llama", {"rope_parameters": YARN}),
     ("llama", {"rope_parameters": YARN | {"beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.3}}),
-    ("llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.1, "truncate": False}}),
+    ("llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.1}}),
+    ("llama", {"rope_parameters": WIDE | {"truncate": False}, "hidden_size": 64}),
+    ("llama", {"rope_parameters": WIDE, "hidden_size": 64}),
     ("mistral", {"sliding_window": 5}),
     ("mistral", {"sliding_window": None}),
     ("qwen2", {}),
@@ -270,6 +273,7 @@ def test_writing_over_a_folder_keeps_other_files_and_a_failure_keeps_the_old(tmp
         patch.setattr(json, "dumps", lambda *a, **k: (_ for _ in ()).throw(OSError("full")))
         with pytest.raises(OSError, match="full"):
             second.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob(".*"))
     assert torch.equal(Decoder.from_pretrained(tmp_path).embedding.weight, first.embedding.weight)
     second.save_pretrained(tmp_path)
     assert torch.equal(Decoder.from_pretrained(tmp_path).embedding.weight, second.embedding.weight)
