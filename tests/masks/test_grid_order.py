@@ -122,3 +122,24 @@ def test_in_the_order_of_positions_nothing_changes() -> None:
     assert torch.equal(_covered(same, (1, 1, 20, 20)), mask.to_dense(20))
     assert str(same) == str(mask)
     assert same.residual(Box(0, range(5), range(15, 20))) is False
+
+
+@pytest.mark.parametrize("grid", [masks.Neighborhood(4, 5, (1, 0)), masks.Axial(4, 5), masks.ShiftedWindows(4, 5, 2)])
+@pytest.mark.parametrize("is_in_order", [False, True])
+def test_equal_residual_keys_mean_equal_contents_on_every_box(grid: masks.Mask, is_in_order: bool) -> None:
+    order = RowOrder(Grounds(4, 5, 1), Squares(2, 2), 0, 22)
+    mask = InOrder(grid.after(1), order) if is_in_order else grid.after(1)
+    dense = grid.after(1).to_dense(22)[0, 0]
+    dense = dense[torch.from_numpy(order.rows)] if is_in_order else dense
+    contents: dict[object, torch.Tensor] = {}
+    for first in range(22):
+        for last in range(first, min(first + 5, 22)):
+            for key_first in range(22):
+                for key_last in range(key_first, min(key_first + 7, 22)):
+                    rows, keys = range(first, last + 1), range(key_first, key_last + 1)
+                    part = dense[first : last + 1, key_first : key_last + 1]
+                    same = contents.setdefault(mask.residual(Box(0, rows, keys)), part)
+                    is_constant = same is not part and isinstance(mask.residual(Box(0, rows, keys)), bool)
+                    assert (part == same.flatten()[0]).all() if is_constant else torch.equal(part, same)
+    assert contents[True].all()
+    assert not contents[False].any()
