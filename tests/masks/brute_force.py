@@ -106,6 +106,36 @@ def _predicate(mask: masks.Predicate) -> Rule:
     return lambda b, i, j: bool(mask.function(*map(torch.tensor, (b, 0, i, j))))
 
 
+def _on_grid(sees: Callable[[Any, int, int, int, int], bool]) -> Callable[[Any], Rule]:
+    """A rule on rows and columns of cells: ``sees(mask, y, x, key's y, key's x)``."""
+
+    def of(mask: Any) -> Rule:
+        def allows(b: int, i: int, j: int) -> bool:
+            inside = all(0 <= p < mask.height * mask.width for p in (i, j))
+            return inside and sees(mask, *divmod(i, mask.width), *divmod(j, mask.width))
+
+        return allows
+
+    return of
+
+
+def _is_near(mask: masks.Neighborhood, y: int, x: int, v: int, u: int) -> bool:
+    return abs(y - v) <= mask.radius[0] and abs(x - u) <= mask.radius[1]
+
+
+def _is_in_line(mask: masks.Axial, y: int, x: int, v: int, u: int) -> bool:
+    return (mask.axis != "columns" and y == v) or (mask.axis != "rows" and x == u)
+
+
+def _share_window(mask: masks.ShiftedWindows, y: int, x: int, v: int, u: int) -> bool:
+    return all((a - mask.shift) // mask.window == (c - mask.shift) // mask.window for a, c in ((y, v), (x, u)))
+
+
+def _after(mask: masks.After) -> Rule:
+    inner, n = rule(mask.rule), mask.length
+    return lambda b, i, j: i >= n and j >= n and inner(b, i - n, j - n)
+
+
 def _joined(test: Callable[..., bool]) -> Callable[[Any], Rule]:
     def of(mask: masks.And | masks.Or) -> Rule:
         parts = [rule(part) for part in mask.parts]
@@ -129,6 +159,10 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
     masks.Random: _random,
     masks.Blocks: _blocks,
     masks.Coarse: _coarse,
+    masks.Neighborhood: _on_grid(_is_near),
+    masks.Axial: _on_grid(_is_in_line),
+    masks.ShiftedWindows: _on_grid(_share_window),
+    masks.After: _after,
     masks.Padding: _padding,
     masks.Documents: _documents,
     masks.Dense: _dense,

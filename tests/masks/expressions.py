@@ -16,6 +16,7 @@ def _atoms(batch: int, rules: st.SearchStrategy[masks.Mask] | None) -> st.Search
     width = st.one_of(st.none(), st.integers(0, 12))
     length = st.integers(0, MAX_LEN)
     lengths = st.lists(length, min_size=batch, max_size=batch)
+    side = st.integers(1, 7)
     documents = st.lists(st.integers(0, MAX_LEN // 3), min_size=1, max_size=5)
     tensor = st.tuples(st.sampled_from([1, batch]), st.integers(1, MAX_LEN), st.integers(0, 99)).map(_random_tensor)
     return st.one_of(
@@ -32,6 +33,9 @@ def _atoms(batch: int, rules: st.SearchStrategy[masks.Mask] | None) -> st.Search
         st.builds(masks.Strided, st.integers(1, 7)),
         st.builds(masks.Prefix, length),
         st.builds(masks.Random, st.integers(1, 3), st.integers(1, 6), st.integers(0, 9)),
+        st.builds(masks.Neighborhood, side, side, st.tuples(st.integers(0, 3), st.integers(0, 3))),
+        st.builds(masks.Axial, side, side, st.sampled_from(["rows", "columns", "both"])),
+        st.builds(masks.ShiftedWindows, side, side, st.just(3), st.integers(0, 2)),
         st.builds(_random_blocks, st.integers(1, 6), st.integers(1, 9), st.integers(0, 99)),
         tensor,
     )
@@ -48,10 +52,14 @@ def _random_blocks(count: int, size: int, seed: int) -> masks.Mask:
     return masks.Blocks(torch.rand(count, count, generator=generator) < 0.5, size)
 
 
+def _moved(rules: st.SearchStrategy[masks.Mask]) -> st.SearchStrategy[masks.Mask]:
+    return st.tuples(rules, st.integers(1, 5)).map(lambda pair: pair[0].after(pair[1]))
+
+
 def expressions(batch: int) -> st.SearchStrategy[masks.Mask]:
     """Masks joined by ``&``, ``|`` and ``~``, for one batch size."""
     simple = _atoms(batch, None)
-    atoms = st.one_of(_atoms(batch, simple), st.builds(masks.Coarse, simple, st.integers(1, 5)))
+    atoms = st.one_of(_atoms(batch, simple), st.builds(masks.Coarse, simple, st.integers(1, 5)), _moved(simple))
     return st.recursive(
         atoms,
         lambda inner: st.one_of(
