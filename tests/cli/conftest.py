@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from saccade.cli import loading
 from saccade.cli.app import app
 from saccade.models import minilm
 from saccade.viz import fonts
@@ -16,7 +17,7 @@ def encoder():
 @pytest.fixture
 def run(encoder, monkeypatch, tmp_path):
     """Run ``saccade look`` in an empty folder; whatever fonts are missing, nobody has warned of them yet."""
-    monkeypatch.setattr("saccade.cli.look.minilm", lambda: encoder)
+    monkeypatch.setitem(loading.NAMED, loading.MINILM, lambda: encoder)
     monkeypatch.setattr(fonts, "_warned", False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")

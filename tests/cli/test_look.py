@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from saccade import __version__
+from saccade.cli import loading
 from saccade.cli.telling import position_information, unexplained_information
 from saccade.models.minilm import MINILM_SHA256
 from saccade.text import merge, words
@@ -186,7 +187,7 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(run, monkeypatch):
     def tampered():
         raise ValueError(f"minilm: model.safetensors must have sha256 {MINILM_SHA256}; got 00.")
 
-    monkeypatch.setattr("saccade.cli.look.minilm", tampered)
+    monkeypatch.setitem(loading.NAMED, loading.MINILM, tampered)
     result = run("look", "cat")
     assert result.exit_code == 1
     assert result.stderr.startswith("saccade look: minilm: model.safetensors must have sha256 53aa")

@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 
 from saccade import viz
+from saccade.cli.loading import MINILM, load
 from saccade.cli.report import print_choice, print_notes, print_words
 from saccade.cli.telling import Head, Statistic, rank_heads
-from saccade.models import Encoder, minilm
+from saccade.models import Decoder, Encoder
 from saccade.text import Word, merge, visible, words
 
 __all__ = ["look"]
 
-_MODEL = "all-MiniLM-L6-v2"
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
 
 
@@ -37,16 +37,20 @@ def look(
     by: Annotated[
         Statistic, typer.Option(help="What the most telling head is chosen by.", case_sensitive=False)
     ] = Statistic.UNEXPLAINED,
+    model_name: Annotated[
+        str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
+    ] = MINILM,
     out: Annotated[Path, typer.Option(help="The folder for heatmap.png and mosaic.png.")] = Path("out/look"),
 ) -> None:
-    """Show what a trained model (all-MiniLM-L6-v2) attends to in a text.
+    """Show what a trained model attends to in a text: an encoder of BERT's form, or a language model.
 
-    Word pieces are merged to words. Which head is the most telling is decided among words, without [CLS] and
-    [SEP], by what neither distance nor everybody's favourite words explain or, with --by position, by position
-    mutual information (how much the place of a word says about where it looks).
+    Word pieces are merged to words. Which head is the most telling is decided among words, without special tokens
+    such as [CLS] and [SEP], by what neither distance nor everybody's favourite words explain or, with --by position,
+    by position mutual information (how much the place of a word says about where it looks).
     """
-    model = _load()
-    encoded, found = _read(model, text, given=tokens)
+    model = _load(model_name)
+    name = model_name if model_name == MINILM else Path(model_name).name
+    encoded, found = _read(model, name, text, given=tokens)
     _check_range("--layer", layer, model.config.num_layers)
     _check_range("--head", head, model.config.num_heads)
     try:
@@ -63,7 +67,8 @@ def look(
 
     console = Console(highlight=False, markup=False, emoji=False)
     lost = 1 - float(among_words[best.layer, best.head].sum(-1).mean())
-    print_choice(console, _MODEL, ranking, by, lost=lost, is_asked=None not in (layer, head))
+    special = [word.text for word in found if word.special]
+    print_choice(console, name, ranking, by, special=special, lost=lost, is_asked=None not in (layer, head))
     print_words(console, found, chosen)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", viz.MissingGlyphsWarning)
@@ -73,17 +78,20 @@ def look(
         console.print(f"wrote {visible(str(path))}  ({what})", soft_wrap=True)
 
 
-def _load() -> Encoder:
+def _load(name: str) -> Encoder | Decoder:
     try:
-        return minilm()
-    except (ImportError, ValueError) as error:
-        typer.echo(f"saccade look: {error}", err=True)
+        return load(name)
+    except (ImportError, ValueError, NotImplementedError, OSError) as error:
+        typer.echo(f"saccade look: {str(error).removeprefix('load: ')}", err=True)
         raise typer.Exit(1) from None
 
 
-def _read(model: Encoder, text: Sequence[str], *, given: bool) -> tuple[torch.Tensor, tuple[Word, ...]]:
+def _read(
+    model: Encoder | Decoder, name: str, text: Sequence[str], *, given: bool
+) -> tuple[torch.Tensor, tuple[Word, ...]]:
     """Tokens ``[1, len]`` of the text, and its words."""
-    assert model.tokenizer is not None, "the published model has one"
+    if model.tokenizer is None:
+        _refuse(f"--model must have a tokenizer.json; got {name}")
     joined = " ".join(text)
     if not joined.strip():
         _refuse("TEXT must have at least one word; got nothing to look at")
@@ -91,7 +99,7 @@ def _read(model: Encoder, text: Sequence[str], *, given: bool) -> tuple[torch.Te
         _refuse("TEXT must be valid UTF-8; got bytes that are not")
     encoding = model.tokenizer.encode(list(text) if given else joined, is_pretokenized=given)
     if len(encoding.ids) > model.config.max_len:
-        got = f"{len(encoding.ids)}, {_MODEL} reads no more"
+        got = f"{len(encoding.ids)}, {name} reads no more"
         _refuse(f"TEXT must have at most {model.config.max_len} tokens; got {got}")
     try:
         found = words(encoding, list(text) if given else joined)
@@ -102,7 +110,7 @@ def _read(model: Encoder, text: Sequence[str], *, given: bool) -> tuple[torch.Te
     return torch.tensor([encoding.ids]), found
 
 
-def _weights(model: Encoder, tokens: torch.Tensor, found: Sequence[Word]) -> torch.Tensor:
+def _weights(model: Encoder | Decoder, tokens: torch.Tensor, found: Sequence[Word]) -> torch.Tensor:
     """Weights between words, ``[layers, heads, words, words]``."""
     with torch.no_grad():
         return torch.stack([merge(matrix.to_dense()[0], found) for matrix in model.matrices(tokens)])

@@ -19,7 +19,14 @@ _WIDEST = 32  # columns of a word
 
 
 def print_choice(
-    console: Console, model: str, ranking: Sequence[Head], statistic: Statistic, *, lost: float, is_asked: bool
+    console: Console,
+    model: str,
+    ranking: Sequence[Head],
+    statistic: Statistic,
+    *,
+    special: Sequence[str],
+    lost: float,
+    is_asked: bool,
 ) -> None:
     """Say which head is shown and why.
 
@@ -28,6 +35,7 @@ def print_choice(
         model: its name.
         ranking: heads, the one that is shown first.
         statistic: what they are ranked by.
+        special: tokens that the tokenizer added.
         lost: the part of the words' attention that goes to special tokens, which the statistic leaves out.
         is_asked: the head was asked for, not chosen.
     """
@@ -38,7 +46,12 @@ def print_choice(
     if len(ranking) > 1:
         second = ranking[1]
         console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.information:.2f} nats")
-    console.print(f"[CLS] and [SEP] get {lost:.0%} of the words' attention; the statistic leaves them out")
+    if special:
+        get = "get" if len(special) > 1 else "gets"
+        console.print(
+            f"{' and '.join(dict.fromkeys(special))} {get} {lost:.0%} of the words' attention; the statistic leaves "
+            + ("them out" if len(special) > 1 else "it out")
+        )
 
 
 def print_words(console: Console, words: Sequence[Word], weights: torch.Tensor) -> None:

@@ -51,8 +51,9 @@ def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK
     """Put the pieces of ``encoding`` together to the words of ``text``.
 
     A word is what the tokenizer's pre-tokenizer calls one, spelled as in ``text`` (capitals and accents
-    kept); contractions and numbers that it cuts (``don't``, ``3.14``) are whole again. Words that were given
-    one by one stay exactly as given. Special tokens are words of their own.
+    kept), or a character of a script that is written without spaces; contractions and numbers that it
+    cuts (``don't``, ``3.14``) are whole again. Words that were given one by one stay exactly as given.
+    Special tokens are words of their own.
 
     Args:
         encoding: what the tokenizer made of ``text``, without padding.
@@ -67,7 +68,7 @@ def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK
 
     Cost: O(tokens).
     """
-    pieces = _pieces(encoding, unknown)
+    pieces = _pieces(encoding, unknown, text if isinstance(text, str) else "")
     if not isinstance(text, str):
         return _given(pieces, list(text))
     found: list[_Piece] = []
@@ -90,19 +91,35 @@ class _Piece:
     span: tuple[int, int]
 
 
-def _pieces(encoding: Encoding, unknown: str) -> list[_Piece]:
+def _pieces(encoding: Encoding, unknown: str, text: str) -> list[_Piece]:
     pieces: list[_Piece] = []
     for index, (token, number, span) in enumerate(
         zip(encoding.tokens, encoding.word_ids, encoding.offsets, strict=True)
     ):
         is_unknown = token == unknown
-        if number is not None and pieces and pieces[-1].number == number:
+        if number is not None and pieces and _continues(pieces[-1], number, span, text):
             before = pieces[-1]
             word = replace(before.word, stop=index + 1, unknown=before.word.unknown or is_unknown)
             pieces[-1] = _Piece(word, number, (before.span[0], span[1]))
         else:
             pieces.append(_Piece(Word(token, index, index + 1, number is None, is_unknown), number, span))
     return pieces
+
+
+def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) -> bool:
+    """Whether a piece belongs to the word before it.
+
+    What a pre-tokenizer calls a word may be a whole sentence where a script has no spaces: there, a character is a
+    word, and only pieces of one character (its bytes) belong together.
+    """
+    if before.number != number:
+        return False
+    return span[0] < before.span[1] or not _has_no_spaces(text[span[0] : span[0] + 1])
+
+
+def _has_no_spaces(character: str) -> bool:
+    """Han, kana and their punctuation."""
+    return unicodedata.east_asian_width(character) in ("W", "F") if character else False
 
 
 def _given(pieces: list[_Piece], given: list[str]) -> tuple[Word, ...]:
