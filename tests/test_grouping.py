@@ -1,0 +1,29 @@
+"""Parts of a tensor at ranges."""
+
+import pytest
+import torch
+
+from saccade.grouping import take
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        (range(3, 9),),
+        (range(0, 2), range(5, 9)),
+        tuple(range(start, start + 3) for start in range(2, 18, 5)),
+        tuple(range(start, start + 4) for start in range(0, 20, 4)),
+        tuple(range(start, start + 3) for start in (0, 5, 10, 16)),
+        (range(0, 3), range(5, 8), range(10, 13), range(15, 17)),
+        tuple(range(start, start + 6, 2) for start in range(0, 20, 6)),
+        tuple(range(start, start + 5) for start in range(0, 12, 2)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_take_is_indexing(ranges, dim):
+    sizes = [2, 3, 3, 3]
+    sizes[dim] = 24
+    x = torch.randn(sizes)
+    index = torch.tensor([number for span in ranges for number in span])
+    assert torch.equal(take(x, ranges, dim), x.index_select(dim, index))
