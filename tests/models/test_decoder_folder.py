@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -144,6 +145,8 @@ def test_what_we_write_others_load(tmp_path, family, changes):
     # Qwen2's bias in three projections together with a window is in no one's form but ours.
     assert (kind == "saccade-decoder") == (family == "qwen2" and "sliding_window" in changes)
     assert not list(tmp_path.rglob("*.part"))
+    with safe_open(tmp_path / "ours" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}  # other readers ask for this word
 
 
 def test_weights_in_several_files(tmp_path):
@@ -221,6 +224,13 @@ def test_half_precision_files_become_float32_and_outlive_the_file(folder):
     (folder / "model.safetensors").write_bytes(b"")
     torch.testing.assert_close(ours.embedding.weight, before)
     assert all(parameter.requires_grad and not parameter.is_meta for parameter in ours.parameters())
+
+
+def test_every_weight_has_memory_of_its_own(tmp_path):
+    published("gpt2").save_pretrained(tmp_path)
+    for parameter in Decoder.from_pretrained(tmp_path).parameters():
+        assert parameter.is_contiguous()
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes  # no view of a joined projection
 
 
 def test_end_tokens_are_read_and_written(folder, tmp_path):
