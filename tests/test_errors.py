@@ -53,7 +53,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         "mask must be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool; got str.",
     ),
     ({"mask": masks.Padding([1, 2, 3])}, "mask must tell apart 1 or 2 batch items; got 3."),
-    ({"bias": 1.0}, "bias must be a tensor or None; got float."),
+    ({"bias": 1.0}, "bias must be a tensor, a saccade positions.Bias or None; got float."),
     ({"bias": torch.ones(5, 6, dtype=torch.bool)}, "bias must be a float tensor; got bool."),
     ({"bias": _q(5, 6, dtype=torch.float64)}, "dtype of bias must be float32; got float64."),
     ({"bias": _q(5, 7)}, "bias must broadcast to [2, 4, 5, 6]; got [5, 7]."),
@@ -82,7 +82,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         {"mask": torch.ones(5, 6, dtype=torch.bool), "q_positions": range(1, 6)},
         "mask must be a rule on positions (not a tensor) when positions are given; got a bool tensor.",
     ),
-    ({"impl": "flash"}, "impl must be one of 'auto', 'fused', 'reference'; got 'flash'."),
+    ({"impl": "flash"}, "impl must be one of 'auto', 'fused', 'tiled', 'reference'; got 'flash'."),
 ]
 _SPOILED_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"value": 3}, "value must be a tensor; got int."),
