@@ -5,5 +5,15 @@ from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.model_cache import Cache
 from saccade.caches.ragged import padded_positions
+from saccade.caches.recurrent import RecurrentCache
 
-__all__ = ["LayerCache", "KVCache", "CrossCache", "Cache", "Traffic", "MakesMatrix", "padded_positions"]
+__all__ = [
+    "LayerCache",
+    "KVCache",
+    "RecurrentCache",
+    "CrossCache",
+    "Cache",
+    "Traffic",
+    "MakesMatrix",
+    "padded_positions",
+]

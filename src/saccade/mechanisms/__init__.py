@@ -1,6 +1,7 @@
 """WHICH MATRIX comes of queries and keys."""
 
 from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.softmax import Softmax
 
-__all__ = ["Mechanism", "Softmax"]
+__all__ = ["Mechanism", "Softmax", "Linear"]

@@ -1,0 +1,79 @@
+"""What approximate mechanisms are told, checked before any work is done."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, unsupported, value_error
+from saccade.kernels.nonfinite import is_finite
+from saccade.masks import Mask, as_mask
+from saccade.mechanisms.base import Mechanism
+from saccade.score_matrix import ScoreMatrix
+from saccade.token_positions import Positions, check_positions
+
+__all__ = ["Inputs", "check_count", "check_number", "checked_inputs", "checked_scale"]
+
+
+class Inputs(NamedTuple):
+    """Queries and keys that fit together, and the mask for them.
+
+    Attributes:
+        query: ``[batch, heads, q_len, head_dim]``, in float32 or wider.
+        key: ``[batch, kv_heads, kv_len, head_dim]``, in float32 or wider; 0 where it was not finite.
+        tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite; None for none.
+        rule: the mask.
+        shape: (batch, heads, q_len, kv_len).
+    """
+
+    query: Tensor
+    key: Tensor
+    tainted: Tensor | None
+    rule: Mask
+    shape: tuple[int, int, int, int]
+
+
+def checked_inputs(
+    mechanism: Mechanism, query: Tensor, key: Tensor, mask: object, q_positions: Positions, kv_positions: Positions
+) -> Inputs:
+    """Raise unless queries and keys fit together, and the mechanism takes the mask."""
+    where = type(mechanism).__name__
+    shape = ScoreMatrix(query, key, where=where).shape  # the one place where shapes and dtypes are checked
+    rule = as_mask(mask, shape, where=where)
+    check_positions(q_positions, "q_positions", shape[0], shape[2], where)
+    check_positions(kv_positions, "kv_positions", shape[0], shape[3], where)
+    reasons = mechanism.reasons(rule)
+    if reasons:
+        hint = "saccade.mechanisms.Softmax() takes every mask"
+        raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    tainted = None if is_finite(key) else ~torch.isfinite(key.detach()).all(-1)
+    key = key if tainted is None else key.masked_fill(tainted[..., None], 0.0)
+    return Inputs(query.to(wide), key.to(wide), tainted, rule, shape)
+
+
+def check_count(where: str, name: str, count: object) -> int:
+    """An int of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise type_error(where, name, "be an int of at least 1", repr(count))
+    if count < 1:
+        raise value_error(where, name, "be an int of at least 1", count)
+    return count
+
+
+def check_number(where: str, name: str, number: object, *, least: float = -math.inf) -> float:
+    """A finite number, not below ``least``."""
+    rule = "be a finite number" + (f" of at least {least:g}" if least > -math.inf else "")
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise type_error(where, name, rule, repr(number))
+    if not math.isfinite(number) or number < least:
+        raise value_error(where, name, rule, number)
+    return float(number)
+
+
+def checked_scale(where: str, scale: object) -> float | None:
+    """A finite number, or None."""
+    return None if scale is None else check_number(where, "scale", scale)

@@ -1,0 +1,40 @@
+"""Feature maps: what is made of a query or key alone, so that two of them are compared by a product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.errors import type_error, value_error
+
+__all__ = ["FeatureMap", "FeatureMapName", "feature_map_of"]
+
+FeatureMapName = Literal["elu", "relu", "squared_relu"]
+FeatureMap = Callable[[Tensor], Tensor]
+
+_MAPS: dict[str, FeatureMap] = {
+    "elu": lambda x: F.elu(x) + 1.0,
+    "relu": F.relu,
+    "squared_relu": lambda x: F.relu(x).square(),
+}
+
+
+def feature_map_of(feature_map: FeatureMapName | FeatureMap, where: str) -> FeatureMap:
+    """The function of a name, or the function given.
+
+    Raises:
+        ValueError: an unknown name.
+        TypeError: neither a name nor a function.
+    """
+    if isinstance(feature_map, str):
+        if feature_map not in _MAPS:
+            rule = f"be one of {', '.join(_MAPS)}, or a function"
+            raise value_error(where, "feature_map", rule, repr(feature_map))
+        return _MAPS[feature_map]
+    if not callable(feature_map):
+        rule = f"be one of {', '.join(_MAPS)}, or a function"
+        raise type_error(where, "feature_map", rule, type(feature_map).__name__)
+    return feature_map

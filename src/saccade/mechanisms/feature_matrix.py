@@ -1,0 +1,299 @@
+"""FeatureMatrix: a matrix made of features of queries and keys, which never meet pair by pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade import dropout
+from saccade.caches.recurrent import Memory
+from saccade.errors import value_error
+from saccade.grouping import groups_of, product
+from saccade.kernels.nonfinite import is_finite
+from saccade.matrix import Block, Matrix
+from saccade.mechanisms.prefix_sums import Carried, Line, prefix_sums
+from saccade.mechanisms.reach import Reach
+from saccade.mechanisms.row_blocks import row_blocks
+from saccade.mechanisms.timeline import Timeline, line_of
+
+__all__ = ["FeatureMatrix", "Features"]
+
+
+class Features(NamedTuple):
+    """``exp(logs) * values``: what a feature map makes of queries or keys.
+
+    Attributes:
+        values: ``[batch, heads, len, features]``, float32 or wider.
+        logs: ``[batch, heads, len]``, constants that keep the values within range; None for 0.
+    """
+
+    values: Tensor
+    logs: Tensor | None = None
+
+
+class FeatureMatrix(Matrix):
+    r"""Rows in proportion to products of features; O(n) memory, and O(n) time for products.
+
+    .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j' \in V(i)} \phi(q_i) \cdot \phi(k_{j'})},
+              \quad j \in V(i)
+
+    where V(i) are the keys that query i may attend to. A row whose denominator is 0 is 0.
+
+    Args:
+        query: features of the queries, ``[batch, heads, q_len, features]``; their logs, the same for a whole row,
+            cancel and are not read.
+        key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 where a key was not finite.
+        reach: the mask.
+        dtype: of the inputs and of the products.
+        eps: added to the denominator; rows then sum to a little less than 1.
+        tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite: who may attend to one gets NaN; None
+            for none.
+        source: equal for matrices of the same features, so that a recurrent state fits.
+
+    Cost: `matmul` and `rmatmul` take time O(n * features * value_dim). Memory: the features, O(n * features), and one
+    state, ``[batch, kv_heads, features, value_dim + 1]``; the backward pass keeps no more. With dropout the product
+    goes pair by pair: O(q_len * kv_len) time.
+    """
+
+    def __init__(
+        self,
+        query: Features,
+        key: Features,
+        reach: Reach,
+        *,
+        dtype: torch.dtype,
+        eps: float = 0.0,
+        tainted: Tensor | None = None,
+        source: Hashable = None,
+    ):
+        self._query, self._reach, self._dtype, self.eps = query.values, reach, dtype, eps
+        self._tainted, self.source = tainted, source
+        self._key, self._logs = key
+        hidden = reach.hidden_keys
+        if hidden is not None:
+            self._key = self._key.masked_fill(hidden[:, None, :, None], 0.0)
+            self._logs = None if self._logs is None else self._logs.masked_fill(hidden[:, None], -math.inf)
+        self._shape = (*query.values.shape[:3], self._key.shape[2])
+        is_sum_of_all = not reach.causal and reach.q_segments is None
+        self._timeline = None if is_sum_of_all else Timeline.of(reach, self._shape[2], self._shape[3])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._query.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self._key.shape[1]
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether rows are distributions: no feature is below 0, and no eps takes a share.
+
+        Cost: reads all features.
+        """
+        return self.eps == 0.0 and bool((self._query >= 0).all()) and bool((self._key >= 0).all())
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
+        self._check_operand(value, "value", self.kv_heads, self.shape[3])
+        dropout.check(dropout_p, type(self).__name__)
+        if dropout_p > 0.0:
+            return super().matmul(value, dropout_p=dropout_p, seed=seed)
+        with torch.autocast(self.device.type, enabled=False):
+            clean, touched = self._cleaned(value)
+            out = self._normalised(self._gather(_with_ones(clean.to(self._key.dtype))))
+        out = out if touched is None else out.masked_fill(touched, math.nan)
+        return out.to(value.dtype)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
+        self._check_operand(x, "x", self.shape[1], self.shape[2])
+        if self._tainted is not None or not is_finite(x):
+            return super().rmatmul(x)  # who is touched by what is found pair by pair
+        with torch.autocast(self.device.type, enabled=False):
+            total = self._gather(torch.ones_like(self._key[..., :1]))
+            rows = _divided(x.to(total.dtype), total + self.eps)
+            return self._scatter(self._without_hidden(rows)).to(x.dtype)
+
+    def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
+        """The product where these are new tokens and ``memory`` stands for all before, and the memory after them.
+
+        Raises:
+            ValueError: a mask that is not causal, or a memory of other features or another mask.
+        """
+        self._check_operand(value, "value", self.kv_heads, self.shape[3])
+        self._check_memory(memory)
+        with torch.autocast(self.device.type, enabled=False):
+            bad = ~torch.isfinite(value.detach()).all(-1)
+            bad = bad if self._tainted is None else bad | self._tainted
+            if self._reach.hidden_keys is not None:
+                bad = bad & ~self._reach.hidden_keys[:, None]
+            clean = _with_ones(value.masked_fill(bad[..., None], 0.0).to(self._key.dtype))
+            line = self._line_after(memory)
+            out, state, carried = _carried_on(self._query, self._key, clean, line, memory)
+            out = self._normalised(out)
+            tainted = bad.new_zeros(bad.shape[:2])
+            if bool(bad.any()) or (memory is not None and bool(memory.tainted.any())):
+                touched, tainted = self._tainted_by(bad, line, memory)
+                out = out.masked_fill(touched, math.nan)
+        return out.to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        share = self.shape[1] // max(1, self.kv_heads)
+        for items, heads, own in row_blocks(self.shape, batch, head, rows, type(self).__name__):
+            groups = groups_of(heads, self.shape[1], self.kv_heads)
+            stop = self.shape[3]
+            if self._timeline is not None and self._timeline.order is None:
+                stop = own.stop + self._timeline.past
+            keys = self._key[items, groups, :stop]
+            allowed = self._reach.allowed(items, own, range(stop))
+            with torch.autocast(self.device.type, enabled=False):
+                weights = product(self._query[items, heads, own.start : own.stop], keys.mT)
+                if self._logs is not None:
+                    logs = self._logs[items, groups, None, :stop].masked_fill(~allowed, -math.inf)
+                    peak = logs.amax(-1, keepdim=True)
+                    factors = (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+                    repeats = (heads.stop - heads.start) // factors.shape[1]
+                    weights = weights * factors.repeat_interleave(repeats, 1)
+                weights = weights.masked_fill(~allowed, 0.0)
+                weights = _divided(weights, weights.sum(-1, keepdim=True) + self.eps)
+            if self._tainted is not None:
+                seen = (self._tainted[items, groups, None, :stop] & allowed).any(-1, keepdim=True)
+                first = heads.start - groups.start * share
+                seen = seen.repeat_interleave(share, 1)[:, first : first + heads.stop - heads.start]
+                weights = weights.masked_fill(seen, math.nan)
+            yield Block(items, heads, own, (range(stop),), weights)
+
+    def _normalised(self, out: Tensor) -> Tensor:
+        return self._without_hidden(_divided(out[..., :-1], out[..., -1:] + self.eps))
+
+    def _without_hidden(self, rows: Tensor) -> Tensor:
+        hidden = self._reach.hidden_rows
+        return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
+
+    def _cleaned(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The value without rows that are not finite, and the rows of the matrix that may attend to one."""
+        if self._tainted is None and (self._reach.hides_nothing or is_finite(value)):
+            return value, None
+        bad = ~torch.isfinite(value.detach()).all(-1)
+        clean = value.masked_fill(bad[..., None], 0.0)
+        bad = bad if self._tainted is None else bad | self._tainted
+        if self._reach.hidden_keys is not None:
+            bad = bad & ~self._reach.hidden_keys[:, None]
+        counting = FeatureMatrix(
+            Features(torch.ones_like(self._query[..., :1])),
+            Features(torch.ones_like(self._key[..., :1])),
+            self._reach,
+            dtype=self._dtype,
+        )
+        with torch.no_grad():
+            touched = counting._without_hidden(counting._gather(bad[..., None].to(self._key.dtype)))
+        return clean, touched > 0.5
+
+    def _line_after(self, memory: Memory | None) -> Line:
+        """Weights and segments of tokens that go on where a memory ends."""
+        segments, floor = self._reach.kv_segments, None
+        if memory is not None and segments is not None and memory.segment is not None:
+            segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
+        if memory is not None and self._logs is not None:
+            floor = memory.peak[..., None].expand_as(self._logs)
+            if segments is not None and memory.segment is not None:
+                floor = floor.masked_fill((segments != memory.segment[:, None])[:, None], -math.inf)
+        return line_of(self._logs, segments, floor)
+
+    def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
+        """The rows that may attend to a bad key, old or new, and where one is remembered now."""
+        line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
+        before = memory
+        if memory is not None:
+            flags = memory.tainted[..., None, None].to(self._key.dtype)
+            before = memory._replace(state=flags, peak=torch.zeros_like(memory.peak))
+        ones = torch.ones_like(self._query[..., :1])
+        out, state, _ = _carried_on(ones, torch.ones_like(marks), marks, line, before)
+        return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
+
+    def _check_memory(self, memory: Memory | None) -> None:
+        where, reach = f"{type(self).__name__}.advance", self._reach
+        if not reach.causal:
+            hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
+            rule = "be causal: a state sums over what came before"
+            raise value_error(where, "mask", rule, reach.rule, hint=hint)
+        timeline = self._timeline
+        if timeline is None or timeline.order is not None or timeline.past or self.shape[2] != self.shape[3]:
+            raise value_error(where, "positions", "be those of the keys, in order", "others")
+        if memory is None:
+            return
+        if memory.source != self.source or memory.state.shape[2] != self._key.shape[3]:
+            hint = "new features were drawn since; a memory holds for one draw"
+            raise value_error(where, "features", "be those of the memory", "others", hint=hint)
+        if (memory.segment is None) != (reach.kv_segments is None):
+            raise value_error(where, "mask", "be the one of earlier calls", reach.rule)
+
+    def _gather(self, c: Tensor) -> Tensor:
+        """What c, ``[batch, kv_heads, kv_len, width]``, sums to over the keys that each row may attend to."""
+        if self._timeline is None or 0 in self.shape:
+            key = self._key if self._logs is None else self._key * _relative(self._logs)
+            return product(self._query, key.mT @ c)
+        line = self._timeline
+        a, b, c = line.with_rows(self._query), line.with_keys(self._key), line.with_keys(c)
+        return line.rows_of(prefix_sums(a, b, c, line.line(self._logs)))
+
+    def _scatter(self, x: Tensor) -> Tensor:
+        """What x, ``[batch, heads, q_len, width]``, sums to over the rows that may attend to each key."""
+        share = self.shape[1] // max(1, self.kv_heads)
+        key = self._key.repeat_interleave(share, 1)
+        logs = None if self._logs is None else self._logs.repeat_interleave(share, 1)
+        if self._timeline is None or 0 in self.shape:
+            key = key if logs is None else key * _relative(logs)
+            return key @ (self._query.mT @ x)
+        line = self._timeline
+        a, b, x = line.with_rows(self._query), line.with_keys(key), line.with_rows(x)
+        return line.keys_of(prefix_sums(b, a, x, line.line(logs).turned(), reverse=True))
+
+
+def _carried_on(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
+    """Prefix sums that begin with a memory, and the state after the last key."""
+    out = prefix_sums(a, b, c, line)
+    if memory is None:
+        carried = Carried.nothing(len(a), b.shape[1], a.detach())
+        state = a.new_zeros(len(a), b.shape[1], b.shape[3], c.shape[3])
+    else:
+        state, carried = memory.state, Carried(memory.peak, memory.segment)
+        share = carried.share_of(line)
+        share = share if share.shape[1] == 1 else share.repeat_interleave(a.shape[1] // share.shape[1], 1)
+        out = out + product(a, state) * share[..., None]
+    if b.shape[2]:
+        state, carried = carried.advanced(state, b, c, line, last=b.shape[2] - 1)
+    return out, state, carried
+
+
+def _with_ones(value: Tensor) -> Tensor:
+    """A last column of ones, which sums to the denominator."""
+    return F.pad(value, (0, 1), value=1.0)
+
+
+def _divided(x: Tensor, total: Tensor) -> Tensor:
+    """0 where there is nothing to divide by."""
+    nothing = total == 0
+    return (x / total.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
+
+
+def _relative(logs: Tensor) -> Tensor:
+    """``exp(logs)`` of keys that all rows see, up to one factor: ``[batch, groups, len, 1]``."""
+    if not logs.shape[-1]:
+        return logs[..., None]
+    peak = logs.amax(-1, keepdim=True)
+    return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()[..., None]

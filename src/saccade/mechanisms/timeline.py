@@ -1,0 +1,123 @@
+"""Timeline: queries and keys in one line, in which a row takes what stands before it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.mechanisms.prefix_sums import Line
+from saccade.mechanisms.reach import Reach
+
+__all__ = ["Timeline", "line_of"]
+
+
+class Timeline(NamedTuple):
+    """Where queries and keys stand in the line of which `prefix_sums` takes sums.
+
+    Most masks need no order: query i stands at the place of key ``i + past``. Otherwise each has a place of its own,
+    twice as many in all: sorted by document, by position where the mask is causal, and keys before queries.
+
+    Attributes:
+        past, kv_len: keys before the first query, and all.
+        length: places in the line.
+        segments: int64 ``[batch | 1, length]``, documents; None for one.
+        order: int64 ``[batch | 1, length]``, which of first all keys and then all queries stands at a place; None
+            where query and key share one.
+    """
+
+    past: int
+    kv_len: int
+    length: int
+    segments: Tensor | None
+    order: Tensor | None
+
+    @classmethod
+    def of(cls, reach: Reach, q_len: int, kv_len: int) -> Timeline:
+        """The shortest line that serves a causal mask, or one with documents."""
+        past = reach.offset
+        if reach.causal and past is not None and 0 <= past <= kv_len - q_len:
+            length = past + q_len
+            return cls(past, kv_len, length, None if reach.kv_segments is None else reach.kv_segments[:, :length], None)
+        size = max(len(reach.q_positions), len(reach.kv_positions))
+        order = torch.arange(q_len + kv_len, device=reach.q_positions.device).expand(size, -1)
+        if reach.causal:
+            places = torch.cat([2 * x.expand(size, -1) for x in (reach.kv_positions, reach.q_positions)], 1)
+            places[:, kv_len:] += 1
+            order = places.argsort(dim=1, stable=True)
+        segments = None
+        if reach.kv_segments is not None and reach.q_segments is not None:
+            size = max(size, len(reach.kv_segments))
+            order = order.expand(size, -1)
+            segments = torch.cat([x.expand(size, -1) for x in (reach.kv_segments, reach.q_segments)], 1)
+            segments = segments.gather(1, order)
+            again = segments.argsort(dim=1, stable=True)
+            segments, order = segments.gather(1, again), order.gather(1, again)
+        return cls(0, kv_len, q_len + kv_len, segments, order)
+
+    def with_rows(self, x: Tensor) -> Tensor:
+        """``[batch, heads, q_len, width]`` in line, 0 at the places of keys alone."""
+        if self.order is None:
+            return F.pad(x, (0, 0, self.past, 0)) if self.past else x
+        return _taken(F.pad(x, (0, 0, self.kv_len, 0)), self.order)
+
+    def with_keys(self, x: Tensor) -> Tensor:
+        """``[batch, groups, kv_len, width]`` in line, 0 at the places of queries alone."""
+        if self.order is None:
+            return x if self.length == self.kv_len else x[:, :, : self.length]
+        return _taken(F.pad(x, (0, 0, 0, self.length - self.kv_len)), self.order)
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """What stands at the places of queries, ``[batch, heads, q_len, width]``."""
+        if self.order is None:
+            return x[:, :, self.past :]
+        return _taken(x, self.order.argsort(1)[:, self.kv_len :])
+
+    def keys_of(self, x: Tensor) -> Tensor:
+        """What stands at the places of keys, ``[batch, heads, kv_len, width]``; 0 for one that is in no place."""
+        if self.order is None:
+            return F.pad(x, (0, 0, 0, self.kv_len - self.length))
+        return _taken(x, self.order.argsort(1)[:, : self.kv_len])
+
+    def line(self, logs: Tensor | None) -> Line:
+        """Weights and segments for logs of the keys, ``[batch, groups, kv_len]``."""
+        if logs is not None and self.order is None:
+            logs = logs[..., : self.length]
+        elif logs is not None and self.order is not None:
+            logs = F.pad(logs, (0, self.length - self.kv_len), value=-torch.inf)
+            logs = _taken(logs[..., None], self.order)[..., 0]
+        return line_of(logs, self.segments)
+
+
+def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
+    """Rows take out the largest log so far: what comes later has no say in it, not even by rounding to 0.
+
+    Args:
+        logs: ``[batch, groups, len]``; -inf for a key that nobody takes.
+        segments: int64 ``[batch | 1, len]``, which do not fall; the largest is that of the own segment.
+        floor: ``[batch | 1, groups, len]``, logs that came before.
+    """
+    if logs is None:
+        return Line(segments=segments)
+    if segments is None:
+        peak = logs.cummax(-1).values
+    else:
+        # Segments are lifted above one another, so that a maximum so far never comes from another one.
+        wide, finite = logs.double(), logs.isfinite()
+        low = wide.masked_fill(~finite, torch.inf).amin() if bool(finite.any()) else wide.new_zeros(())
+        step = (wide.masked_fill(~finite, -torch.inf).amax() - low).clamp(min=0.0) + 1.0
+        lift = segments[:, None] * step
+        lifted = torch.where(finite, wide - low, -0.5) + lift
+        peak = lifted.cummax(-1).values - lift
+        peak = torch.where(peak < -0.25, -torch.inf, peak + low).to(logs.dtype)
+    peak = peak if floor is None else torch.maximum(peak, floor)
+    return Line(peak.masked_fill(peak == -torch.inf, 0.0), logs, segments)
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """Rows of ``[batch, heads, len, width]`` in the order ``[batch | 1, places]``."""
+    if len(order) == 1:
+        return x.index_select(2, order[0])
+    return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], order.shape[1], x.shape[3]))
