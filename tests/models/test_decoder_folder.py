@@ -288,6 +288,7 @@ def test_writing_over_a_folder_keeps_other_files_and_a_failure_keeps_the_old(tmp
     second.save_pretrained(tmp_path)
     assert torch.equal(Decoder.from_pretrained(tmp_path).embedding.weight, second.embedding.weight)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # as readable as any other file
 
 
 def test_a_mask_without_words_is_refused_with_a_way_out(tmp_path):

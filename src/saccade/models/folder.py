@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,9 @@ def write_folder(
     try:
         for name, write in writers.items():
             write(beside[name])
+        for name in writers:
+            # safetensors makes files that only their owner reads; these are as readable as any other.
+            shutil.copymode(beside["config.json"], beside[name])
         for name in writers:
             os.replace(beside[name], folder / name)
     finally:
