@@ -268,3 +268,18 @@ def test_what_is_wrong_is_said() -> None:
         _ = Linear()(x, x) @ x[:, :, :3]
     with pytest.raises(ValueError, match="Linear: q_positions must hold 4 positions; got 3"):
         Linear()(x, x, q_positions=range(3))
+
+
+def test_a_query_that_is_not_finite_spoils_its_own_row() -> None:
+    q, k, v = _inputs(11, 11, 2)
+    dirty = q.detach().clone()
+    dirty[0, 1, 3] = math.nan
+    dirty.requires_grad_()
+    matrix = Linear()(dirty, k, mask=Causal())
+    out, clean = matrix @ v, Linear()(q, k, mask=Causal()) @ v
+    rows = torch.zeros(2, 4, 11, dtype=torch.bool)
+    rows[0, 1, 3] = True
+    assert out[rows].isnan().all()
+    torch.testing.assert_close(out[~rows], clean[~rows])
+    torch.testing.assert_close(matrix.to_dense().isnan().any(-1), rows)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out[~rows].sum(), (dirty, k, v)))

@@ -2,6 +2,7 @@
 
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.linear import Linear
+from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.softmax import Softmax
 
-__all__ = ["Mechanism", "Softmax", "Linear"]
+__all__ = ["Mechanism", "Softmax", "Linear", "Performer"]

@@ -22,9 +22,10 @@ class Inputs(NamedTuple):
     """Queries and keys that fit together, and the mask for them.
 
     Attributes:
-        query: ``[batch, heads, q_len, head_dim]``, in float32 or wider.
+        query: ``[batch, heads, q_len, head_dim]``, in float32 or wider; 0 where it was not finite.
         key: ``[batch, kv_heads, kv_len, head_dim]``, in float32 or wider; 0 where it was not finite.
         tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite; None for none.
+        spoilt: bool ``[batch, heads, q_len]``, queries that were not finite; None for none.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
     """
@@ -32,6 +33,7 @@ class Inputs(NamedTuple):
     query: Tensor
     key: Tensor
     tainted: Tensor | None
+    spoilt: Tensor | None
     rule: Mask
     shape: tuple[int, int, int, int]
 
@@ -50,9 +52,10 @@ def checked_inputs(
         hint = "saccade.mechanisms.Softmax() takes every mask"
         raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    tainted = None if is_finite(key) else ~torch.isfinite(key.detach()).all(-1)
+    spoilt, tainted = (None if is_finite(x) else ~torch.isfinite(x.detach()).all(-1) for x in (query, key))
+    query = query if spoilt is None else query.masked_fill(spoilt[..., None], 0.0)
     key = key if tainted is None else key.masked_fill(tainted[..., None], 0.0)
-    return Inputs(query.to(wide), key.to(wide), tainted, rule, shape)
+    return Inputs(query.to(wide), key.to(wide), tainted, spoilt, rule, shape)
 
 
 def check_count(where: str, name: str, count: object) -> int:

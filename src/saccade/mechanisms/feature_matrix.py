@@ -53,6 +53,7 @@ class FeatureMatrix(Matrix):
         eps: added to the denominator; rows then sum to a little less than 1.
         tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite: who may attend to one gets NaN; None
             for none.
+        spoilt: bool ``[batch, heads, q_len]``, queries that were not finite: their rows are NaN; None for none.
         source: equal for matrices of the same features, so that a recurrent state fits.
 
     Cost: `matmul` and `rmatmul` take time O(n * features * value_dim). Memory: the features, O(n * features), and one
@@ -69,10 +70,11 @@ class FeatureMatrix(Matrix):
         dtype: torch.dtype,
         eps: float = 0.0,
         tainted: Tensor | None = None,
+        spoilt: Tensor | None = None,
         source: Hashable = None,
     ):
         self._query, self._reach, self._dtype, self.eps = query.values, reach, dtype, eps
-        self._tainted, self.source = tainted, source
+        self._tainted, self._spoilt, self.source = tainted, spoilt, source
         self._key, self._logs = key
         hidden = reach.hidden_keys
         if hidden is not None:
@@ -116,12 +118,12 @@ class FeatureMatrix(Matrix):
             clean, touched = self._cleaned(value)
             out = self._normalised(self._gather(_with_ones(clean.to(self._key.dtype))))
         out = out if touched is None else out.masked_fill(touched, math.nan)
-        return out.to(value.dtype)
+        return self._spoiled(out).to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
         self._check_operand(x, "x", self.shape[1], self.shape[2])
-        if self._tainted is not None or not is_finite(x):
+        if not (self._tainted is self._spoilt is None and is_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
         with torch.autocast(self.device.type, enabled=False):
             total = self._gather(torch.ones_like(self._key[..., :1]))
@@ -149,7 +151,7 @@ class FeatureMatrix(Matrix):
             if bool(bad.any()) or (memory is not None and bool(memory.tainted.any())):
                 touched, tainted = self._tainted_by(bad, line, memory)
                 out = out.masked_fill(touched, math.nan)
-        return out.to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
+        return self._spoiled(out).to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         share = self.shape[1] // max(1, self.kv_heads)
@@ -175,6 +177,8 @@ class FeatureMatrix(Matrix):
                 first = heads.start - groups.start * share
                 seen = seen.repeat_interleave(share, 1)[:, first : first + heads.stop - heads.start]
                 weights = weights.masked_fill(seen, math.nan)
+            if self._spoilt is not None:
+                weights = weights.masked_fill(self._spoilt[items, heads, own.start : own.stop, None], math.nan)
             yield Block(items, heads, own, (range(stop),), weights)
 
     def _normalised(self, out: Tensor) -> Tensor:
@@ -183,6 +187,9 @@ class FeatureMatrix(Matrix):
     def _without_hidden(self, rows: Tensor) -> Tensor:
         hidden = self._reach.hidden_rows
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
+
+    def _spoiled(self, rows: Tensor) -> Tensor:
+        return rows if self._spoilt is None else rows.masked_fill(self._spoilt[..., None], math.nan)
 
     def _cleaned(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """The value without rows that are not finite, and the rows of the matrix that may attend to one."""

@@ -76,7 +76,9 @@ class Linear(Mechanism):
         if of_query.values.shape[3] != of_key.values.shape[3]:
             got = f"{of_query.values.shape[3]} and {of_key.values.shape[3]}"
             raise value_error("Linear", "features", "be as many for queries as for keys", got)
-        return FeatureMatrix(of_query, of_key, reach, dtype=query.dtype, eps=self.eps, tainted=given.tainted)
+        return FeatureMatrix(
+            of_query, of_key, reach, dtype=query.dtype, eps=self.eps, tainted=given.tainted, spoilt=given.spoilt
+        )
 
     def _features(self, x: Tensor) -> Features:
         values = self._map(x)

@@ -134,12 +134,13 @@ class Carried(NamedTuple):
 
     def share_of(self, line: Line) -> Tensor:
         """What each of the next rows takes of the state, ``[batch | 1, groups | 1, len]``."""
-        share = torch.ones_like(self.peak)[..., None]
+        logs = torch.zeros_like(self.peak)[..., None]
         if line.row_logs is not None:
-            share = (self.peak[..., None] - line.row_logs).exp()
+            logs = self.peak[..., None] - line.row_logs
         if line.segments is not None and self.segment is not None:
-            share = share * (line.segments == self.segment[:, None])[:, None]
-        return share
+            is_other = (line.segments != self.segment[:, None])[:, None]
+            logs = logs.masked_fill(is_other, -torch.inf)  # before exp, which may overflow there
+        return logs.exp()
 
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int

@@ -1,0 +1,71 @@
+"""Random features, whose products are the softmax kernel on average."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from saccade.mechanisms.feature_matrix import Features
+
+__all__ = ["KINDS", "Kind", "directions", "random_features"]
+
+Kind = Literal["positive", "hyperbolic", "trigonometric"]
+KINDS: tuple[Kind, ...] = ("positive", "hyperbolic", "trigonometric")
+
+
+def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator: torch.Generator) -> Tensor:
+    """Draw ω, each normal with variance 1 in every direction.
+
+    Orthogonal ones are drawn in blocks of ``head_dim`` rows that are perpendicular to one another. Their lengths are
+    drawn anew, as long as independent normal vectors are: that each one alone is normal is what keeps the kernel
+    unbiased.
+
+    Returns:
+        float64 ``[num_features, head_dim]``, on the CPU.
+
+    Reference: Choromanski et al. 2021, arXiv:2009.14794, section 2.4.
+    """
+    if not orthogonal or not head_dim:
+        return torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64)
+    blocks = []
+    for _ in range(-(-num_features // head_dim)):
+        q, r = torch.linalg.qr(torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64))
+        # Which sign a column has is up to the algorithm; only with those of r undone is every rotation as likely.
+        blocks.append((q * r.diagonal().sign()).mT)
+    lengths = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64).norm(dim=1)
+    return torch.cat(blocks)[:num_features] * lengths[:, None]
+
+
+def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
+    r"""φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over the draws of the projection.
+
+    positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: that of ω and -ω · trigonometric: :math:`e^{|x|^2/2}` times
+    sine and cosine of ωx.
+
+    Args:
+        x: ``[batch, heads, len, head_dim]``.
+        projection: ω, ``[num_features, head_dim]``.
+        kind: see above.
+
+    Returns:
+        Values ``[batch, heads, len, num_features]``, twice as many unless positive, at most 1 before they are divided
+        by the root of the count; and for each token the logarithm that was taken out of all its values alike, which
+        changes no product. It counts as a constant.
+
+    Reference: Choromanski et al. 2021, arXiv:2009.14794, lemma 1 and equation 5.
+    """
+    seen = x @ projection.mT
+    half = x.square().sum(-1, keepdim=True) / 2
+    count = projection.shape[0]
+    if kind == "trigonometric":
+        logs = half.detach()
+        # The factor is 1 here, and its gradient that of exp(half).
+        values = torch.cat([seen.sin(), seen.cos()], -1) * (half - logs).exp() / math.sqrt(count)
+        return Features(values, logs[..., 0])
+    if kind == "hyperbolic":
+        seen, count = torch.cat([seen, -seen], -1), 2 * count
+    logs = (seen.detach().amax(-1, keepdim=True) - half.detach()) if count else half.detach()
+    return Features((seen - half - logs).exp() / math.sqrt(count), logs[..., 0])
