@@ -66,7 +66,7 @@ class Settings:
     num_layers: int = 4
     feed_forward_dim: int = 416
     dropout_p: float = 0.0
-    steps: int = 1000
+    steps: int = 2400
     batch_size: int = 8
     matrix_rate: float = 0.02
     learning_rate: float = 5e-3
@@ -136,7 +136,8 @@ def docstrings(path: Path) -> Iterator[str]:
 def chinese(folder: Path) -> Source:
     """The Chinese manual pages in a folder, without their markup; paragraphs that are mostly code are left out."""
     found = (page_text(path) for path in sorted(folder.rglob("*.gz")))
-    return Source("Chinese", "manual pages of Debian's manpages-zh (zh_CN)", "GFDL-1.2-or-later", found)
+    licence = "GFDL-1.2-or-later, some pages GPL-2.0"
+    return Source("Chinese", "manual pages of Debian's manpages-zh (zh_CN)", licence, found)
 
 
 def page_text(path: Path) -> str:

@@ -90,7 +90,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(example, pages, monkeypatch, tm
     assert json.loads((tmp_path / "whole" / "card.json").read_text(encoding="utf-8")) == json.loads(json.dumps(whole))
     assert (tmp_path / "whole" / "losses.png").read_bytes().startswith(b"\x89PNG")
     assert [text["language"] for text in whole["texts"]] == ["English", "Chinese"]
-    assert {text["licence"] for text in whole["texts"]} == {"PSF-2.0", "GFDL-1.2-or-later"}
+    assert [text["licence"].partition(",")[0] for text in whole["texts"]] == ["PSF-2.0", "GFDL-1.2-or-later"]
     printed = capsys.readouterr().out
     for row in whole["held_out"]:
         assert f"{row['5-gram']['bits_per_byte']:.3f}" in printed
