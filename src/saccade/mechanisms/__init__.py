@@ -2,7 +2,9 @@
 
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.linear import Linear
+from saccade.mechanisms.linformer import Linformer
+from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.softmax import Softmax
 
-__all__ = ["Mechanism", "Softmax", "Linear", "Performer"]
+__all__ = ["Mechanism", "Softmax", "Linear", "Performer", "Linformer", "Nystrom"]

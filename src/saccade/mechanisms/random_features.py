@@ -67,5 +67,8 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
         return Features(values, logs[..., 0])
     if kind == "hyperbolic":
         seen, count = torch.cat([seen, -seen], -1), 2 * count
-    logs = (seen.detach().amax(-1, keepdim=True) - half.detach()) if count else half.detach()
-    return Features((seen - half - logs).exp() / math.sqrt(count), logs[..., 0])
+    peak = seen.detach().amax(-1, keepdim=True)
+    logs, taken = peak - half.detach(), half - half.detach() + peak + math.log(count) / 2
+    # The features are by far the largest tensors here: they are written once where autograd allows it.
+    values = (seen - taken).exp() if seen.requires_grad else seen.sub_(taken).exp_()
+    return Features(values, logs[..., 0])

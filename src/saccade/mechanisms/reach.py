@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.masks import And, Causal, Dense, Documents, Full, Mask, Padding
 from saccade.token_positions import Positions, first_position
 
-__all__ = ["Reach", "parts_of", "picks_keys", "why_no_sum"]
+__all__ = ["Reach", "parts_of", "picks_keys", "why_no_sum", "written_out"]
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:
@@ -82,13 +82,11 @@ class Reach:
     ) -> Reach:
         """Read a mask at positions, whose defaults are those of every mask."""
         batch, _, q_len, kv_len = shape
-        starts = default_starts(q_positions, kv_positions, q_len, kv_len)
-        q = _written_out(q_positions, starts[0], q_len, device)
-        kv = _written_out(kv_positions, starts[1], kv_len, device)
+        starts = _starts(q_positions, kv_positions, q_len, kv_len)
+        q, kv, is_given = written_out(q_positions, kv_positions, q_len, kv_len, device)
         parts = parts_of(rule)
         causal = any(type(part) is Causal for part in parts)
         # Before the first key stand rows without positions of their own, if there are more queries than keys.
-        is_given = q_positions is not None or kv_positions is not None
         lost_rows, lost_keys = (q < 0) & is_given, kv < 0
         segments: tuple[Tensor, Tensor] | None = None
         for part in parts:
@@ -141,16 +139,23 @@ class Reach:
         return allowed.expand(len(items), 1, len(rows), len(columns))
 
 
-def default_starts(
-    q_positions: Positions, kv_positions: Positions, q_len: int, kv_len: int
-) -> tuple[int | None, int | None]:
+def written_out(
+    q_positions: Positions, kv_positions: Positions, q_len: int, kv_len: int, device: torch.device
+) -> tuple[Tensor, Tensor, bool]:
+    """Positions as int64 ``[batch | 1, len]``, and whether somebody gave them: then those below 0 mean no token."""
+    starts = _starts(q_positions, kv_positions, q_len, kv_len)
+    q = _table(q_positions, starts[0], q_len, device)
+    return q, _table(kv_positions, starts[1], kv_len, device), q_positions is not None or kv_positions is not None
+
+
+def _starts(q_positions: Positions, kv_positions: Positions, q_len: int, kv_len: int) -> tuple[int | None, int | None]:
     """Where the first query and key stand, if the others follow them one by one; None for those that do not."""
     if q_positions is None and kv_positions is None:
         return kv_len - q_len, 0
     return first_position(q_positions, 0), first_position(kv_positions, 0)
 
 
-def _written_out(positions: Positions, start: int | None, length: int, device: torch.device) -> Tensor:
+def _table(positions: Positions, start: int | None, length: int, device: torch.device) -> Tensor:
     if isinstance(positions, Tensor):
         return torch.atleast_2d(positions.to(device)).clamp(min=-1)
     if isinstance(positions, range):

@@ -1,0 +1,144 @@
+"""Linformer: attention to a fixed number of slots."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import value_error
+from saccade.masks import Mask
+from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.checks import check_count, checked_inputs, checked_scale
+from saccade.mechanisms.linformer_matrix import LinformerMatrix
+from saccade.mechanisms.reach import written_out
+from saccade.mechanisms.segments import hidden_keys, why_not_keys_only
+from saccade.mechanisms.thin import Thin
+from saccade.token_positions import Positions
+
+__all__ = ["Linformer"]
+
+Share = Literal["none", "heads", "key_value"]
+_SHARES = ("none", "heads", "key_value")
+
+
+class Linformer(Mechanism):
+    r"""Sums all keys up in a few slots, with trained projections along the length, and attends to these.
+
+    .. math:: A = \mathrm{softmax}(Q (E K)^\top)\, F, \qquad E, F \in \mathbb{R}^{\text{rank} \times \text{kv\_len}}
+
+    E pools keys, F values. Both start as means of equally many neighbouring positions, and are trained with the
+    model. Exact with rank = kv_len as it starts, when E and F change nothing; or where keys and values within a
+    segment are alike. The length is fixed: a shorter sequence reads the first columns, a longer one is refused. A
+    slot mixes keys of the whole sequence, so it is not causal.
+
+    What can be looked at is `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``; the
+    product of the two, the matrix itself, is no distribution over keys.
+
+    Args:
+        kv_len: largest number of key positions.
+        rank: slots.
+        share: "heads", one E and one F for all heads; "key_value", E and F are one too; "none", each key and value
+            head has its own. To share among layers, give the same Linformer to all.
+        num_kv_heads: heads of keys and values; for ``share="none"`` only.
+        scale: of the dot products; ``head_dim ** -0.5`` when None.
+
+    Raises:
+        TypeError, ValueError: a count below 1, a rank above kv_len, heads given or missing, more keys than kv_len.
+        UnsupportedError: a mask that lets queries see different keys.
+
+    Cost: O((q_len + kv_len) * rank * (head_dim + value_dim)) time; memory linear in the lengths.
+
+    Example:
+        >>> import torch
+        >>> query = key = value = torch.randn(1, 2, 64, 8)
+        >>> matrix = Linformer(64, 16)(query, key)
+        >>> (matrix @ value).shape, matrix.slots().shape
+        (torch.Size([1, 2, 64, 8]), torch.Size([1, 2, 64, 16]))
+
+    Reference: Wang et al. 2020, arXiv:2006.04768, section 4. That projections exist which are exact up to a factor
+    for every input, as its theorem 2 says, has not been borne out by the construction it prints.
+    """
+
+    def __init__(
+        self,
+        kv_len: int,
+        rank: int,
+        *,
+        share: Share = "heads",
+        num_kv_heads: int | None = None,
+        scale: float | None = None,
+    ):
+        super().__init__()
+        self.kv_len, self.rank = check_count("Linformer", "kv_len", kv_len), check_count("Linformer", "rank", rank)
+        if rank > kv_len:
+            raise value_error("Linformer", "rank", f"be at most kv_len {kv_len}", rank)
+        if share not in _SHARES:
+            raise value_error("Linformer", "share", f"be one of {', '.join(_SHARES)}", repr(share))
+        if (num_kv_heads is not None) != (share == "none"):
+            rule = "be given with share='none', and only then"
+            raise value_error("Linformer", "num_kv_heads", rule, f"{num_kv_heads} with share={share!r}")
+        self.share: Share = share
+        self.num_kv_heads = 1 if num_kv_heads is None else check_count("Linformer", "num_kv_heads", num_kv_heads)
+        self.scale = checked_scale("Linformer", scale)
+        self.key_projection = nn.Parameter(torch.empty(self.num_kv_heads, rank, kv_len))
+        value_projection = None if share == "key_value" else nn.Parameter(torch.empty(self.num_kv_heads, rank, kv_len))
+        self.register_parameter("value_projection", value_projection)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Each slot the mean of equally many neighbouring positions, give or take one."""
+        slots = torch.arange(self.kv_len) * self.rank // self.kv_len
+        means = nn.functional.one_hot(slots, self.rank).mT.to(torch.float32)
+        means = means / means.sum(1, keepdim=True)
+        with torch.no_grad():
+            for projection in self.parameters():
+                projection.copy_(means)
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: Positions = None,
+        kv_positions: Positions = None,
+    ) -> LinformerMatrix:
+        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
+        batch, _, q_len, kv_len = given.shape
+        kv_heads = key.shape[1]
+        if self.share == "none" and kv_heads != self.num_kv_heads:
+            raise value_error("Linformer", "key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
+        rows, keys, is_given = written_out(q_positions, kv_positions, q_len, kv_len, query.device)
+        last = int(keys.max()) if keys.numel() else -1
+        if last >= self.kv_len:
+            rule = f"stand before position {self.kv_len}, the kv_len of this Linformer"
+            raise value_error("Linformer", "keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
+        hidden = hidden_keys(given.rule, keys, batch, is_given=is_given)
+        lost = ((rows < 0) & is_given).expand(batch, -1)
+        scale = (query.shape[3] ** -0.5 if query.shape[3] else 1.0) if self.scale is None else self.scale
+        with torch.autocast(query.device.type, enabled=False):
+            wide = given.query.dtype
+            pool = self._columns(self.key_projection, keys, hidden).to(wide)
+            other = self.value_projection
+            projection = self._columns(other, keys, hidden).to(wide) if isinstance(other, Tensor) else pool
+            # What is not finite is not kept apart: every row sees every slot.
+            q = query.to(wide).masked_fill(lost[:, None, :, None], 0.0)
+            k = key.to(wide).masked_fill(hidden[:, None, :, None], 0.0)
+            is_empty = ((pool == 0) & (projection == 0)).all(-1).all(1).expand(batch, -1)
+            attention = Thin(q, (pool @ k).expand(-1, kv_heads, -1, -1), is_empty, scale)
+        lost_rows = lost if bool(lost.any()) else None
+        return LinformerMatrix(attention, projection, dtype=query.dtype, hidden=hidden, lost=lost_rows)
+
+    def extra_repr(self) -> str:
+        return f"kv_len={self.kv_len}, rank={self.rank}, share={self.share!r}, scale={self.scale}"
+
+    def _columns(self, projection: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
+        """What slots take of the keys at these positions, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
+        at = keys.clamp(min=0)
+        columns = projection[:, :, at].movedim(2, 0)  # [batch | 1, kv_heads | 1, rank, kv_len]
+        return columns.masked_fill(hidden[:, None, None], 0.0) if bool(hidden.any()) else columns
