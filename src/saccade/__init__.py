@@ -5,6 +5,7 @@ The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`
 
 from saccade import masks, mechanisms, models, nn, positions, scores, statistics, text, vision, viz
 from saccade.attention_matrix import AttentionMatrix, attention, attention_with_lse
+from saccade.comparison import Comparison, compare
 from saccade.errors import UnsupportedError
 from saccade.matrix import Matrix
 
@@ -15,6 +16,8 @@ __all__ = [
     "attention_with_lse",
     "AttentionMatrix",
     "Matrix",
+    "compare",
+    "Comparison",
     "masks",
     "scores",
     "positions",

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from saccade import __version__
+from saccade.cli.compare import compare
 from saccade.cli.generate import generate
 from saccade.cli.look import look
 
@@ -14,6 +15,7 @@ app = typer.Typer(
     name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 app.command()(look)
+app.command()(compare)
 app.command()(generate)
 
 

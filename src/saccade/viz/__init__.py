@@ -6,5 +6,6 @@ from saccade.viz.heatmaps import heatmap
 from saccade.viz.mosaics import mosaic
 from saccade.viz.overlays import spatial_map
 from saccade.viz.saving import save
+from saccade.viz.tradeoffs import tradeoff
 
-__all__ = ["heatmap", "mosaic", "channel_weights", "spatial_map", "save", "MissingGlyphsWarning"]
+__all__ = ["heatmap", "mosaic", "channel_weights", "spatial_map", "tradeoff", "save", "MissingGlyphsWarning"]

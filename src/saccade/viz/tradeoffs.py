@@ -1,0 +1,66 @@
+"""Error against time."""
+
+import math
+from typing import TYPE_CHECKING
+
+from saccade.comparison import CLOSE, ROUGH, Comparison
+from saccade.errors import type_error, value_error
+from saccade.viz.canvas import INK, blank
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["tradeoff"]
+
+_WIDTH, _HEIGHT = 5.6, 3.4  # inches
+_EXACT = "#7a1f5c"
+
+
+def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
+    """Draw how wrong mechanisms are against how long they take: further left is faster, further down is closer.
+
+    A dashed line marks the time of exact attention, two dotted ones the errors up to which a result is close, or of
+    any use. Mechanisms that were refused, or have no error, are left out. Both axes are logarithmic; an error of 0 is
+    drawn at the bottom.
+
+    Args:
+        comparison: as `saccade.compare` returns it.
+        title: stands above the picture.
+
+    Returns:
+        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+
+    Raises:
+        TypeError: no comparison.
+        ValueError: no mechanism in it has an error.
+        ImportError: matplotlib is not installed.
+    """
+    if not isinstance(comparison, Comparison):
+        raise type_error("tradeoff", "comparison", "be what saccade.compare returns", type(comparison).__name__)
+    rows = [row for row in comparison.rows if math.isfinite(row.error_median) and math.isfinite(row.seconds)]
+    if not rows:
+        raise value_error("tradeoff", "comparison", "hold a mechanism with an error", "none")
+    canvas = blank("tradeoff")
+    axes = canvas.axes
+    floor = min([row.error_median for row in rows if row.error_median > 0] + [CLOSE]) / 3
+    axes.set(xscale="log", yscale="log", xlabel="milliseconds", ylabel="median relative error")
+    times = [row.seconds * 1e3 for row in rows]
+    errors = [max(row.error_median, floor) for row in rows]
+    axes.scatter(times, errors, s=26, color=INK, zorder=3)
+    for row, x, y in zip(rows, times, errors, strict=True):
+        axes.annotate(
+            row.name, (x, y), (5, 4), textcoords="offset points", size=8, color=INK, parse_math=False, usetex=False
+        )
+    exact = comparison.exact_seconds * 1e3
+    axes.axvline(exact, color=_EXACT, linestyle="--", linewidth=1)
+    axes.annotate("exact", (exact, floor), (3, 2), textcoords="offset points", size=8, color=_EXACT)
+    for limit in (CLOSE, ROUGH):
+        axes.axhline(limit, color=INK, linestyle=":", linewidth=0.8)
+    ends = [*times, exact]
+    axes.set(xlim=(min(ends) / 2, max(ends) * 4), ylim=(floor / 1.5, max(*errors, ROUGH) * 2))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
+    if title is not None:
+        canvas.head(title, _WIDTH)
+    canvas.fit(_WIDTH, _HEIGHT)
+    return canvas.figure
