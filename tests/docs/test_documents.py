@@ -65,7 +65,17 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if "```python" in d.read_text("utf-8")], ids=named)
+def with_python() -> list[object]:
+    """Documents with code; in Chinese ones it is that of the English ones, so that running one of the two says both."""
+    found = [document for document in DOCUMENTS if "```python" in document.read_text("utf-8")]
+    slow = {document for document in found if "zh" in document.parts}
+    return [
+        pytest.param(document, id=named(document), marks=[pytest.mark.slow] if document in slow else [])
+        for document in found
+    ]
+
+
+@pytest.mark.parametrize("document", with_python())
 def test_python_prints_what_the_document_shows(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = ModuleType("document")  # as dataclasses want it: found by its name

@@ -11,16 +11,17 @@ from saccade.row_plan import RowPlan, RowsAhead
 
 
 def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tensor:
-    """bool [kv_len], read off the tiles; a key that stands in two of them is a mistake."""
+    """bool [kv_len], read off the tiles; a key that is allowed in two of them would count twice."""
     row, times = torch.zeros(kv_len, dtype=torch.bool), torch.zeros(kv_len)
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     for tile in plan.tiles:
         assert tile.rows == range(1) or list(tile.rows) == [0]
         for strip in tile.columns:
             keys = torch.tensor(list(strip.keys))
-            times[keys] += 1
-            allowed = tile.rule.allows(zero, zero, zero + position, keys + kv_first)
-            row[keys] = True if strip.residual is True else allowed.expand(1, 1, 1, len(keys)).flatten()
+            asked = tile.rule.allows(zero, zero, zero + position, keys + kv_first).expand(1, 1, 1, len(keys))
+            allowed = torch.ones(len(keys), dtype=torch.bool) if strip.residual is True else asked.flatten()
+            times[keys] += allowed
+            row[keys] |= allowed
     assert times.max() <= 1
     return row
 

@@ -38,6 +38,7 @@ def stated(text):
     return {(law, int(number)) for law, numbers in named for number in numbers.split(", ")}
 
 
+@pytest.mark.slow
 def test_the_documents_show_what_is_found_and_give_a_reason_for_each_broken_law():
     for text in map(of_this_torch, PAGES):
         assert NUMBER.sub("#", made_part(text)) == NUMBER.sub("#", written(found()))
