@@ -10,11 +10,11 @@ from saccade.grouping import take
     "ranges",
     [
         (range(3, 9),),
-        (range(0, 2), range(5, 9)),
+        (range(2), range(5, 9)),
         tuple(range(start, start + 3) for start in range(2, 18, 5)),
         tuple(range(start, start + 4) for start in range(0, 20, 4)),
         tuple(range(start, start + 3) for start in (0, 5, 10, 16)),
-        (range(0, 3), range(5, 8), range(10, 13), range(15, 17)),
+        (range(3), range(5, 8), range(10, 13), range(15, 17)),
         tuple(range(start, start + 6, 2) for start in range(0, 20, 6)),
         tuple(range(start, start + 5) for start in range(0, 12, 2)),
     ],
