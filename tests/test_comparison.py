@@ -116,7 +116,7 @@ def test_lengths_beyond_the_facts_of_a_batch_are_left_out(monkeypatch: pytest.Mo
     compare(q, k, v, [Softmax()], mask=torch.ones(40, 40, dtype=torch.bool))
     assert sorted(set(asked)) == [40]
     asked.clear()
-    compare(q, k, v, [Linear()], lengths=[8, 64])
+    compare(q, k, v, [Linear()], timed_lengths=[8, 64])
     assert sorted(set(asked)) == [8, 40, 64]
 
 
@@ -183,10 +183,10 @@ def test_what_is_wrong_is_said() -> None:
         compare(q, k, v[:, :, :3], [Linear()])
     with pytest.raises(ValueError, match="compare: tensors must hold at least one query and one key"):
         compare(q[:, :, :0], k, v, [Linear()])
-    with pytest.raises(TypeError, match="compare: lengths must be a list of ints of at least 1; got 5"):
-        compare(q, k, v, [Linear()], lengths=5)
-    with pytest.raises(ValueError, match=r"compare: lengths must be a list of ints of at least 1; got \[0\]"):
-        compare(q, k, v, [Linear()], lengths=[0])
+    with pytest.raises(TypeError, match="compare: timed_lengths must be a list of ints of at least 1; got 5"):
+        compare(q, k, v, [Linear()], timed_lengths=5)
+    with pytest.raises(ValueError, match=r"compare: timed_lengths must be a list of ints of at least 1; got \[0\]"):
+        compare(q, k, v, [Linear()], timed_lengths=[0])
     with pytest.raises(ValueError, match="Linformer: keys must stand before position 20"):
         compare(q, k, v, [Linformer(20, 4)])
     assert compare(q, k, v, []).rows == ()

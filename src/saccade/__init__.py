@@ -5,7 +5,7 @@ The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`
 
 from saccade import masks, mechanisms, models, nn, positions, scores, statistics, text, vision, viz
 from saccade.attention_matrix import AttentionMatrix, attention, attention_with_lse
-from saccade.comparison import Comparison, compare
+from saccade.comparison import compare
 from saccade.errors import UnsupportedError
 from saccade.matrix import Matrix
 
@@ -17,7 +17,6 @@ __all__ = [
     "AttentionMatrix",
     "Matrix",
     "compare",
-    "Comparison",
     "masks",
     "scores",
     "positions",

@@ -125,7 +125,7 @@ def compare(
     mechanisms: Sequence[Mechanism],
     *,
     mask: object = None,
-    lengths: Sequence[int] | None = None,
+    timed_lengths: Sequence[int] | None = None,
 ) -> Comparison:
     """Say how far mechanisms are from exact softmax attention on given tensors, what they cost, and when they pay.
 
@@ -138,7 +138,7 @@ def compare(
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mechanisms: what is compared; one that cannot have the mask gets a row that says why.
         mask: who may attend to whom, anything that `saccade.attention` takes.
-        lengths: numbers of keys at which to time; an eighth to four times ``kv_len`` when None. Facts of the batch
+        timed_lengths: numbers of keys at which to time; an eighth to four times ``kv_len`` when None. Facts of the batch
             (Padding, Documents, a tensor) say nothing of longer inputs, and a tensor nothing of shorter ones: with
             these, lengths beyond are left out. So are those after one at which exact attention takes a second.
 
@@ -173,7 +173,7 @@ def compare(
         expected = (exact @ value).detach()
         reasons = [one.reasons(rule) for one in given]
         able = [one for one, why in zip(given, reasons, strict=True) if not why]
-        timed = _timed([softmax, *able], case, _lengths(lengths, case, rule))
+        timed = _timed([softmax, *able], case, _lengths(timed_lengths, case, rule))
         rows = iter(_numbers(one, case, exact, expected) for one in able)
         times = iter(range(1, len(able) + 1))
         names = _names(given)
@@ -272,9 +272,9 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
         wanted = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
     else:
         if isinstance(lengths, str) or not isinstance(lengths, Sequence) or not lengths:
-            raise type_error("compare", "lengths", "be a list of ints of at least 1", repr(lengths))
+            raise type_error("compare", "timed_lengths", "be a list of ints of at least 1", repr(lengths))
         if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in lengths):
-            raise value_error("compare", "lengths", "be a list of ints of at least 1", list(lengths))
+            raise value_error("compare", "timed_lengths", "be a list of ints of at least 1", list(lengths))
         wanted = list(lengths)
     if not (case.mask is None or isinstance(case.mask, Mask)):
         wanted = []

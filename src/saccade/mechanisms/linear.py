@@ -91,4 +91,4 @@ class Linear(Mechanism):
 
     def extra_repr(self) -> str:
         name = self.feature_map if isinstance(self.feature_map, str) else getattr(self.feature_map, "__name__", "own")
-        return f"feature_map={name!r}" + (f", eps={self.eps}" if self.eps else "")
+        return repr(name) + (f", eps={self.eps}" if self.eps else "")

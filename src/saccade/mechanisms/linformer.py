@@ -135,7 +135,8 @@ class Linformer(Mechanism):
         return LinformerMatrix(attention, projection, dtype=query.dtype, hidden=hidden, lost=lost_rows)
 
     def extra_repr(self) -> str:
-        return f"kv_len={self.kv_len}, rank={self.rank}, share={self.share!r}, scale={self.scale}"
+        own = f"{self.kv_len}, {self.rank}, share={self.share!r}"
+        return own if self.scale is None else f"{own}, scale={self.scale}"
 
     def _columns(self, projection: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
         """What slots take of the keys at these positions, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""

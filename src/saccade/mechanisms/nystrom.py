@@ -100,4 +100,5 @@ class Nystrom(Mechanism):
         return NystromMatrix(left, inner, right, dtype=query.dtype, lost=lost if bool(lost.any()) else None)
 
     def extra_repr(self) -> str:
-        return f"{self.num_landmarks}, iterations={self.iterations}, scale={self.scale}"
+        own = f"{self.num_landmarks}, iterations={self.iterations}"
+        return own if self.scale is None else f"{own}, scale={self.scale}"

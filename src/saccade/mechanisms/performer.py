@@ -156,5 +156,6 @@ class Performer(Mechanism):
         )
 
     def extra_repr(self) -> str:
-        own = f"{self.num_features}, orthogonal={self.orthogonal}, kind={self.kind!r}, scale={self.scale}"
-        return f"{own}, seed={self.seed}" + (f", redraw={self.redraw}" if self.redraw else "")
+        said = [("orthogonal", True), ("kind", "positive"), ("scale", None), ("seed", 0), ("redraw", None)]
+        own = (f"{name}={getattr(self, name)!r}" for name, usual in said if getattr(self, name) != usual)
+        return ", ".join([str(self.num_features), *own])

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["tradeoff"]
 
-_WIDTH, _HEIGHT = 5.6, 3.4  # inches
+_WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
 
 
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     """Draw how wrong mechanisms are against how long they take: further left is faster, further down is closer.
 
-    A dashed line marks the time of exact attention, two dotted ones the errors up to which a result is close, or of
+    Points are numbered, and named at the side. A dashed line marks the time of exact attention, two dotted ones the errors up to which a result is close, or of
     any use. Mechanisms that were refused, or have no error, are left out. Both axes are logarithmic; an error of 0 is
     drawn at the bottom.
 
@@ -47,9 +47,11 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     times = [row.seconds * 1e3 for row in rows]
     errors = [max(row.error_median, floor) for row in rows]
     axes.scatter(times, errors, s=26, color=INK, zorder=3)
-    for row, x, y in zip(rows, times, errors, strict=True):
+    for number, (row, x, y) in enumerate(zip(rows, times, errors, strict=True), start=1):
+        axes.annotate(str(number), (x, y), (5, 4), textcoords="offset points", size=8, color=INK)
+        beside = (1.03, 1 - number * 0.07)
         axes.annotate(
-            row.name, (x, y), (5, 4), textcoords="offset points", size=8, color=INK, parse_math=False, usetex=False
+            f"{number}  {row.name}", beside, xycoords="axes fraction", size=8, color=INK, parse_math=False, usetex=False
         )
     exact = comparison.exact_seconds * 1e3
     axes.axvline(exact, color=_EXACT, linestyle="--", linewidth=1)

@@ -1,0 +1,69 @@
+"""``saccade compare`` as a user runs it."""
+
+import pytest
+
+TEXT = "A lizard is not a snake, although a slow worm looks like one and is a lizard."
+
+
+@pytest.fixture
+def compare(run, encoder, monkeypatch):
+    monkeypatch.setattr("saccade.cli.compare.minilm", lambda: encoder)
+    monkeypatch.setattr("saccade.comparison._ROUNDS", 1)
+    return lambda *arguments: run("compare", *arguments)
+
+
+def test_it_prints_a_table_and_what_to_think_of_it(compare, encoder):
+    result = compare("--landmarks", "4", "--features", "8", TEXT)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    count = len(encoder.tokenizer.encode(TEXT).ids)
+    assert lines[0] == f"batch 1, 12 heads, {count} queries, {count} keys; errors relative to exact attention"
+    names = [line.split("  ")[0] for line in lines[2:9]]
+    assert names == [
+        "exact",
+        "Linear",
+        "Performer(8)",
+        "Performer(8, kind='hyperbolic')",
+        "Linformer",
+        "Nystrom(4, iterations=6)",
+        "Nystrom(4, iterations=None)",
+    ]
+    assert "Performer(8): too far off to be of use" in result.output
+
+
+def test_as_many_landmarks_as_tokens_are_exact(compare):
+    result = compare("--landmarks", "600", "--layer", "3", TEXT)
+    assert "Nystrom(600, iterations=None): close to exact attention" in result.output
+    assert "Linformer: close to exact attention" in result.output
+
+
+def test_a_long_text_is_cut_to_what_the_model_reads(compare):
+    result = compare(*["word"] * 700)
+    assert "512 queries, 512 keys" in result.output
+
+
+def test_it_draws_error_against_time(compare, tmp_path):
+    result = compare("--out", "tradeoff.png", TEXT)
+    assert result.exit_code == 0, result.output
+    assert "wrote tradeoff.png" in result.output
+    assert (tmp_path / "tradeoff.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ([" "], "saccade compare: TEXT must have at least one word; got nothing to read."),
+        (["--layer", "6", TEXT], "saccade compare: --layer must be from 0 to 5; got 6."),
+        (["--layer", "-1", TEXT], "saccade compare: --layer must be from 0 to 5; got -1."),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(compare, arguments, sentence):
+    result = compare(*arguments)
+    assert result.exit_code == 2
+    assert result.output.strip() == sentence
+
+
+def test_a_picture_that_cannot_be_written(compare):
+    result = compare("--out", "picture.xyz", TEXT)
+    assert result.exit_code == 2
+    assert "--out must be a picture file that can be written; got picture.xyz" in result.output
