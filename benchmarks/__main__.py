@@ -13,6 +13,7 @@ from benchmarks import (
     denoising,
     dropout,
     growth,
+    linear,
     longformer,
     neighbourhood,
     plans,
@@ -36,6 +37,7 @@ QUESTIONS: dict[str, ModuleType] = {
     "plans": plans,
     "short": short,
     "decode": decode,
+    "linear": linear,
 }
 
 

@@ -15,6 +15,7 @@ from benchmarks import (
     checking,
     dropout,
     growth,
+    linear,
     longformer,
     measuring,
     memory,
@@ -37,6 +38,18 @@ def test_window_of_flex_attention():
     with torch.no_grad():
         made = window.flex(window.case(torch.float32, n=96, width=8), (32, 32), compiled=False)
     assert made.mask_seconds > 0.0
+
+
+def test_linear():
+    linear.check(linear.Case(n=96))
+    assert linear.run_one(70)().shape == (1, 1, 70, 64)
+
+
+def test_linear_notices_another_sum(monkeypatch):
+    its = linear.Case(n=96)
+    monkeypatch.setattr(linear, "published_loop", lambda a, b, c: 1.01 * c)
+    with pytest.raises(AssertionError, match="not close"):
+        linear.check(its)
 
 
 @pytest.mark.parametrize("own_globals", [False, True])

@@ -19,9 +19,9 @@ _EXACT = "#7a1f5c"
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     """Draw how wrong mechanisms are against how long they take: further left is faster, further down is closer.
 
-    Points are numbered, and named at the side. A dashed line marks the time of exact attention, two dotted ones the errors up to which a result is close, or of
-    any use. Mechanisms that were refused, or have no error, are left out. Both axes are logarithmic; an error of 0 is
-    drawn at the bottom.
+    Points are numbered, and named at the side. A dashed line marks the time of exact attention, two dotted ones the
+    errors up to which a result is close, or of any use. Mechanisms that were refused, or have no error, are left out.
+    Both axes are logarithmic; an error of 0 is drawn at the bottom.
 
     Args:
         comparison: as `saccade.compare` returns it.
