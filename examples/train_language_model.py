@@ -469,7 +469,7 @@ def draw_losses(losses: list[tuple[int, float, float]], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     steps = [step for step, _, _ in losses]
-    axes.plot(steps, [loss for _, loss, _ in losses], label="training (with dropout)")
+    axes.plot(steps, [loss for _, loss, _ in losses], label="training")
     axes.plot(steps, [loss for _, _, loss in losses], label="held out")
     axes.set_xlabel("step")
     axes.set_ylabel("nats per token")

@@ -7,12 +7,15 @@ from saccade.models.encoder import Encoder
 from saccade.models.encoder_decoder import EncoderDecoder, Given
 from saccade.models.encoder_decoder_config import EncoderDecoderConfig
 from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
+from saccade.models.manuals import manuals, manuals_card
 from saccade.models.minilm import minilm
 
 __all__ = [
     "Encoder",
     "EncoderConfig",
     "minilm",
+    "manuals",
+    "manuals_card",
     "Decoder",
     "DecoderConfig",
     "EncoderDecoder",

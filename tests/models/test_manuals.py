@@ -1,0 +1,66 @@
+"""The language model that comes with the package: what its card says, and that it has learned both languages."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+
+from saccade.models import generate, manuals, manuals_card
+from saccade.models.manuals import manuals_folder
+
+ENGLISH = "Return a list of the names in the current local scope. With an argument, return a list of valid attributes."
+CHINESE = "如果指定的文件不存在，那么将创建一个新的文件。如果没有指定选项，则使用默认的值。"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return manuals()
+
+
+def nats(model, tokens):
+    tokens = torch.tensor([[*model.config.end_tokens, *tokens]])
+    with torch.no_grad():
+        return F.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:]).item()
+
+
+def test_the_card_tells_of_this_model(model):
+    card = manuals_card()
+    assert card["parameters"] == sum(p.numel() for p in model.parameters())
+    assert model.config.vocab_size == model.tokenizer.get_vocab_size() == card["settings"]["vocab_size"]
+    assert model.tokenizer.id_to_token(model.config.end_tokens[0]) == "<|end|>"
+    for text in card["texts"]:
+        assert text["source"]
+        assert text["licence"].startswith("PSF-2.0" if text["language"] == "English" else "GFDL-1.2-or-later")
+    for row in card["held_out"]:
+        bits = row["held_out_tokens"] * row["model"]["nats_per_token"] / math.log(2)
+        assert row["model"]["bits_per_byte"] == pytest.approx(bits / row["held_out_bytes"])
+        assert row["model"]["nats_per_token"] == pytest.approx(row["before_rounding"]["nats_per_token"], abs=1e-3)
+    assert sum(path.stat().st_size for path in manuals_folder().iterdir()) < 6_000_000
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["English", "Chinese"])
+def test_it_has_learned_both_languages(model, text):
+    tokens = model.tokenizer.encode(text).ids
+    assert model.tokenizer.decode(tokens) == text
+    shuffled = [tokens[index] for index in torch.randperm(len(tokens), generator=torch.Generator().manual_seed(0))]
+    assert nats(model, tokens) < 0.6 * math.log(model.config.vocab_size)
+    assert nats(model, tokens) < nats(model, shuffled) - 2
+
+
+def test_reading_with_a_cache_equals_reading_at_once(model):
+    tokens = torch.tensor([model.tokenizer.encode(ENGLISH + CHINESE).ids])
+    with torch.no_grad():
+        full = model(tokens)
+        cache = model.new_cache()
+        parts = [model(part, cache=cache) for part in tokens.split(7, 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-4, rtol=1e-4)
+    assert len(generate(model, tokens, 5)[0]) == 5
+
+
+def test_others_load_it_with_equal_logits(model):
+    theirs = LlamaForCausalLM.from_pretrained(manuals_folder(), dtype=torch.float32, local_files_only=True).eval()
+    tokens = torch.tensor([model.tokenizer.encode(CHINESE).ids])
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
