@@ -70,7 +70,9 @@ def test_words_drop_what_keep_does_not_keep(dtype):
     q, kv = torch.arange(9)[None, None, :, None], torch.arange(13)[None, None, None]
     for p in (0.0, 0.1, 0.7):
         weights = torch.rand(1, 2, 9, 13, dtype=dtype) + 0.5
-        words = dropout.words(5, b, h, q, kv, p, out=torch.empty(1, 2, 9, 13, dtype=torch.int32))
+        made = dropout.Words(5, b, h, q, kv, p)
+        out = torch.empty(1, 2, 9, 13, dtype=torch.int32)
+        words = made.block(slice(0, 1), slice(0, 2), range(9), (range(13),), out=out)
         want = torch.where(dropout.keep(5, b, h, q, kv, p), weights, 0.0)
         assert torch.equal(dropout.drop_(weights.clone(), words), want)
 

@@ -69,7 +69,7 @@ def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tup
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = value.new_zeros(batch, q_len, heads, value.shape[3]).transpose(1, 2)
     lse = torch.full((batch, heads, q_len), -math.inf, dtype=scores.compute_dtype, device=value.device)
-    scratch = _Scratch(scores)
+    scratch, of_all = _Scratch(scores), _words(scores, dropped)
     for block in _blocks(scores, value, scratch):
         weights = block.scores
         peak = weights.amax(-1, keepdim=True)
@@ -77,8 +77,9 @@ def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tup
         total = weights.sub_(level).exp_().sum(-1, keepdim=True)
         total = total.masked_fill_(total == 0.0, 1.0)  # nothing is allowed: weights 0, lse -inf
         block.rows(lse).copy_((total.log() + peak)[..., 0])
-        if dropped is not None:
-            dropout.drop_(weights, block.words(scores, dropped, scratch))
+        words = block.words(of_all, scratch)
+        if words is not None and dropped is not None:
+            dropout.drop_(weights, words)
             total = total * (1.0 - dropped.p)
         block.rows(out).copy_(product(weights, block.value) / total)
     return out, lse
@@ -97,18 +98,18 @@ def _backward(
     delta = (grad_out.to(wide) * given.out.to(wide)).sum(-1)
     if given.grad_lse is not None:
         delta = delta - given.grad_lse.to(wide)
-    scratch = _Scratch(scores)
+    scratch, of_all = _Scratch(scores), _words(scores, dropped)
     for block in _blocks(scores, value, scratch, slopes=True):
         weights = block.scores.sub_(block.rows(lse)[..., None]).exp_()
         go = block.rows(grad_out).to(wide)
         go = go if dropped is None else go / (1.0 - dropped.p)
         grad_weights = scratch.product(go, block.value.mT, 1)
-        words = None if dropped is None else block.words(scores, dropped, scratch)
+        words = block.words(of_all, scratch)
         if words is not None:
             dropout.drop_(grad_weights, words)
         if gv is not None:
             kept = weights if words is None else dropout.dropped(weights, words, out=scratch.like(weights, 2))
-            block.add_columns(gv, transposed_product(kept, go, block.value.shape[1]))
+            block.add_transposed(gv, kept, go)
         grad_scores = grad_weights.sub_(block.rows(delta)[..., None]).mul_(weights)
         if gb is not None and bias is not None:
             bias.collect(gb, block.tile, grad_scores)
@@ -131,7 +132,7 @@ def _backward_of_scores(
         if gq is not None:
             block.rows(gq).add_(product(grad_scores, block.key), alpha=scores.scale)
         if gk is not None:
-            block.add_columns(gk, transposed_product(grad_scores, block.query * scores.scale, block.key.shape[1]))
+            block.add_transposed(gk, grad_scores, block.query * scores.scale)
         return
     leaves = [x.detach().requires_grad_() for x in (block.query, block.key, *scores.parameters)]
     own = scores.replaced(scores.query, scores.key)
@@ -163,6 +164,16 @@ class _Block(NamedTuple):
         """The part of ``x [batch, heads, q_len, ...]`` for the rows of the block, as a view."""
         return at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
 
+    def add_transposed(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add ``left.mT [.., columns, rows] @ right [.., rows, width]``, summed over the heads of each group."""
+        columns, groups = self.tile.columns, self.key.shape[1]
+        if len(left) > 1 or len(columns) > 1:
+            self.add_columns(total, transposed_product(left, right, groups))
+            return
+        # One product that adds to what is there: a sum of its own would pass over all keys once more.
+        own = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
+        own.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
+
     def add_columns(self, total: Tensor, part: Tensor) -> None:
         """Add ``[batch, groups, columns, width]`` to the columns of ``[batch, kv_heads, kv_len, width]``."""
         total = total[self.tile.batch, self.groups]
@@ -171,10 +182,21 @@ class _Block(NamedTuple):
             at(total, strip.keys, 2).add_(part[:, :, start : start + len(strip.keys)])
             start += len(strip.keys)
 
-    def words(self, scores: ScoreMatrix, dropped: Dropped, scratch: _Scratch) -> Tensor:
-        """Words for `dropout.drop_`, in the shape of the scores."""
-        b, h, (q, kv) = scores.batch_index(self.tile), scores.head_index(self.tile), scores.positions(self.tile)
-        return dropout.words(dropped.seed, b, h, q, kv, dropped.p, out=scratch.like(self.scores, 3, torch.int32))
+    def words(self, of_all: dropout.Words | None, scratch: _Scratch) -> Tensor | None:
+        """Words for `dropout.drop_`, in the shape of the scores; None without dropout."""
+        if of_all is None:
+            return None
+        batch, heads, rows, columns, _ = self.tile
+        out = scratch.like(self.scores, 3, torch.int32)
+        return of_all.block(batch, heads, rows, tuple(strip.keys for strip in columns), out=out)
+
+
+def _words(scores: ScoreMatrix, dropped: Dropped | None) -> dropout.Words | None:
+    if dropped is None:
+        return None
+    whole = scores.everything()
+    b, h, (q, kv) = scores.batch_index(whole), scores.head_index(whole), scores.positions(whole)
+    return dropout.Words(dropped.seed, b, h, q, kv, dropped.p)
 
 
 def _blocks(scores: ScoreMatrix, value: Tensor, scratch: _Scratch, *, slopes: bool = False) -> Iterator[_Block]:
