@@ -189,18 +189,17 @@ def test_an_outlier_changes_nothing_for_those_who_do_not_see_it(kind: str) -> No
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 100, 8) for _ in range(3))
     out = Performer(32, kind=kind)(q, k, mask=Causal()) @ v
-    packed = Performer(32, kind=kind)(q, k, mask=Documents([70, 30], rule=Causal())) @ v
-    k[:, :, 71], v[:, :, 70:] = (300.0 if kind == "trigonometric" else 30.0) * k[:, :, 71], 1e6
+    factor = 300.0 if kind == "trigonometric" else 30.0  # whose logarithm is the square of the norm
+    k[:, :, 71], v[:, :, 70:] = factor * k[:, :, 71], 1e6
     loud = Performer(32, kind=kind)(q, k, mask=Causal()) @ v
     torch.testing.assert_close(loud[:, :, :70], out[:, :, :70], rtol=0, atol=0)
     dense = Performer(32, kind=kind)(q, k, mask=Causal()).to_dense()[:, :, :70] @ v
     torch.testing.assert_close(dense, out[:, :, :70], atol=1e-4, rtol=1e-4)
     first = k.clone()
-    first[:, :, 1] = 30.0 * k[:, :, 1]  # an earlier document cannot silence a later one
-    after = Performer(32, kind=kind)(q, first, mask=Documents([70, 30], rule=Causal())) @ v
-    again = Performer(32, kind=kind)(q, k, mask=Documents([70, 30], rule=Causal())) @ v
-    torch.testing.assert_close(after[:, :, 70:], again[:, :, 70:])
-    assert packed.isfinite().all()
+    first[:, :, 1] = factor * k[:, :, 1]  # an earlier document cannot silence a later one
+    after = Performer(32, kind=kind)(q, first, mask=Documents([30, 70], rule=Causal())) @ v
+    again = Performer(32, kind=kind)(q, k, mask=Documents([30, 70], rule=Causal())) @ v
+    torch.testing.assert_close(after[:, :, 30:], again[:, :, 30:])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,9 +44,8 @@ class Timeline(NamedTuple):
         size = max(len(reach.q_positions), len(reach.kv_positions))
         order = torch.arange(q_len + kv_len, device=reach.q_positions.device).expand(size, -1)
         if reach.causal:
-            places = torch.cat([2 * x.expand(size, -1) for x in (reach.kv_positions, reach.q_positions)], 1)
-            places[:, kv_len:] += 1
-            order = places.argsort(dim=1, stable=True)
+            places = torch.cat([x.expand(size, -1) for x in (reach.kv_positions, reach.q_positions)], 1)
+            order = places.argsort(dim=1, stable=True)  # keys came first, and stay before queries at their position
         segments = None
         if reach.kv_segments is not None and reach.q_segments is not None:
             size = max(size, len(reach.kv_segments))
