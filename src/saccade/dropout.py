@@ -63,17 +63,17 @@ class Words:
         self._threshold = _threshold(dropout_p)
 
     def block(self, batch: slice, heads: slice, rows: range, columns: Ranges, *, out: Tensor) -> Tensor:
-        """Written to ``out [batch, heads, rows, columns]``: int32, -1 (all bits) where kept, 0 where not."""
+        """Written to ``out [batch, heads, rows, columns]``: int32, 1 where kept, 0 where not."""
         row_words = take(self._rows[batch, heads], (rows,), 2)
         column_words = take(self._columns[batch] if len(self._columns) > 1 else self._columns, columns, 3)
         torch.bitwise_xor(row_words, column_words, out=out)
-        return out.mul_(row_words | 1).ge_(self._threshold).neg_()
+        return out.mul_(row_words | 1).ge_(self._threshold)
 
 
 def drop_(weights: Tensor, words: Tensor) -> Tensor:
     """Set weights to 0 where words of `Words` say so, in place; float32 or float64, contiguous."""
     if weights.dtype == torch.float32:
-        weights.view(torch.int32).bitwise_and_(words)
+        weights.view(torch.int32).mul_(words)  # of a number's bits, all or none
         return weights
     return weights.masked_fill_(words == 0, 0.0)
 
@@ -81,7 +81,7 @@ def drop_(weights: Tensor, words: Tensor) -> Tensor:
 def dropped(weights: Tensor, words: Tensor, *, out: Tensor) -> Tensor:
     """What `drop_` makes of the weights, written to ``out``."""
     if weights.dtype == torch.float32:
-        torch.bitwise_and(weights.view(torch.int32), words, out=out.view(torch.int32))
+        torch.mul(weights.view(torch.int32), words, out=out.view(torch.int32))
         return out
     return drop_(out.copy_(weights), words)
 

@@ -19,7 +19,9 @@ from saccade.score_matrix import ScoreMatrix
 __all__ = ["Tiled"]
 
 _ROWS = 128
-_ENTRIES = 1 << 20  # scores of a block: 4 MB in float32, two heads of 128 rows at 4,096 keys
+_ENTRIES = 1 << 20  # scores of a block: 4 MB in float32, four heads of 128 rows at 2,048 keys
+_NARROW = 2048  # keys
+_LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
 _KEPT = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
 
 
@@ -43,7 +45,7 @@ class Tiled:
         """The pairs of the plan, and one block of scores, with dropout also one of words."""
         pairs = scores.row_plan.pairs
         item = scores.compute_dtype.itemsize + (4 if dropout_p > 0.0 else 0)
-        return pairs, min(pairs, _ENTRIES) * item
+        return pairs, min(pairs, _ENTRIES * _times(scores.shape[3])) * item
 
     def run(
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
@@ -70,13 +72,17 @@ def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tup
     out = value.new_zeros(batch, q_len, heads, value.shape[3]).transpose(1, 2)
     lse = torch.full((batch, heads, q_len), -math.inf, dtype=scores.compute_dtype, device=value.device)
     scratch, of_all = _Scratch(scores), _words(scores, dropped)
+    is_small = _is_small(scores)
     for block in _blocks(scores, value, scratch):
         weights = block.scores
-        peak = weights.amax(-1, keepdim=True)
-        level = peak.masked_fill(peak == -math.inf, 0.0)
-        total = weights.sub_(level).exp_().sum(-1, keepdim=True)
+        if is_small:
+            total = weights.exp_().sum(-1, keepdim=True)
+            block.rows(lse).copy_(total.log()[..., 0])
+        else:
+            peak = weights.amax(-1, keepdim=True)
+            total = weights.sub_(peak.masked_fill(peak == -math.inf, 0.0)).exp_().sum(-1, keepdim=True)
+            block.rows(lse).copy_((total.log() + peak)[..., 0])
         total = total.masked_fill_(total == 0.0, 1.0)  # nothing is allowed: weights 0, lse -inf
-        block.rows(lse).copy_((total.log() + peak)[..., 0])
         words = block.words(of_all, scratch)
         if words is not None and dropped is not None:
             dropout.drop_(weights, words)
@@ -99,10 +105,15 @@ def _backward(
     if given.grad_lse is not None:
         delta = delta - given.grad_lse.to(wide)
     scratch, of_all = _Scratch(scores), _words(scores, dropped)
+    # Where exponentials need no shift, what they are divided by goes to the rows of what they are multiplied with.
+    share = (-lse).exp() if _is_small(scores) else None
+    delta = delta if share is None else (delta * share).masked_fill_(share == 0.0, 0.0)
     for block in _blocks(scores, value, scratch, slopes=True):
-        weights = block.scores.sub_(block.rows(lse)[..., None]).exp_()
+        weights = block.scores if share is not None else block.scores.sub_(block.rows(lse)[..., None])
+        weights = weights.exp_()
         go = block.rows(grad_out).to(wide)
         go = go if dropped is None else go / (1.0 - dropped.p)
+        go = go if share is None else go * block.rows(share)[..., None]
         grad_weights = scratch.product(go, block.value.mT, 1)
         words = block.words(of_all, scratch)
         if words is not None:
@@ -191,6 +202,19 @@ class _Block(NamedTuple):
         return of_all.block(batch, heads, rows, tuple(strip.keys for strip in columns), out=out)
 
 
+def _times(width: int) -> int:
+    """Long rows are taken twice as many at a time: products of more rows are faster, and caches are left anyway."""
+    return 1 if width <= _NARROW else 2
+
+
+def _is_small(scores: ScoreMatrix) -> bool:
+    """Whether no score can be so large that its exponential, or a sum of them, leaves float32: no shift is needed."""
+    if scores.tile_function is not None or scores.bias is not None or scores.query.numel() * scores.key.numel() == 0:
+        return False
+    longest = [x.detach().square().sum(-1, dtype=scores.compute_dtype).max().sqrt() for x in (scores.query, scores.key)]
+    return float(longest[0] * longest[1]) * abs(scores.scale) <= _LARGEST
+
+
 def _words(scores: ScoreMatrix, dropped: Dropped | None) -> dropout.Words | None:
     if dropped is None:
         return None
@@ -207,7 +231,8 @@ def _blocks(scores: ScoreMatrix, value: Tensor, scratch: _Scratch, *, slopes: bo
     for tile in scores.row_plan.tiles:
         if not tile.width:
             continue
-        for piece in pieces(tile, share=heads // kv_heads, rows=_ROWS, entries=_ENTRIES):
+        times = _times(tile.width)
+        for piece in pieces(tile, share=heads // kv_heads, rows=times * _ROWS, entries=times * _ENTRIES):
             groups = groups_of(piece.heads, heads, kv_heads)
             columns = tuple(strip.keys for strip in piece.columns)
             q = at(scores.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
