@@ -113,7 +113,7 @@ def test_a_prompt_without_tokens_is_one_line(folder: str) -> None:
 def test_a_folder_without_a_model_is_said(tmp_path, decoder: Decoder) -> None:
     result = _run(PROMPT, "--model", str(tmp_path))
     assert result.exit_code == 1
-    assert result.stderr.startswith("saccade generate: Decoder.from_pretrained: ")
+    assert result.stderr.startswith("saccade generate: --model must be ")
     assert "Traceback" not in result.output
     Decoder(decoder.config).save_pretrained(tmp_path / "mute")
     result = _run(PROMPT, "--model", str(tmp_path / "mute"))
@@ -125,3 +125,17 @@ def test_text_is_text_and_not_an_order_to_the_terminal(folder: str) -> None:
     result = _run("\x1b[31m[red]a", "--model", folder, "--max-new-tokens", "3")
     assert "\x1b" not in result.stdout
     assert result.stdout.startswith(r"\x1b[31m[red]a")
+
+
+def test_the_model_that_comes_with_the_package_goes_on_from_both_languages():
+    for prompt in ("The import statement", "此选项"):
+        result = _run(prompt, "--max-new-tokens", "12")
+        assert result.exit_code == 0, result.output
+        assert result.stdout.startswith(prompt)
+        assert len(result.stdout.strip()) > len(prompt)
+
+
+def test_an_encoder_does_not_generate():
+    result = _run(PROMPT, "--model", "all-MiniLM-L6-v2")
+    assert result.exit_code == 2
+    assert "--model must be a language model; got all-MiniLM-L6-v2, an encoder" in result.stderr

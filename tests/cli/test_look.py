@@ -206,3 +206,18 @@ def test_a_disk_that_is_full_is_one_sentence(run, monkeypatch):
 def test_version(run):
     result = run("--version")
     assert (result.exit_code, result.output) == (0, f"saccade {__version__}\n")
+
+
+@pytest.mark.parametrize("text", ["Return a new list.", "显示帮助信息"])
+def test_a_language_model_is_looked_at_too(run, text):
+    result = run("look", "--model", "manuals", text)
+    assert result.exit_code == 0, result.output
+    assert "of manuals, the most telling of" in result.output
+    assert "[CLS]" not in result.output
+    assert len(rows(result.output)) >= 4
+
+
+def test_a_model_that_is_neither_a_name_nor_a_folder_is_one_sentence(run):
+    result = run("look", "--model", "gpt-9", "some text")
+    assert result.exit_code == 1
+    assert "--model must be all-MiniLM-L6-v2, manuals, or a folder" in result.stderr

@@ -1,4 +1,4 @@
-"""The command line: ``saccade look`` and ``saccade generate``."""
+"""The command line: ``saccade look``, ``saccade generate`` and ``saccade compare``."""
 
 import io
 import sys

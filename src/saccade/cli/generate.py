@@ -1,15 +1,15 @@
-"""``saccade generate``: continue a text with a language model from a folder."""
+"""``saccade generate``: continue a text with a language model."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from saccade.cli.loading import MANUALS, load
 from saccade.models import Decoder, Sampler, Step, beam_search, stream
 from saccade.text import visible
 
@@ -25,8 +25,8 @@ def generate(
         typer.Argument(metavar="PROMPT", help="The text to continue; several arguments are joined by spaces."),
     ],
     model: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="A model: config.json, safetensors and tokenizer.json.")
-    ],
+        str, typer.Option(metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
+    ] = MANUALS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 64,
     temperature: Annotated[
         float | None, typer.Option(help="Draw tokens; below 1 the likely becomes likelier. By default the likeliest.")
@@ -39,7 +39,9 @@ def generate(
         bool, typer.Option("--trace", help="Say of every step what was read and kept of keys and values.")
     ] = False,
 ) -> None:
-    """Continue a text with a language model (GPT-2, Llama, Mistral or Qwen2 form) from a folder.
+    """Continue a text with a language model: a small one that comes with the package, or one from a folder.
+
+    Folders hold config.json, safetensors and tokenizer.json, in the form of GPT-2, Llama, Mistral or Qwen2.
 
     The text goes to the standard output; progress and --trace to the standard error.
     """
@@ -131,12 +133,15 @@ def _sampler(temperature: float | None, top_k: int | None, top_p: float | None) 
         _refuse(str(error).partition("\n")[0].removesuffix("."))
 
 
-def _load(folder: Path) -> Decoder:
+def _load(name: str) -> Decoder:
     try:
-        return Decoder.from_pretrained(folder)
+        found = load(name)
     except (ValueError, ImportError, NotImplementedError, OSError) as error:
-        typer.echo(f"saccade generate: {visible_text(str(error))}", err=True)
+        typer.echo(f"saccade generate: {visible_text(str(error).removeprefix('load: '))}", err=True)
         raise typer.Exit(1) from None
+    if not isinstance(found, Decoder):
+        _refuse(f"--model must be a language model; got {name}, an encoder")
+    return found
 
 
 def _refuse(sentence: str) -> NoReturn:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from saccade.errors import value_error
-from saccade.models import Decoder, Encoder, minilm
+from saccade.models import Decoder, Encoder, manuals, minilm
 
-__all__ = ["MINILM", "NAMED", "load"]
+__all__ = ["MANUALS", "MINILM", "NAMED", "load"]
 
-MINILM = "all-MiniLM-L6-v2"
-NAMED: dict[str, Callable[[], Encoder | Decoder]] = {MINILM: minilm}
+MINILM, MANUALS = "all-MiniLM-L6-v2", "manuals"
+NAMED: dict[str, Callable[[], Encoder | Decoder]] = {MINILM: minilm, MANUALS: manuals}
 """Models that come with a package."""
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from saccade import viz
-from saccade.cli.loading import MINILM, load
+from saccade.cli.loading import MINILM, NAMED, load
 from saccade.cli.report import print_choice, print_notes, print_words
 from saccade.cli.telling import Head, Statistic, rank_heads
 from saccade.models import Decoder, Encoder
@@ -49,7 +49,7 @@ def look(
     by position mutual information (how much the place of a word says about where it looks).
     """
     model = _load(model_name)
-    name = model_name if model_name == MINILM else Path(model_name).name
+    name = model_name if model_name in NAMED else Path(model_name).name
     encoded, found = _read(model, name, text, given=tokens)
     _check_range("--layer", layer, model.config.num_layers)
     _check_range("--head", head, model.config.num_heads)
