@@ -24,9 +24,7 @@ def generate(
         list[str],
         typer.Argument(metavar="PROMPT", help="The text to continue; several arguments are joined by spaces."),
     ],
-    model: Annotated[
-        str, typer.Option(metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
-    ] = MANUALS,
+    model: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="A model by name, or the folder of one.")] = MANUALS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 64,
     temperature: Annotated[
         float | None, typer.Option(help="Draw tokens; below 1 the likely becomes likelier. By default the likeliest.")
