@@ -41,6 +41,44 @@ def test_with_heads_it_is_multi_head_attention():
     assert pool.matrix(x).shape == (2, 2, 3, 5)
 
 
+class LatentPool(torch.nn.Module):
+    """Attention pooling with a latent query as timm's AttentionPoolLatent does it, its MLP aside."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.latent = torch.nn.Parameter(torch.randn(1, 1, dim))
+        self.q, self.proj = torch.nn.Linear(dim, dim), torch.nn.Linear(dim, dim)
+        self.kv = torch.nn.Linear(dim, 2 * dim)
+
+    def forward(self, x):
+        """``[batch, len, dim] -> [batch, dim]``."""
+        batch, length, dim = x.shape
+        width = dim // self.heads
+        q = self.q(self.latent.expand(batch, -1, -1)).reshape(batch, 1, self.heads, width).transpose(1, 2)
+        k, v = self.kv(x).reshape(batch, length, 2, self.heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+        pooled = (q * width**-0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.proj(pooled.transpose(1, 2).reshape(batch, 1, dim))[:, 0]
+
+
+def test_it_equals_a_latent_pool_on_converted_weights():
+    torch.manual_seed(0)
+    theirs, ours = LatentPool(12, 3), nn.AttentionPool(12, 3)
+    state = theirs.state_dict()
+    converted = {"query": state["latent"][0]}
+    for part in ("weight", "bias"):
+        key, value = state[f"kv.{part}"].chunk(2)
+        converted |= {
+            f"attention.query_projection.{part}": state[f"q.{part}"],
+            f"attention.key_projection.{part}": key,
+            f"attention.value_projection.{part}": value,
+            f"attention.output_projection.{part}": state[f"proj.{part}"],
+        }
+    ours.load_state_dict(converted)
+    x = torch.randn(2, 9, 12)
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
+
+
 def test_one_query_has_no_axis_and_several_have_one():
     x = torch.randn(2, 5, 8)
     assert nn.AttentionPool(8)(x).shape == (2, 8)
