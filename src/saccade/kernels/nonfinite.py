@@ -65,7 +65,8 @@ def isolate(scores: ScoreMatrix, value: Tensor) -> Isolated | None:
     clean = scores.replaced(scores.query, scores.key.masked_fill(bad_key[..., None], 0))
     # A zeroed key has score 0; -inf in the bias hides it, which is what a score of -inf means.
     hidden = bad_key.repeat_interleave(scores.shape[1] // bad_key.shape[1], 1)
-    clean.bias = HidingTerm(scores.bias, hidden, scores.query.new_zeros(1, 1, 1, 1))
+    if bool(bad_key.any()):
+        clean.bias = HidingTerm(scores.bias, hidden, scores.query.new_zeros(1, 1, 1, 1))
     clean_value = value.masked_fill(bad_value[..., None], 0)
     return Isolated(clean, clean_value, bad_key, bad_value, _who_sees(scores, bad_key), _who_sees(scores, bad_value))
 
