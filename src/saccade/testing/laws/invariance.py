@@ -1,6 +1,7 @@
 """Laws that compare a function with itself: how the answer changes with the question, or does not."""
 
 import torch
+from torch import Tensor
 
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
@@ -77,12 +78,17 @@ def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device).but(bias=None, relative=None)
     shifted = problem.but(
         bias=problem.query.new_full((1, 1, *problem.allowed.shape[2:]), constant),
-        sink_logit=None if problem.sink_logit is None else problem.sink_logit + constant,
+        # In half precision the sum would round the sink, not the scores.
+        sink_logit=None if problem.sink_logit is None else _widened(problem.sink_logit) + constant,
     )
     same("the output with raised scores", subject.output(shifted), subject.output(problem), dtype)
     if "lse" in subject.offers:
         got, want = subject.output_and_lse(shifted)[1], subject.output_and_lse(problem)[1] + constant
         same("the lse with raised scores", got, want, dtype, "lse")
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
 
 
 @law(needs=("lse",), where=(conditions.has_no_sink,))

@@ -26,7 +26,7 @@ def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         heads = slice(head, None, problem.repeats)
         for row in _spread(range(out.shape[2]), 8):
             upstream = torch.zeros_like(out)
-            upstream[:, heads, row] = 1.0
+            upstream[:, heads, row] = 1024.0  # in half precision, a small weight must not vanish
             (reached,) = torch.autograd.grad(
                 out, problem.value, upstream, retain_graph=True, allow_unused=True, materialize_grads=True
             )
