@@ -231,7 +231,7 @@ def attention(
         UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
 
     Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile, or a few
-    blocks of scores of 4 MB; O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, dropout
+    blocks of scores of 4 or 8 MB; O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, dropout
     aside.
 
     Example:

@@ -31,7 +31,7 @@ class Tiled:
     It runs what torch's own operation does not: dropout, gradients of the bias, softcaps, scores other than dot
     products.
 
-    Cost: memory beside inputs and outputs is that of a few blocks of scores, about 4 MB each.
+    Cost: memory beside inputs and outputs is that of a few blocks of scores, 4 or 8 MB each.
     """
 
     name = "tiled"
@@ -101,7 +101,10 @@ def _backward(
     ]
     gq, gk, gv, gb, *gp = grads
     grad_out, lse = given.grad_out, given.lse
-    delta = (grad_out.to(wide) * given.out.to(wide)).sum(-1)
+    # What softmax takes off each gradient. From an output in half precision it would be as coarse as that is, and the
+    # sum of many rows would show it; rows are complete here, so that a block can tell it too, by one more pass.
+    is_exact = given.out.dtype == wide
+    delta = (grad_out * given.out).sum(-1) if is_exact else torch.zeros_like(lse)
     if given.grad_lse is not None:
         delta = delta - given.grad_lse.to(wide)
     scratch, of_all = _Scratch(scores), _words(scores, dropped)
@@ -121,7 +124,11 @@ def _backward(
         if gv is not None:
             kept = weights if words is None else dropout.dropped(weights, words, out=scratch.like(weights, 2))
             block.add_transposed(gv, kept, go)
-        grad_scores = grad_weights.sub_(block.rows(delta)[..., None]).mul_(weights)
+        taken = block.rows(delta)
+        if not is_exact:
+            own = torch.linalg.vecdot(grad_weights, weights)
+            taken = taken + (own if share is None else own * block.rows(share))
+        grad_scores = grad_weights.sub_(taken[..., None]).mul_(weights)
         if gb is not None and bias is not None:
             bias.collect(gb, block.tile, grad_scores)
         if block.slopes is not None:
