@@ -1,0 +1,158 @@
+"""AttentionCall: what a transformers model hands to its attention function, as the ingredients of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from saccade.attention_matrix import AttentionMatrix
+from saccade.errors import unsupported
+from saccade.integrations.lazy_mask import LazyMask, Placed
+from saccade.masks import Causal, Dense, Full, Mask
+
+__all__ = ["AttentionCall", "mask_of_tensor"]
+
+# What models hand on that says nothing about who attends to whom: facts of the whole model, or said by the mask too.
+_SAID_ELSEWHERE = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "sliding_window",
+        "use_cache",
+    }
+)
+_WAY_OUT = {
+    "output_attentions": "saccade.record(model) gives the matrices of every layer without building them",
+    "cu_seq_lens_q": "packed sequences are told apart by position_ids, without a cache",
+    "cache": "paged caches have kernels of their own",
+}
+
+
+class AttentionCall(NamedTuple):
+    """One call of an attention function, understood.
+
+    Attributes:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key: ``[batch, kv_heads, kv_len, head_dim]``.
+        placed: who may attend to whom, and where the tokens stand.
+        scale, softcap, bias, sink_logit: see `saccade.attention`.
+    """
+
+    query: Tensor
+    key: Tensor
+    placed: Placed
+    scale: float | None
+    softcap: float | None
+    bias: Tensor | None
+    sink_logit: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        where: str,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        attention_mask: Tensor | None,
+        facts: Mapping[str, Any],
+    ) -> AttentionCall:
+        """Read a call.
+
+        Args:
+            where: the user's function, for error messages.
+            module: the attention layer.
+            query, key: as the function gets them; key heads are not repeated.
+            attention_mask: a `LazyMask`; a bool or float tensor that broadcasts to ``[batch, heads, q_len, kv_len]``;
+                or None, where a layer that is causal says so itself.
+            facts: all other arguments that bear on the matrix.
+
+        Raises:
+            UnsupportedError: something that changes the matrix in a way that is not known here.
+        """
+        facts = {name: fact for name, fact in facts.items() if not (fact is None or fact is False)}
+        scale, softcap = facts.pop("scaling", None), facts.pop("softcap", None)
+        bias, sink = facts.pop("position_bias", None), facts.pop("s_aux", None)
+        # The flag of the call comes before that of the layer; models leave it out where both agree.
+        is_causal = bool(facts.pop("is_causal", False if "is_causal" in facts else getattr(module, "is_causal", True)))
+        unknown = [name for name in facts if name not in _SAID_ELSEWHERE]
+        if unknown:
+            reasons = [f"{type(module).__name__} hands on {name}, which is not known here" for name in unknown]
+            hint = next((_WAY_OUT[name] for name in unknown if name in _WAY_OUT), "another attention implementation")
+            raise unsupported(where, "saccade", reasons, hint=hint)
+        if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
+            query = query.expand(key.shape[0], -1, -1, -1)
+        placed, added = _placed(where, query, key, attention_mask, is_causal)
+        if bias is not None:
+            bias = bias[..., : key.shape[2]]
+            added = bias if added is None else bias + added
+        return cls(query, key, placed, scale, softcap, added, sink)
+
+    def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
+        """The attention matrix of this call; its mask joined with another one."""
+        rule, q, kv = self.placed
+        if mask is not None:
+            rule = mask if isinstance(rule, Full) else rule & mask
+        # A dense mask is read at positions too: it was made for these tokens.
+        return AttentionMatrix(
+            self.query,
+            self.key,
+            rule,
+            scale=self.scale,
+            softcap=self.softcap,
+            bias=self.bias,
+            sink_logit=self.sink_logit,
+            q_positions=q,
+            kv_positions=kv,
+        )
+
+
+def _placed(
+    where: str, query: Tensor, key: Tensor, attention_mask: Tensor | None, is_causal: bool
+) -> tuple[Placed, Tensor | None]:
+    """The mask, and what it adds to scores beside."""
+    q_len, kv_len = query.shape[2], key.shape[2]
+    if isinstance(attention_mask, LazyMask):
+        placed = attention_mask.placed
+        if (len(placed.q_positions), len(placed.kv_positions)) != (q_len, kv_len):
+            reason = f"the mask was made for {list(attention_mask.shape[2:])}, and there are {[q_len, kv_len]}"
+            raise unsupported(where, "saccade", [reason])
+        return placed, None
+    last = range(kv_len - q_len, kv_len)
+    if attention_mask is None:
+        if not (is_causal and q_len > 1):
+            # Where queries stand says nothing to a rule that allows all; a mask that is joined may ask.
+            return Placed(Full(), last if q_len <= kv_len else range(q_len), range(kv_len)), None
+        # Without a mask, torch's flag lets the first query see the first key; so does the model that gave none.
+        return Placed(Causal(), range(q_len), range(kv_len)), None
+    allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
+    if allowed is None:
+        return Placed(Full(), last, range(kv_len)), added
+    if allowed.shape[-1] != kv_len:
+        allowed = allowed.expand(*allowed.shape[:-1], kv_len)
+    return Placed(Dense(allowed), last, range(kv_len)), added
+
+
+def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """A mask as torch's kernels take it: which pairs are allowed, and what is added to the scores of the others.
+
+    Args:
+        mask: bool, True = may attend; or float terms, where -inf, or the lowest number of the type, hides a pair.
+
+    Returns:
+        A bool tensor, or None if all may attend; a float tensor, or None if nothing is added.
+    """
+    if mask.dtype == torch.bool:
+        return mask, None
+    # Halves of the lowest number are what is left of it when a score or another term was added to it.
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    added = mask.masked_fill(hidden, 0.0)
+    has_terms = bool((added != 0).any()) or mask.requires_grad
+    return (None if not bool(hidden.any()) else ~hidden), (added if has_terms else None)

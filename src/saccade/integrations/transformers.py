@@ -1,0 +1,142 @@
+"""Our exact kernels, and any of our masks, inside the models of Hugging Face transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import missing_extra, type_error, unsupported, value_error
+from saccade.integrations.attention_call import AttentionCall
+from saccade.integrations.lazy_mask import LazyMask
+from saccade.integrations.mask_functions import MaskFunction, place
+from saccade.masks import Mask
+
+__all__ = ["MaskOfLayer", "install"]
+
+MaskOfLayer = Callable[[nn.Module], Mask | None]
+"""Which pattern a layer gets beside the model's own: a function of the attention module."""
+
+# transformers reads these out of a name, and then expects what only its own functions do.
+_TAKEN = ("sdpa", "flash", "paged", "/", "|", ":", "@")
+_OWN_NAMES = ("eager", "flex_attention")
+
+
+def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) -> str:
+    """Make our exact attention known to transformers: then ``model.set_attn_implementation("saccade")``.
+
+    The model keeps its own pattern (causal, sliding window, bidirectional, packed documents, padding), which travels
+    to the kernel as a rule and is never written out. Scale, softcap, sinks, position bias, grouped heads and dropout
+    are honoured; whatever is not raises. Logits equal those of the eager implementation, gradients too. A token that
+    may attend to nothing (padding on the left) gets 0 where eager gives it the mean of all values.
+
+    Args:
+        name: under which the implementation is registered. Under different names there may be several, each with
+            a mask of its own; the same name again replaces what it stood for.
+        mask: a pattern that is joined with the model's own by ``&`` in every layer; or a function that is given the
+            attention module and returns its mask, or None. A model with cross-attention needs the function: one
+            pattern would hold for what a text sees of another text, too.
+
+    Returns:
+        The name, for ``set_attn_implementation`` or ``from_pretrained(..., attn_implementation=...)``.
+
+    Raises:
+        ImportError: transformers is not installed.
+        TypeError: ``mask`` is neither a mask nor a function, or ``name`` is no str.
+        ValueError: a name that transformers gives a meaning of its own.
+
+    Cost: nothing. Each call of a layer costs what `saccade.attention` does.
+
+    Example:
+        >>> from saccade import masks
+        >>> install("saccade-near", mask=masks.Window(128, 0))
+        'saccade-near'
+
+    Reference: transformers' AttentionInterface and AttentionMaskInterface, version 5.14 or newer.
+    """
+    _check(name, mask)
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported when used
+    except ImportError as error:
+        raise missing_extra("install", "transformers", "transformers") from error
+    AttentionInterface.register(name, _Attention(name, mask))
+    AttentionMaskInterface.register(name, lazy_mask)
+    return name
+
+
+def lazy_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction | None = None,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> LazyMask:
+    """The mask function: the rule itself instead of a tensor. Its arguments are those of transformers' own."""
+    del kwargs  # when a mask may be left out, and its dtype: it never is, and has none
+    if mask_function is None:
+        raise value_error("lazy_mask", "mask_function", "be given", None)
+    placed = place(
+        mask_function,
+        attention_mask,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        one_by_one=use_vmap,
+    )
+    return LazyMask(placed, batch_size, torch.device(device))
+
+
+class _Attention:
+    """The attention function, as transformers calls it."""
+
+    def __init__(self, name: str, mask: Mask | MaskOfLayer | None):
+        self.__name__, self._mask = name, mask
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        call = AttentionCall.of(self.__name__, module, query, key, attention_mask, kwargs)
+        matrix = call.matrix(self._own_mask(module))
+        out = matrix.matmul(value, dropout_p=float(dropout))
+        return out.transpose(1, 2).contiguous(), None
+
+    def _own_mask(self, module: nn.Module) -> Mask | None:
+        if self._mask is None or isinstance(self._mask, Mask):
+            config = getattr(module, "config", None)
+            if self._mask is not None and getattr(config, "is_encoder_decoder", False):
+                reason = "the model has cross-attention, for which one mask for all layers is not meant"
+                hint = "install(mask=function), which is given the attention module and returns its mask or None"
+                raise unsupported(self.__name__, f"{self._mask}", [reason], hint=hint)
+            return self._mask
+        chosen = self._mask(module)
+        if chosen is not None and not isinstance(chosen, Mask):
+            raise type_error("install", "mask", "return a saccade mask or None", type(chosen).__name__)
+        return chosen
+
+
+def _check(name: str, mask: object) -> None:
+    if not isinstance(name, str):
+        raise type_error("install", "name", "be a str", type(name).__name__)
+    taken = [part for part in _TAKEN if part in name]
+    if taken or name in _OWN_NAMES or not name:
+        rule = f"be new, and without {', '.join(_TAKEN)}"
+        hint = "transformers expects of such a name what its own functions do"
+        raise value_error("install", "name", rule, repr(name), hint=hint)
+    if mask is not None and not isinstance(mask, Mask) and (isinstance(mask, type | Tensor) or not callable(mask)):
+        got = mask.__name__ if isinstance(mask, type) else type(mask).__name__
+        raise type_error("install", "mask", "be a saccade mask, a function of the attention module, or None", got)
