@@ -15,10 +15,12 @@ class Columns:
 
     Args:
         room: columns to allocate; None to grow, by doubling.
+        multiple: columns are allocated in multiples of it, so that blocks of so many are rows of one table.
     """
 
-    def __init__(self, room: int | None = None):
-        self._room = room
+    def __init__(self, room: int | None = None, multiple: int = 1):
+        self._multiple = multiple
+        self._room = None if room is None else self._rounded(room)
         self._held: Tensor | None = None
         self._is_shared = False
 
@@ -50,6 +52,12 @@ class Columns:
         """A view of the first columns."""
         return None if self._held is None else self._held.narrow(2, 0, length)
 
+    @property
+    def by_block(self) -> Tensor | None:
+        """All columns allocated, ``[batch * kv_heads * blocks, multiple * width]``: a view."""
+        x = self._held
+        return None if x is None else x.view(-1, self._multiple * x.shape[3])
+
     def reorder(self, rows: Tensor, length: int) -> None:
         """Keep these batch items of the first ``length`` columns."""
         old = self._held
@@ -62,7 +70,7 @@ class Columns:
 
     def fork(self) -> Columns:
         """The same columns; whoever writes first moves to memory of its own."""
-        other = Columns(self._room)
+        other = Columns(self._room, self._multiple)
         other._held = self._held
         self._is_shared = other._is_shared = True
         return other
@@ -79,7 +87,11 @@ class Columns:
             room = max(_SMALLEST, stop) if old is None else old.shape[2]
             if old is not None and stop > room:
                 room = max(stop, 2 * room)
+            room = self._rounded(room)
         held = new.new_empty(*new.shape[:2], room, new.shape[3])
         if old is not None and start:
             held[:, :, :start].copy_(old[:, :, :start])
         self._held, self._is_shared = held, False
+
+    def _rounded(self, room: int) -> int:
+        return -(-room // self._multiple) * self._multiple

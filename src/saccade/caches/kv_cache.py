@@ -17,7 +17,7 @@ from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.token_positions import Positions
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "is_graph", "other_cache"]
 
 _EMPTY = Places()
 
@@ -94,7 +94,7 @@ class KVCache(LayerCache):
         return Traffic(*(columns * column for columns in self._moved))
 
     def positions(self, q_len: int) -> range | Tensor:
-        check_count("KVCache.positions", "q_len", q_len, 0)
+        check_count(f"{type(self).__name__}.positions", "q_len", q_len, 0)
         return self._places.next(q_len)
 
     def attend(
@@ -108,17 +108,18 @@ class KVCache(LayerCache):
         positions: Positions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        where = "KVCache.attend"
+        where = f"{type(self).__name__}.attend"
         check_dense_mask(where, mask)
         self._check(query, key, value, where)
         start, q_len = self._places.length, key.shape[2]
         places, q_positions = self._places.extended(positions, key.shape[0], q_len, key.device, where)
         keys, values = self._keys.written(start, key), self._values.written(start, value)
-        if torch.is_grad_enabled() and _is_graph(mechanism, query, key, value):
+        if is_graph(mechanism, query, key, value):
             # A graph must not hold views of memory that later calls write to; and new keys get their gradients.
             keys = torch.cat([keys[:, :, :start], key], 2)
             values = torch.cat([values[:, :, :start], value], 2)
         matrix = mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=places.held)
+        self._check_matrix(matrix, mechanism, where)
         out = matrix.matmul(values, dropout_p=dropout_p)
         self._places = places  # only now do the new columns count
         self._moved = (_columns_read(matrix), q_len)
@@ -126,7 +127,7 @@ class KVCache(LayerCache):
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         like = self._keys.like
-        index = checked_rows("KVCache.reorder", rows, None if like is None else like[0])
+        index = checked_rows(f"{type(self).__name__}.reorder", rows, None if like is None else like[0])
         if like is None or index.tolist() == list(range(like[0])):
             return
         self._keys.reorder(index, self.length)
@@ -134,7 +135,7 @@ class KVCache(LayerCache):
         self._places = self._places.reordered(index)
 
     def crop(self, length: int) -> None:
-        check_crop("KVCache.crop", length, self.length)
+        check_crop(f"{type(self).__name__}.crop", length, self.length)
         self._places = self._places.cropped(length)
 
     def fork(self) -> Self:
@@ -145,20 +146,25 @@ class KVCache(LayerCache):
     def __repr__(self) -> str:
         return f"KVCache(max_len={self.max_len}, length={self.length}, nbytes={self.nbytes})"
 
+    def _check_matrix(self, matrix: Matrix, mechanism: MakesMatrix, where: str) -> None:
+        """Raise if a matrix is none that this cache can go on with: one of all tokens fits every matrix."""
+
     def _check(self, query: Tensor, key: Tensor, value: Tensor, where: str) -> None:
         check_new(where, query, key, value)
         for name, columns, new in (("key", self._keys, key), ("value", self._values, value)):
             like, given = columns.like, (new.shape[0], new.shape[1], new.shape[3], new.dtype, new.device)
             if like is not None and like != given:
-                raise _other(where, name, like, given)
+                raise other_cache(where, name, like, given)
         if self.max_len is not None and self.length + key.shape[2] > self.max_len:
             got = f"{self.length} held and {key.shape[2]} new"
             hint = "KVCache() grows; crop(length) forgets"
             raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
 
-def _is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
+def is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
     """Whether autograd will record the product."""
+    if not torch.is_grad_enabled():
+        return False
     if any(x.requires_grad for x in tensors):
         return True
     return isinstance(mechanism, torch.nn.Module) and any(x.requires_grad for x in mechanism.parameters())
@@ -172,7 +178,8 @@ def _columns_read(matrix: Matrix) -> int:
     return matrix.shape[3] if matrix.shape[2] else 0
 
 
-def _other(where: str, name: str, like: tuple[object, ...], got: tuple[object, ...]) -> Exception:
+def other_cache(where: str, name: str, like: tuple[object, ...], got: tuple[object, ...]) -> Exception:
+    """Why new columns do not fit those held: (batch, kv_heads, width, dtype, device) of either."""
     for what, old, new in zip(("batch", "kv_heads", "width", "dtype", "device"), like, got, strict=True):
         if old != new:
             held, given = (str(x).removeprefix("torch.") for x in (old, new))

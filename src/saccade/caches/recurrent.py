@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
+from saccade.caches.following import following
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.errors import type_error, unsupported, value_error
 from saccade.token_positions import Positions, check_positions
@@ -125,7 +126,8 @@ class RecurrentCache(LayerCache):
         self._check(key, value, where)
         positions = self.positions(q_len) if positions is None else positions
         check_positions(positions, "positions", batch, q_len, where)
-        following = self._after(positions, batch, q_len, key.device, where)
+        hint = "a sum holds no order: KVCache() does"
+        after = following(self._next, positions, batch, key.device, where, begun=self._length > 0, hint=hint)
         matrix = mechanism(query, key, mask=mask, q_positions=positions, kv_positions=positions)
         if not isinstance(matrix, Recurrent):
             reason = f"a {type(matrix).__name__} is no sum over keys that could be carried on"
@@ -134,7 +136,7 @@ class RecurrentCache(LayerCache):
         if q_len:
             self._memory = memory._replace(state=memory.state.detach())
         self._moved = memory.state.numel() * memory.state.element_size()
-        self._length, self._next = self._length + q_len, following
+        self._length, self._next = self._length + q_len, after
         return out
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
@@ -189,25 +191,3 @@ class RecurrentCache(LayerCache):
             raise value_error(where, "device", f"be {held.device}, as in the cache", key.device, hint=hint)
         if (held.dtype == torch.float64) != (key.dtype == torch.float64):
             raise type_error(where, "dtype", f"fit the {held.dtype} in the cache", key.dtype, hint=hint)
-
-    def _after(
-        self, positions: range | Tensor, batch: int, q_len: int, device: torch.device, where: str
-    ) -> int | Tensor:
-        """Where the tokens after these will stand; raises where these do not come after the ones before."""
-        rule, hint = "come after those in the cache, one behind the other", "a sum holds no order: KVCache() does"
-        begun = self._length > 0
-        if isinstance(positions, range) and isinstance(self._next, int):
-            goes_back = begun and len(positions) > 0 and positions[0] < self._next
-            if goes_back or (positions.step != 1 and len(positions) > 1):
-                raise value_error(where, "positions", rule, positions, hint=hint)
-            return positions.stop if len(positions) else self._next
-        given = torch.tensor(positions) if isinstance(positions, range) else positions
-        table = torch.atleast_2d(given).to(device).expand(batch, q_len)
-        reached = torch.as_tensor(self._next, device=device).expand(batch)
-        floor = reached if begun else torch.zeros_like(reached)
-        before = torch.cat([floor[:, None] - 1, table], 1).cummax(1).values
-        if bool(((table >= 0) & (table <= before[:, :-1])).any()):
-            raise value_error(where, "positions", rule, "others", hint=hint)
-        following = before[:, -1] + 1
-        # The same for all: a number, which costs nothing.
-        return int(following[0]) if bool((following == following[0]).all()) else following

@@ -1,0 +1,239 @@
+"""SinkWindowCache: with positions left alone a streaming mask, with positions counted inside the cache a short text."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from saccade import masks
+from saccade.caches import SinkWindowCache, padded_positions
+from saccade.mechanisms import Linear, Softmax
+from saccade.nn import MultiHeadAttention
+from saccade.positions import ALiBi, Rotary, YaRN
+
+TOTAL, HEADS, HEAD_DIM = 23, 4, 4
+WIDTH = HEADS * HEAD_DIM
+RULES = [
+    masks.Causal(),
+    masks.sliding_window(9),
+    masks.Causal() & ~masks.Window(1, 0),
+    masks.Documents([4, 9, 30], rule=masks.Causal()),
+    masks.Predicate(lambda b, h, q, kv: (kv <= q) & ((q + kv + h) % 3 != 0)),
+]
+BIASES = {"plain": Softmax, "alibi": lambda: Softmax(bias=ALiBi(HEADS)), "sink": lambda: Softmax(sink_logit=HEADS)}
+
+
+def _layer(rule: masks.Mask, name: str = "plain", rotary: Rotary | None = None) -> MultiHeadAttention:
+    torch.manual_seed(0)
+    mha = MultiHeadAttention(WIDTH, HEADS, num_kv_heads=2, mask=rule, mechanism=BIASES[name](), rotary=rotary)
+    return mha.double().eval().requires_grad_(False)
+
+
+def _in_parts(mha: MultiHeadAttention, x: Tensor, sizes: list[int], cache: SinkWindowCache) -> Tensor:
+    return torch.cat([mha(part, cache=cache) for part in x.split(sizes, 1)], 1)
+
+
+def _sizes(data: st.DataObject) -> list[int]:
+    sizes = [data.draw(st.sampled_from([1, 2, 7, 15]))]
+    while sum(sizes) < TOTAL:
+        sizes.append(min(data.draw(st.sampled_from([1, 1, 1, 3, 9])), TOTAL - sum(sizes)))
+    return sizes
+
+
+def _inside(mha: MultiHeadAttention, x: Tensor, sinks: int, window: int, alibi: Tensor | None = None) -> Tensor:
+    """The definition: each token alone with the tokens held, which stand at 0, 1, 2, …, in plain operations."""
+    q, k, v = (
+        own(x).unflatten(2, (-1, HEAD_DIM)).transpose(1, 2)
+        for own in (mha.query_projection, mha.key_projection, mha.value_projection)
+    )
+    out = []
+    for p in range(x.shape[1]):
+        held = [j for j in range(p + 1) if j < sinks or j > p - window]
+        keys = mha.rotary(k[:, :, held], range(len(held))).repeat_interleave(2, 1)
+        query = mha.rotary(q[:, :, p : p + 1], range(len(held) - 1, len(held)))
+        scores = query @ keys.mT * HEAD_DIM**-0.5
+        if alibi is not None:
+            scores = scores - alibi[:, None, None] * (len(held) - 1 - torch.arange(len(held)))
+        out.append(scores.softmax(-1) @ v[:, :, held].repeat_interleave(2, 1))
+    return mha.output_projection(torch.cat(out, 2).transpose(1, 2).flatten(2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_it_is_the_dense_run_with_a_streaming_mask(data: st.DataObject) -> None:
+    sinks, window = data.draw(st.sampled_from([0, 1, 3])), data.draw(st.sampled_from([1, 4, 30]))
+    rule = data.draw(st.sampled_from(RULES))
+    name = data.draw(st.sampled_from(sorted(BIASES)))
+    mha = _layer(rule, name, Rotary(HEAD_DIM) if data.draw(st.booleans()) else None)
+    x = torch.randn(3, TOTAL, WIDTH, dtype=torch.float64)
+    cache = SinkWindowCache(sinks, window)
+    out = _in_parts(mha, x, _sizes(data), cache)
+    torch.testing.assert_close(out, mha(x, mask=masks.streaming(sinks, window)))
+    assert cache.length == TOTAL
+    assert cache.positions(1) == range(TOTAL, TOTAL + 1)
+    held = sorted(cache.kv_positions[0].tolist())[-min(TOTAL, sinks + window) :]
+    assert held == [j for j in range(TOTAL) if j < sinks or j >= TOTAL - window]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_positions_inside_the_cache_are_those_of_a_short_text(data: st.DataObject) -> None:
+    sinks, window = data.draw(st.sampled_from([0, 1, 3])), data.draw(st.sampled_from([1, 4, 30]))
+    scaling = data.draw(st.sampled_from([None, YaRN(4.0, trained_len=64)]))
+    layout = data.draw(st.sampled_from(["half", "interleaved"]))
+    name = data.draw(st.sampled_from(["plain", "alibi"]))
+    mha = _layer(masks.Causal(), name, Rotary(HEAD_DIM, scaling=scaling, layout=layout))
+    x = torch.randn(2, TOTAL, WIDTH, dtype=torch.float64)
+    out = _in_parts(mha, x, _sizes(data), SinkWindowCache(sinks, window, rotary=mha.rotary))
+    slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS) if name == "alibi" else None
+    torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_items_of_a_ragged_batch_are_what_each_is_alone(inside: bool) -> None:
+    mha = _layer(masks.Causal(), rotary=Rotary(HEAD_DIM))
+    x = torch.randn(3, TOTAL, WIDTH, dtype=torch.float64)
+    lengths = [9, 4, 1]
+    positions = padded_positions(lengths, side="left")
+    padded = torch.randn(3, 9, WIDTH, dtype=torch.float64)
+    for b, length in enumerate(lengths):
+        padded[b, positions[b] >= 0] = x[b, :length]
+    cache = SinkWindowCache(2, 4, rotary=mha.rotary if inside else None)
+    out = mha(padded, positions=positions, cache=cache)
+    full = _inside(mha, x, 2, 4) if inside else mha(x, mask=masks.streaming(2, 4))
+    for b, length in enumerate(lengths):
+        torch.testing.assert_close(out[b, positions[b] >= 0], full[b, :length])
+    ended = torch.tensor([[9], [-1], [1]])
+    out = mha(torch.stack([x[0, 9], x[1, 0], x[2, 1]])[:, None], positions=ended, cache=cache)
+    torch.testing.assert_close(out[[0, 2], 0], torch.stack([full[0, 9], full[2, 1]]))
+    assert cache.positions(1).tolist() == [[10], [4], [2]]
+    out = mha(torch.stack([x[0, 10:14], x[1, 4:8], x[2, 2:6]]), cache=cache)
+    torch.testing.assert_close(out, torch.stack([full[0, 10:14], full[1, 4:8], full[2, 2:6]]))
+    cache.reorder([2, 0])
+    for step in range(6):
+        out = mha(torch.stack([x[2, 6 + step], x[0, 14 + step]])[:, None], cache=cache)
+        torch.testing.assert_close(out[:, 0], torch.stack([full[2, 6 + step], full[0, 14 + step]]))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_forks_reordered_and_cropped_caches_go_on_as_if_alone(inside: bool) -> None:
+    mha = _layer(masks.Causal(), rotary=Rotary(HEAD_DIM))
+    x = torch.randn(3, TOTAL, WIDTH, dtype=torch.float64)
+    full = _inside(mha, x, 2, 4) if inside else mha(x, mask=masks.streaming(2, 4))
+    cache = SinkWindowCache(2, 4, rotary=mha.rotary if inside else None)
+    mha(x[:, :5], cache=cache)
+    mha(x[:, 20:21], cache=cache)  # a guess that is taken back
+    cache.crop(5)
+    out = [mha(x[:, i : i + 1], cache=cache) for i in range(5, 12)]
+    torch.testing.assert_close(torch.cat(out, 1), full[:, 5:12])
+    other = cache.fork()
+    noise = torch.randn(3, 1, WIDTH, dtype=torch.float64)
+    for _ in range(3):
+        mha(noise, cache=cache)
+    other.reorder([2, 2])
+    torch.testing.assert_close(mha(x[[2, 2], 12:13], cache=other), full[[2, 2], 12:13])
+    torch.testing.assert_close(mha(x[[2, 2], 13:], cache=other), full[[2, 2], 13:])
+    with pytest.raises(NotImplementedError, match=r"(?s)it has let tokens go that were in the window 3 tokens ago"):
+        cache.crop(12)
+    assert cache.length == 15
+    cache.crop(0)
+    torch.testing.assert_close(mha(x[:, :9], cache=cache), full[:, :9])
+
+
+def test_bytes_are_those_of_the_tensors_however_long_the_text() -> None:
+    q, k, v = (torch.randn(2, own, 40, 8) for own in (4, 2, 2))
+    cache, token = SinkWindowCache(2, 6), 2 * 2 * 8 * 4 * 2
+    assert (cache.nbytes, cache.traffic) == (0, (0, 0))
+    for i in range(40):
+        cache.attend(Softmax(), *(x[:, :, i : i + 1] for x in (q, k, v)))
+        assert cache.nbytes == 8 * token + 8 * 8
+        assert cache.traffic == (min(i + 1, 8) * token, token)
+    turning = SinkWindowCache(2, 6, rotary=Rotary(8))
+    turning.attend(Softmax(), q, k, v)
+    assert turning.nbytes == 8 * token + 8 * 8 + 2 * 2 * 2 * 8 * 4
+
+
+def test_a_turned_key_is_turned_once_however_long_the_stream() -> None:
+    rotary = Rotary(8)
+    k = torch.randn(1, 1, 400, 8, dtype=torch.bfloat16)
+    cache = SinkWindowCache(2, 6, rotary=rotary)
+    for i in range(400):
+        own = rotary(k[:, :, i : i + 1], range(i, i + 1))
+        cache.attend(Softmax(), own, own, own)
+    first = rotary(k[:, :, :2], range(2))
+    assert cache._keys is not None
+    expected = rotary(rotary.unrotate(first, range(2)), range(392, 394))
+    torch.testing.assert_close(cache._keys[:, :, :2], expected, atol=0, rtol=0)
+
+
+def test_a_call_that_fails_leaves_no_trace() -> None:
+    mha = _layer(masks.Causal(), rotary=Rotary(HEAD_DIM))
+    x = torch.randn(1, TOTAL, WIDTH, dtype=torch.float64)
+    cache, own = SinkWindowCache(1, 3, rotary=mha.rotary), SinkWindowCache(1, 3, rotary=mha.rotary)
+    for one in (cache, own):
+        mha(x[:, :9], cache=one)
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("stopped")
+
+    q, k, v = torch.randn(1, 4, 1, 4).double(), torch.randn(1, 2, 1, 4).double(), torch.randn(1, 2, 1, 4).double()
+    with pytest.raises(RuntimeError, match="stopped"):
+        cache.attend(fails, q, k, v)
+    for i in range(9, 14):
+        torch.testing.assert_close(mha(x[:, i : i + 1], cache=cache), mha(x[:, i : i + 1], cache=own))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_gradients_reach_the_new_token(inside: bool) -> None:
+    cache = SinkWindowCache(1, 3, rotary=Rotary(4) if inside else None)
+    past = [torch.randn(1, 1, 6, 4).double() for _ in range(3)]
+    cache.attend(Softmax(), *past)
+    fork = cache.fork()
+    new = [torch.randn(1, 1, 1, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    out = cache.attend(Softmax(), *new)
+    cache.attend(Softmax(), *(x.detach() + 1 for x in new))  # what is written now must not spoil the graph
+    out.pow(2).sum().backward()
+
+    def product(*own: Tensor) -> Tensor:
+        return fork.fork().attend(Softmax(), *own).pow(2).sum()
+
+    plain = [x.detach() for x in new]
+    for which, x in enumerate(new):
+        for channel in range(4):
+            step = torch.zeros(1, 1, 1, 4, dtype=torch.float64)
+            step[..., channel] = 1e-6
+            up, down = list(plain), list(plain)
+            up[which], down[which] = plain[which] + step, plain[which] - step
+            slope = (product(*up) - product(*down)) / 2e-6
+            torch.testing.assert_close(x.grad[0, 0, 0, channel], slope, atol=1e-7, rtol=1e-6)
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_is_written() -> None:
+    with pytest.raises(ValueError, match="SinkWindowCache: sink_tokens must be an int of at least 0; got -1"):
+        SinkWindowCache(-1, 4)
+    with pytest.raises(ValueError, match="window must be an int of at least 1; got 0"):
+        SinkWindowCache(1, 0)
+    with pytest.raises(TypeError, match="rotary must be a saccade Rotary or None; got float"):
+        SinkWindowCache(1, 4, rotary=1.0)
+    q = torch.randn(1, 1, 9, 4)
+    cache = SinkWindowCache(1, 3, rotary=Rotary(4))
+    with pytest.raises(NotImplementedError, match="reads more than distances"):
+        cache.attend(Softmax(), q, q, q, mask=masks.Documents([4, 5]))
+    with pytest.raises(NotImplementedError, match="tokens do not stand at 0, 1, 2"):
+        cache.attend(Softmax(), q, q, q, positions=range(4, 13))
+    with pytest.raises(NotImplementedError, match="two softmaxes are merged"):
+        cache.attend(Softmax(sink_logit=1), q, q, q)
+    with pytest.raises(NotImplementedError, match="queries cannot choose among them"):
+        cache.attend(Linear(), q, q, q, mask=masks.Causal())
+    with pytest.raises(ValueError, match="rotary must be made for head_dim 6; got 4"):
+        cache.attend(Softmax(), *[torch.randn(1, 1, 2, 6)] * 3)
+    assert (cache.length, cache.nbytes) == (0, 0)
+    plain = SinkWindowCache(1, 3)
+    plain.attend(Softmax(), q, q, q)
+    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+        plain.attend(Softmax(), q, q, q, positions=range(9))
+    with pytest.raises(ValueError, match="batch of key must be 1, as in the cache; got 2"):
+        plain.attend(Softmax(), *[torch.randn(2, 1, 2, 4)] * 3)
+    with pytest.raises(ValueError, match="must be a rule on positions"):
+        plain.attend(Softmax(), q, q, q, mask=torch.ones(9, 9, dtype=torch.bool))
