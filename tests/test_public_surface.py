@@ -29,6 +29,7 @@ PACKAGES = (
     ".text",
     ".viz",
     ".testing",
+    ".theory",
 )
 
 

@@ -8,6 +8,7 @@ from saccade import __version__
 from saccade.cli.compare import compare
 from saccade.cli.generate import generate
 from saccade.cli.look import look
+from saccade.cli.verify import verify
 
 __all__ = ["app"]
 
@@ -17,6 +18,7 @@ app = typer.Typer(
 app.command()(look)
 app.command()(compare)
 app.command()(generate)
+app.command()(verify)
 
 
 def _print_version(asked: bool) -> None:

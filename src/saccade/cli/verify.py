@@ -1,0 +1,121 @@
+"""``saccade verify``: what is said about attention, checked by running it."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from saccade.text import visible
+from saccade.theory import CLAIMS, Claim, Finding, Verification
+from saccade.theory import verify as run
+
+__all__ = ["verify"]
+
+_STYLES = {"holds": "green", "holds if": "yellow", "refuted": "red"}
+
+
+def verify(
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME|TOPIC", help="Check this claim or topic; may be repeated."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed of the random numbers.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run, one after the other.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the run as JSON.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a table of claims and verdicts, and check nothing.")
+    ] = False,
+) -> None:
+    """Check what is said about attention, theorem by theorem.
+
+    Each claim comes with a verdict (it holds, it holds under conditions, it is refuted) and measurements that would
+    contradict a wrong one. The exit status is 1 if a measurement contradicts its verdict.
+    """
+    claims = _chosen(only or [])
+    if as_markdown:
+        typer.echo(table(claims), nl=False)
+        return
+    errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task("claims", total=len(claims) * seeds)
+
+        def advance(finding: Finding) -> None:
+            steps = 1 if finding.is_random else seeds - (finding.seed - seed)
+            progress.update(task, advance=steps, description=finding.claim.topic)
+
+        verification = run(claims, seed=seed, seeds=seeds, progress=advance)
+    if as_json:
+        typer.echo(json.dumps(verification.to_json(), indent=2, allow_nan=False))
+    else:
+        _print(verification, claims, seeds)
+    if not verification.ok:
+        raise typer.Exit(1)
+
+
+def table(claims: Sequence[Claim]) -> str:
+    """Claims and verdicts as a Markdown table."""
+    lines = ["| claim | verdict | what is said |", "|---|---|---|"]
+    lines += [f"| `{claim.name}` | {claim.verdict} | {claim.statement} |" for claim in claims]
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:
+    unknown = [name for name in only if all(name not in (claim.name, claim.topic) for claim in CLAIMS)]
+    if unknown:
+        topics = ", ".join(dict.fromkeys(claim.topic for claim in CLAIMS))
+        _refuse(f"--only must be the name of a claim or one of {topics}; got {unknown[0]}")
+    return tuple(claim for claim in CLAIMS if not only or claim.name in only or claim.topic in only)
+
+
+def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> None:
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    topic = ""
+    for claim in claims:
+        own = [finding for finding in verification.findings if finding.claim is claim]
+        if claim.topic != topic:
+            topic = claim.topic
+            console.print(Text(topic.upper(), "bold"))
+        stands = all(finding.agrees for finding in own)
+        mark = Text("  ok  ", "green") if stands else Text("  NO  ", "bold red")
+        console.print(Text.assemble(mark, (claim.name, "bold"), "  ", (claim.verdict, _STYLES[claim.verdict])))
+        console.print(Text(f"      {claim.statement}"))
+        if claim.conditions:
+            word = {"holds": "With", "holds if": "If", "refuted": "But"}[claim.verdict]
+            console.print(Text(f"      {word}: {claim.conditions}.", "dim"))
+        for finding in own:
+            if finding is own[0] or not finding.agrees:
+                _print_finding(console, finding, seeds)
+    console.print(_summary(verification, claims, seeds))
+
+
+def _print_finding(console: Console, finding: Finding, seeds: int) -> None:
+    where = f"seed {finding.seed}: " if seeds > 1 and finding.is_random else ""
+    if finding.error:
+        console.print(Text(f"        x {where}{visible(finding.error)}", "red"))
+    for one in finding.measurements:
+        sign, style = ("·", "cyan") if one.agrees else ("x", "red")
+        console.print(Text(f"        {sign} {where}{one}", style))
+
+
+def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) -> str:
+    counts = [sum(claim.verdict == verdict for claim in claims) for verdict in _STYLES]
+    measured = sum(len(finding.measurements) for finding in verification.findings)
+    told = (
+        f"{len(claims)} claims: {counts[0]} hold, {counts[1]} hold under conditions, {counts[2]} are refuted.\n"
+        f"{measured:,} measurements with {seeds} seed{'s' if seeds > 1 else ''}; "
+        f"chance of a false alarm at most {verification.chance:.0e}.\n"
+    )
+    names = list(dict.fromkeys(finding.claim.name for finding in verification.contradicted))
+    return told + (f"Contradicted: {', '.join(names)}." if names else "Every verdict stands.")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    """End with one line that says what was wrong with the arguments."""
+    typer.echo(f"saccade verify: {visible(sentence)}.", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,8 @@
+"""What is said about attention, checked by running it: claims, measurements, verdicts."""
+
+from saccade.theory.claim import Claim, Verdict
+from saccade.theory.claims import CLAIMS, find
+from saccade.theory.measurement import Measurement
+from saccade.theory.verification import Finding, Verification, verify
+
+__all__ = ["CLAIMS", "Claim", "Finding", "Measurement", "Verdict", "Verification", "find", "verify"]

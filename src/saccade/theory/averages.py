@@ -1,0 +1,103 @@
+"""Rows of weights as averages: convex combinations, means, and what dropout does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix, attention
+from saccade.masks import Causal, Mask
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_most, equal, same
+
+__all__ = ["CLAIMS", "beyond_hull"]
+
+
+_CAUSAL = Causal()
+
+
+def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Tensor) -> float:
+    """How far outputs stick out of the convex hull of the values that they may use; below 0 if none does.
+
+    A point lies in a hull if and only if in no direction it reaches further than the furthest of its corners.
+    """
+    heights = (value @ directions.T)[None].expand(len(outputs), -1, -1)
+    furthest = heights.masked_fill(~allowed[:, :, None], -torch.inf).amax(1)
+    return float((outputs @ directions.T - furthest).max())
+
+
+@claim(
+    "averages",
+    latex=r"o_i\in\operatorname{conv}\{v_j: j\in V(i)\}",
+    source="tutorials; rows of weights are not below 0 and sum to 1",
+    verdict="holds if",
+    conditions="one head is looked at before the output projection, without dropout, and over the values of the keys "
+    "that "
+    "the query may attend to",
+)
+def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+    """The output lies in the convex hull of the values."""
+    n = 12
+    q, k, v = (draw.normal(1, 1, n, 3) for _ in range(3))
+    directions = torch.nn.functional.normalize(draw.normal(2000, 3), dim=-1)
+    causal = torch.ones(n, n, dtype=torch.bool).tril()
+    out = attention(q, k, v, Causal())[0, 0]
+    yield at_most(
+        "causal: reach beyond the hull of visible values", beyond_hull(out, v[0, 0], causal, directions), 0, 1e-12
+    )
+    everything = attention(q, k, v)[0, 0]
+    every = torch.ones_like(causal)
+    yield at_most("no mask: reach beyond the hull", beyond_hull(everything, v[0, 0], every, directions), 0, 1e-12)
+    future = beyond_hull(everything, v[0, 0], causal, directions)
+    yield apart("no mask: reach beyond the hull of earlier values", max(future, 0.0), 0.0, 0.01)
+    projected = everything @ (3 * torch.eye(3, dtype=torch.float64))
+    yield apart("after an output projection by 3", max(beyond_hull(projected, v[0, 0], every, directions), 0), 0, 0.01)
+
+
+@claim(
+    "averages",
+    latex=r"\alpha_{ij}=\tfrac1m\ \Rightarrow\ o_i=\tfrac1m\sum_j v_j",
+    source="tutorials",
+    verdict="holds if",
+    conditions="the mean is taken over the values that the query may attend to: under a causal mask it is the running "
+    "mean, and padding must be masked",
+)
+def uniform_weights_are_mean_pooling(
+    draw: Draw, *, attention: Callable[..., Tensor] = attention, mask: Mask | None = _CAUSAL
+) -> Iterator[Measurement]:
+    """With equal weights, attention is mean pooling."""
+    n = 10
+    k, v = draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 3)
+    q = torch.zeros_like(k)
+    mean = v.mean(2, keepdim=True).expand_as(v)
+    yield same("queries of 0: output against the mean of the values", attention(q, k, v), mean)
+    running = v.cumsum(2) / torch.arange(1, n + 1)[:, None]
+    yield same("causal: output against the running mean", attention(q, k, v, mask), running)
+    yield apart("causal: first output against the mean of all", float((running - mean)[0, 0, 0].abs().max()), 0, 1e-3)
+
+
+@claim(
+    "averages",
+    latex=r"\sum_j \operatorname{dropout}(A)_{ij}=1",
+    source="code of tutorials that drops weights and returns them",
+    verdict="refuted",
+    conditions="dropout keeps the expected sum, not the sum: it belongs to the product, and weights that are looked at "
+    "should be those before it",
+)
+def dropout_keeps_distributions(draw: Draw, *, dropout_p: float = 0.5) -> Iterator[Measurement]:
+    """Weights after dropout are still distributions."""
+    n = 64
+    q, k = draw.normal(1, 200, n, 4), draw.normal(1, 200, n, 4)
+    ones = torch.ones(1, 200, n, 1, dtype=torch.float64)
+    matrix = AttentionMatrix(q, k)
+    yield same("sums of rows without dropout, against 1", matrix @ ones, ones)
+    sums = matrix.matmul(ones, dropout_p=dropout_p, seed=draw.integer())
+    yield apart("smallest sum of a row after dropout", float(sums.min()), 1.0, 0.3)
+    yield apart("largest sum of a row after dropout", float(sums.max()), 1.0, 0.3)
+    yield equal("mean of the sums", float(sums.mean()), 1.0, 0.05, "12,800 rows, far more than 6 standard errors")
+
+
+CLAIMS = (convex_combination, uniform_weights_are_mean_pooling, dropout_keeps_distributions)

@@ -1,0 +1,107 @@
+"""Claim: a statement about attention, and the run that says whether it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+
+from saccade.errors import type_error, value_error
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement
+
+__all__ = ["VERDICTS", "Check", "Claim", "Verdict", "check_seed", "claim"]
+
+Verdict = Literal["holds", "holds if", "refuted"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "holds if", "refuted")
+Check = Callable[..., Iterator[Measurement]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A statement that people make about attention, with a verdict that a run can contradict.
+
+    Attributes:
+        name: words joined by hyphens.
+        topic: what it is about.
+        statement: the claim in a sentence, as it is usually made, right or wrong.
+        latex: the same as a formula.
+        source: where it is stated, or where it is put right.
+        verdict: "holds", "holds if" (under the conditions), "refuted" (by a counter-example).
+        conditions: under which conditions it holds, or what is right instead.
+        trial: the function that measures; `check` calls it.
+
+    Example:
+        >>> from saccade import theory
+        >>> claim = theory.find("softmax-jacobian-as-printed")
+        >>> claim.verdict
+        'refuted'
+        >>> print(claim.check()[1])
+        derivative of weight 1 by score 2, two equal scores: seen -0.25, claimed 0.25 (refuted if more than 0.1 off)
+    """
+
+    name: str
+    topic: str
+    statement: str
+    latex: str
+    source: str
+    verdict: Verdict
+    conditions: str
+    trial: Check
+
+    @property
+    def ingredients(self) -> tuple[str, ...]:
+        """Names of the formulas and functions that `check` can be given in the place of its own."""
+        parameters = inspect.signature(self.trial).parameters.values()
+        return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+
+    def check(self, seed: int = 0, **kwargs: Any) -> tuple[Measurement, ...]:
+        """Measure.
+
+        Args:
+            seed: of the random numbers.
+            kwargs: one's own formula or function in the place of an ingredient (`ingredients` names them): a wrong one
+                makes some measurement disagree.
+
+        Returns:
+            The measurements. The verdict stands if every one of them agrees.
+
+        Raises:
+            TypeError: a seed that is no int, an ingredient that the check does not have.
+        """
+        return self.measure(Draw(check_seed("Claim.check", seed), self.name), **kwargs)
+
+    def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
+        """Measure with the random numbers of a `Draw`."""
+        unknown = sorted(set(kwargs) - set(self.ingredients))
+        if unknown:
+            rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
+            raise type_error("Claim.check", f"ingredients of {self.name}", rule, ", ".join(unknown))
+        with torch.enable_grad():
+            return tuple(self.trial(draw, **kwargs))
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.verdict}): {self.statement}"
+
+
+def claim(topic: str, *, latex: str, source: str, verdict: Verdict, conditions: str = "") -> Callable[[Check], Claim]:
+    """Make a claim of a function: its name is the claim's, the first paragraph of its docstring the statement."""
+
+    def make(trial: Check) -> Claim:
+        name = trial.__name__.replace("_", "-")
+        statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
+        return Claim(name, topic, statement, latex, source, verdict, conditions, trial)
+
+    return make
+
+
+def check_seed(where: str, seed: int) -> int:
+    """A seed that is an int of at least 0, or an error."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise type_error(where, "seed", "be an int of at least 0", repr(seed))
+    if seed < 0:
+        raise value_error(where, "seed", "be an int of at least 0", seed)
+    return seed

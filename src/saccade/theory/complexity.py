@@ -1,0 +1,196 @@
+"""Cost in counted operations and bytes, never in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix, attention
+from saccade.masks import Window
+from saccade.mechanisms import Linear
+from saccade.theory.claim import claim
+from saccade.theory.counting import flops, largest_tensor
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal
+
+__all__ = ["CLAIMS", "dense", "growth", "recurrence"]
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention that writes all weights out."""
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+
+def recurrence(x: Tensor) -> Tensor:
+    """A recurrent network's products: one d × d matrix for the state and one for the input, each step."""
+    state, weight = x.new_zeros(x.shape[0], 1, x.shape[-1]), x.new_zeros(x.shape[-1], x.shape[-1])
+    for step in range(x.shape[2]):
+        state = torch.tanh(state @ weight + x[:, 0, step : step + 1] @ weight)
+    return state
+
+
+def growth(count: Callable[[int], float], length: int) -> float:
+    """How many times more twice the length costs."""
+    return count(2 * length) / count(length)
+
+
+def _on_meta(length: int, width: int = 64) -> Tensor:
+    return torch.empty(1, 1, length, width, device="meta")
+
+
+@claim(
+    "complexity",
+    latex=r"2n^2(d_k+d_v)",
+    source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
+    verdict="holds",
+    conditions="every query may attend to every key; storing the weights is not necessary for it",
+)
+def operations_are_quadratic(
+    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
+) -> Iterator[Measurement]:
+    """Exact attention takes O(n² d) operations: twice the length costs four times as many."""
+    del draw
+
+    def count(length: int) -> int:
+        x = _on_meta(length)
+        return flops(lambda: attend(x, x, x))
+
+    yield equal("operations, n = 1,024, d = 64, against 2 n² (d + d)", count(1024), 4 * 1024**2 * 64)
+    yield equal("growth for twice the length", growth(count, 1024), 4.0)
+    x = torch.zeros(1, 1, 256, 64)
+    tiled = flops(lambda: attention(x, x, x, impl="tiled"))
+    yield equal("operations of a tiled kernel, as a multiple of dense, n = 256", tiled / count(256), 1.0)
+
+
+@claim(
+    "complexity",
+    latex=r"O(n^2d)\ \text{is linear}",
+    source='a table of a tutorial, under "linear complexity"; against it Keles et al. 2023, arXiv:2209.04881',
+    verdict="refuted",
+    conditions="linear in n are windows, O(n·w·d), and linear attention, O(n·m·d), neither of which is the same "
+    "function; and the memory of exact attention",
+)
+def standard_attention_is_linear(
+    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
+) -> Iterator[Measurement]:
+    """Standard attention has linear complexity."""
+    del draw
+
+    def count(length: int) -> int:
+        x = _on_meta(length)
+        return flops(lambda: attend(x, x, x))
+
+    yield apart("growth of the operations for twice the length", growth(count, 2048), 2.0, 1.5)
+
+    def windowed(length: int) -> int:
+        return AttentionMatrix(_on_meta(length), _on_meta(length), Window(64, 64)).explain().flops
+
+    def linear(length: int) -> int:
+        x = torch.zeros(1, 1, length, 16)
+        return flops(lambda: Linear()(x, x) @ x)
+
+    yield equal("a window of 64 on each side: growth", growth(windowed, 16384), 2.0, 0.02, "the ends")
+    yield equal("linear attention: growth", growth(linear, 512), 2.0, 0.02, "the ends")
+
+
+@claim(
+    "complexity",
+    latex=r"n^2\ \text{weights}",
+    source="tutorials; against it Rabe and Staats 2021, arXiv:2112.05682, and Dao et al. 2022, arXiv:2205.14135",
+    verdict="holds if",
+    conditions="the weights are stored: exact attention needs a few tiles of them at a time",
+)
+def memory_is_quadratic(
+    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attention
+) -> Iterator[Measurement]:
+    """Attention needs memory for n² weights: 1 M of them for n = 1,024, 16 M for 4,096, 10 G for 100,000."""
+    del draw
+    for length, said in ((1024, 1e6), (4096, 16e6), (100_000, 10e9)):
+        weights = AttentionMatrix(_on_meta(length), _on_meta(length)).shape
+        share = weights[2] * weights[3] / said
+        yield equal(f"weights for n = {length:,}, against what is said", share, 1.0, 0.06, "they are rounded")
+
+    def stored(length: int) -> int:
+        x = torch.zeros(1, 1, length, 16)
+        return largest_tensor(lambda: dense(x, x, x))
+
+    def tiled(length: int) -> int:
+        x = torch.zeros(1, 1, length, 16)
+        return largest_tensor(lambda: attend(x, x, x))
+
+    yield equal("stored: growth of the largest tensor", growth(stored, 512), 4.0)
+    yield equal("stored: its bytes in float32, n = 1,024", stored(1024), 4 * 1024**2)
+    yield at_most("not stored: growth of the largest tensor", growth(tiled, 2048), 2.1)
+    yield at_most("not stored: its bytes, n = 4,096, as a share of the weights'", tiled(4096) / (4 * 4096**2), 0.07)
+
+
+@claim(
+    "complexity",
+    latex=r"n=100\,000:\ 10^{10}\ \text{weights, infeasible}",
+    source="tutorials",
+    verdict="refuted",
+    conditions="infeasible to store (40 GB in float32 for a head), not to ask: rows are computed when they are asked "
+    "for, "
+    "and a window of 256 takes less than a hundredth of the operations",
+)
+def a_hundred_thousand_tokens_are_infeasible(
+    draw: Draw, *, matrix: Callable[..., AttentionMatrix] = AttentionMatrix
+) -> Iterator[Measurement]:
+    """Attention over 100,000 tokens is infeasible."""
+    n = 100_000
+    q, k = draw.normal(1, 1, n, 4).float(), draw.normal(1, 1, n, 4).float()
+    whole = matrix(q, k)
+    row = whole[0, 0, n - 1]
+    expected = (q[0, 0, -1].double() @ k[0, 0].double().T / 2).softmax(-1)
+    yield at_most(
+        "one row of the matrix, largest error relative to the largest weight",
+        float((row - expected).abs().max() / expected.max()),
+        1e-5,
+    )
+    made = largest_tensor(lambda: whole[0, 0, n - 1]) / (4 * n**2)
+    yield apart("largest tensor made for it, as a share of the 40 GB of all weights", made, 1.0, 0.99)
+    near = matrix(q, k, Window(255, 0))
+    share = near.explain().flops / whole.explain().flops
+    yield at_most("operations of a window of 256, as a share of all", share, 1 / 100)
+    yield at_least("the same", share, 1 / 400)
+    bytes_needed = largest_tensor(lambda: near @ k)
+    yield at_most("largest tensor of the windowed product, bytes", bytes_needed, 40e6)
+
+
+@claim(
+    "complexity",
+    latex=r"n^2d\ \text{against}\ nd^2",
+    source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
+    verdict="holds",
+    conditions="matrix products alone are counted; the recurrence needs n steps one after the other",
+)
+def recurrence_is_cheaper_for_long_sequences(
+    draw: Draw, *, step: Callable[[Tensor], Tensor] = recurrence
+) -> Iterator[Measurement]:
+    """A recurrent network takes O(n d²) operations: as many as attention when n is about d."""
+    del draw
+    width = 16
+
+    def recurrent(length: int) -> int:
+        x = _on_meta(length, width)
+        return flops(lambda: step(x))
+
+    def attentive(length: int) -> int:
+        x = _on_meta(length, width)
+        return flops(lambda: dense(x, x, x))
+
+    yield equal("recurrence: operations, n = 64, d = 16, against 4 n d²", recurrent(64), 4 * 64 * width**2)
+    yield equal("recurrence: growth for twice the length", growth(recurrent, 64), 2.0)
+    yield equal("attention over recurrence, n = d", attentive(width) / recurrent(width), 1.0)
+    yield equal("attention over recurrence, n = 8 d", attentive(8 * width) / recurrent(8 * width), 8.0)
+
+
+CLAIMS = (
+    operations_are_quadratic,
+    standard_attention_is_linear,
+    memory_is_quadratic,
+    a_hundred_thousand_tokens_are_infeasible,
+    recurrence_is_cheaper_for_long_sequences,
+)

@@ -1,0 +1,186 @@
+"""Random features and random projections: what is unbiased, what is not, and how many it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, estimate
+
+__all__ = ["CLAIMS", "kernel_samples", "variance_of_positive", "variance_of_trigonometric"]
+
+_CHOROMANSKI = "Choromanski et al. 2021, arXiv:2009.14794"
+_WANG = "Wang et al. 2020, arXiv:2006.04768"
+
+
+def kernel_samples(
+    x: Tensor, y: Tensor, directions: Tensor, kind: Literal["positive", "trigonometric"] = "positive"
+) -> Tensor:
+    """One estimate of exp(x·y) for each random direction ``[m, d]``."""
+    squares = (x.square().sum() + y.square().sum()) / 2
+    if kind == "positive":
+        return (directions @ (x + y) - squares).exp()
+    return squares.exp() * (directions @ (x - y)).cos()
+
+
+def variance_of_positive(x: Tensor, y: Tensor) -> Tensor:
+    """Variance of one positive feature's estimate."""
+    together = (x + y).square().sum().exp()
+    return together * (2 * (x @ y)).exp() * (1 - 1 / together)
+
+
+def variance_of_trigonometric(x: Tensor, y: Tensor) -> Tensor:
+    """Variance of one trigonometric feature's estimate."""
+    apart = (-(x - y).square().sum()).exp()
+    return (x + y).square().sum().exp() * (-2 * (x @ y)).exp() * (1 - apart) ** 2 / 2
+
+
+def _unit(draw: Draw, width: int, length: float) -> Tensor:
+    x = draw.normal(width)
+    return x * (length / x.norm())
+
+
+@claim(
+    "features",
+    latex=r"e^{x\cdot y}=\mathbb{E}_\omega\bigl[e^{\omega\cdot x-|x|^2/2}e^{\omega\cdot y-|y|^2/2}\bigr]",
+    source=_CHOROMANSKI + ", lemma 1",
+    verdict="holds",
+    conditions="each ω is normal; orthogonal ones with their lengths drawn anew",
+)
+def features_estimate_the_kernel(
+    draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples
+) -> Iterator[Measurement]:
+    """Positive random features estimate the softmax kernel without bias."""
+    width = 8
+    x, y = _unit(draw, width, 0.6), _unit(draw, width, 0.6)
+    directions = draw.normal(200_000, width)
+    for kind in ("positive", "trigonometric"):
+        yield estimate(f"{kind} features: mean of the estimates", samples(x, y, directions, kind), float((x @ y).exp()))
+
+
+@claim(
+    "features",
+    latex=r"\mathbb{E}\,\frac{\phi(q)\cdot\phi(k_j)}{\sum_l\phi(q)\cdot\phi(k_l)}=A_{ij}",
+    source="a conclusion often drawn from " + _CHOROMANSKI + ", lemma 1",
+    verdict="refuted",
+    conditions="numerator and denominator are unbiased, their quotient is not: its bias falls as 1/m",
+)
+def performer_attention_is_unbiased(
+    draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples
+) -> Iterator[Measurement]:
+    """A Performer estimates attention without bias."""
+    width, trials = 8, 10_000
+    query, keys = _unit(draw, width, 1.0), torch.stack([_unit(draw, width, 1.0) for _ in range(4)])
+    keys[0] = query  # the key that takes most, and whose weight varies most
+    exact = (keys @ query).softmax(0)[0]
+    biases = {}
+    for features in (4, 64):
+        directions = draw.normal(trials * features, width)
+        kernels = [samples(query, key, directions).view(trials, features).mean(-1) for key in keys]
+        found = kernels[0] / sum(kernels)
+        biases[features] = float(found.mean() - exact)
+        if features == 4:
+            error = float(found.std() / trials**0.5)
+            yield apart("mean weight of the nearest key, 4 features", float(found.mean()), float(exact), 6 * error)
+    yield at_most("bias with 64 features, as a share of that with 4", abs(biases[64] / biases[4]), 0.5)
+
+
+@claim(
+    "features",
+    latex=r"\operatorname{Var}_+(x,y)=\tfrac1m e^{|x+y|^2}e^{2x\cdot y}\bigl(1-e^{-|x+y|^2}\bigr)",
+    source=_CHOROMANSKI + ", lemma 2",
+    verdict="holds",
+    conditions="independent directions: the error relative to the kernel is √((e^{|x+y|²} - 1)/m), so how many "
+    "features it "
+    "takes grows as e^{|x+y|²}",
+)
+def how_many_features(
+    draw: Draw, *, variance: Callable[[Tensor, Tensor], Tensor] = variance_of_positive
+) -> Iterator[Measurement]:
+    """The error of positive features grows with the norm of query plus key, exponentially."""
+    width = 8
+    x, y = _unit(draw, width, 0.5), _unit(draw, width, 0.5)
+    errors = kernel_samples(x, y, draw.normal(400_000, width)) - (x @ y).exp()
+    yield estimate("variance of one estimate", errors.square(), float(variance(x, y)))
+    # q and k of 64 normal entries, each divided by the fourth root of 64.
+    total = (draw.normal(20_000, 64) + draw.normal(20_000, 64)).square().sum(-1) / 8
+    yield estimate("|x + y|² for heads of 64 with normal entries", total, 16.0)
+    needed = (math.exp(16) - 1) / 0.1**2
+    yield at_least("features for an error of 10 % there", needed, 8e8)
+
+
+@claim(
+    "features",
+    latex=r"\operatorname{Var}_+(x,y)\le\operatorname{Var}_{\text{trig}}(x,y)",
+    source="summaries of " + _CHOROMANSKI + ", which says: where the kernel is near 0",
+    verdict="refuted",
+    conditions="positive features are better where x·y is far below 0, trigonometric ones where x is near y: there "
+    "their "
+    "variance is 0",
+)
+def positive_features_are_always_better(
+    draw: Draw,
+    *,
+    positive: Callable[[Tensor, Tensor], Tensor] = variance_of_positive,
+    trigonometric: Callable[[Tensor, Tensor], Tensor] = variance_of_trigonometric,
+) -> Iterator[Measurement]:
+    """Positive features have less variance than trigonometric ones."""
+    width = 8
+    x = _unit(draw, width, 0.7)
+    directions = draw.normal(100_000, width)
+    for name, y in (("x = y", x), ("x = -y", -x)):
+        seen = kernel_samples(x, y, directions, "trigonometric")
+        errors = (seen - (x @ y).exp()).square()
+        yield estimate(f"variance of trigonometric features, {name}", errors, float(trigonometric(x, y)), 1e-12)
+    gain = float(positive(x, x) - trigonometric(x, x))
+    yield apart(
+        "variance of positive over that of trigonometric features, x = y, which is claimed to be at most 0", gain, 0, 1
+    )
+    yield at_least("the same the other way round, x = -y", float(trigonometric(x, -x) - positive(x, -x)), 0.5)
+
+
+@claim(
+    "features",
+    latex=r"\lVert\tilde P w-Pw\rVert\le\varepsilon\lVert Pw\rVert,\quad\operatorname{rank}\tilde P=\Theta(\log n)",
+    source=_WANG + ", theorem 1",
+    verdict="refuted",
+    conditions="the random projection keeps each product up to an additive error of about |P_i||w|/√k, whatever the "
+    "matrix; "
+    "nothing about attention makes it relative. That trained attention is nearly of low rank is an observation",
+)
+def attention_is_low_rank_by_projection(
+    draw: Draw,
+    *,
+    project: Callable[[Tensor, Tensor], Tensor] = lambda matrix, directions: matrix @ directions.T @ directions,
+) -> Iterator[Measurement]:
+    """A random projection to Θ(log n) dimensions keeps attention up to a small relative error."""
+    n, rank = 512, 64
+    weights = (draw.normal(n, 16) @ draw.normal(n, 16).T / 4).softmax(-1)
+    w = draw.normal(n)
+    directions = draw.normal(rank, n) / rank**0.5
+    error = project(weights, directions) @ w - weights @ w
+    relative = float(error.norm() / (weights @ w).norm())
+    yield apart("relative error with k = 64, which is claimed to be small", relative, 0.0, 0.5)
+    few = weights[:16]
+    lengths = few.norm(dim=-1) * w.norm()
+    squares = torch.stack(
+        [((project(few, draw.normal(rank, n) / rank**0.5) @ w - few @ w) / lengths).square().mean() for _ in range(200)]
+    )
+    expected = 1 + float(((few @ w) / lengths).square().mean())
+    yield estimate("additive error |error|²k/(|P_i|²|w|²), against 1 + cos²", squares * rank, expected)
+    yield equal("rank of the matrix, n = 512", int(torch.linalg.matrix_rank(weights)), n)
+
+
+CLAIMS = (
+    features_estimate_the_kernel,
+    performer_attention_is_unbiased,
+    how_many_features,
+    positive_features_are_always_better,
+    attention_is_low_rank_by_projection,
+)

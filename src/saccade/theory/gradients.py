@@ -1,0 +1,117 @@
+"""Gradients of attention by query, key and value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import attention
+from saccade.masks import Causal
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, equal, same
+
+__all__ = ["CLAIMS", "Gradients", "backward"]
+
+
+class Gradients(NamedTuple):
+    """Gradients of a number that depends on the output.
+
+    Attributes:
+        query, key, value: of the inputs.
+        scores: of the scaled scores.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scores: Tensor
+
+
+def backward(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, output_gradient: Tensor) -> Gradients:
+    """The gradients in closed form, without any Jacobian: one head, ``[len, width]``, scale 1/√d_k.
+
+    dV = Aᵀ dO, dA = dO Vᵀ, dS = A ∘ (dA - D) with D the sums of the rows of dO ∘ O, dQ = dS K / √d_k and
+    dK = dSᵀ Q / √d_k.
+    """
+    output = weights @ value
+    of_weights = output_gradient @ value.T
+    of_scores = weights * (of_weights - (output_gradient * output).sum(-1, keepdim=True))
+    scale = 1 / math.sqrt(query.shape[-1])
+    return Gradients(of_scores @ key * scale, of_scores.T @ query * scale, weights.T @ output_gradient, of_scores)
+
+
+def _weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
+    scores = query @ key.T / math.sqrt(query.shape[-1])
+    return scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+
+
+@claim(
+    "gradients",
+    latex=r"dV=A^\top dO,\quad dS=A\circ(dO\,V^\top-D),\quad dQ=\tfrac{1}{\sqrt{d_k}}dS\,K,"
+    r"\quad dK=\tfrac{1}{\sqrt{d_k}}dS^\top Q",
+    source="by differentiation; D as in Dao et al. 2022, arXiv:2205.14135, appendix B.2",
+    verdict="holds",
+    conditions="with a mask too: forbidden weights are 0, and so are their gradients",
+)
+def attention_gradients(
+    draw: Draw,
+    *,
+    backward: Callable[..., Gradients] = backward,
+    attention: Callable[..., Tensor] = attention,
+) -> Iterator[Measurement]:
+    """Attention is differentiable, and its gradients by query, key and value are a few matrix products."""
+    q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
+    inputs = [x[None, None].clone().requires_grad_() for x in (q, k, v)]
+    output = attention(*inputs, Causal())
+    seen = torch.autograd.grad(output, inputs, upstream[None, None])
+    allowed = torch.arange(9) <= torch.arange(7)[:, None] + 2
+    ours = backward(_weights(q, k, allowed), q, k, v, upstream)
+    for name, own, other in zip(("query", "key", "value"), ours[:3], seen, strict=True):
+        yield same(f"gradient of the {name}", own, other[0, 0])
+
+
+@claim(
+    "gradients",
+    latex=r"\sum_j (dS)_{ij}=0",
+    source="the rows of softmax's Jacobian sum to 0",
+    verdict="holds",
+)
+def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients] = backward) -> Iterator[Measurement]:
+    """The gradients of the scores of one query sum to 0: raising all of its scores alike changes nothing."""
+    q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
+    weights = _weights(q, k, torch.ones(7, 9, dtype=torch.bool))
+    gradients = backward(weights, q, k, v, upstream).scores
+    yield same("sums of the rows of dS against 0", gradients.sum(-1), torch.zeros(7, dtype=torch.float64))
+    yield apart("largest entry of dS, which is not 0 itself", float(gradients.abs().max()), 0.0, 1e-3)
+
+
+@claim(
+    "gradients",
+    latex=r"\frac{\partial O}{\partial V}=A^\top",
+    source="tutorials; Magnus and Neudecker 2019, chapter 9, on layouts",
+    verdict="holds if",
+    conditions="it is read as a product with the gradient of O, dV = Aᵀ dO; the derivative itself has "
+    "(n·d_v)·(m·d_v) entries and is A ⊗ I for rows laid out one after the other",
+)
+def value_jacobian_is_transposed_weights(
+    draw: Draw, *, product: Callable[[Tensor, Tensor], Tensor] = lambda weights, upstream: weights.T @ upstream
+) -> Iterator[Measurement]:
+    """The derivative of the output by the values is the transposed matrix of weights."""
+    weights, value, upstream = draw.normal(4, 6).softmax(-1), draw.normal(6, 3), draw.normal(4, 3)
+    (seen,) = torch.autograd.grad(weights @ value.requires_grad_(), value, upstream)
+    yield same("gradient of the value", product(weights, upstream), seen)
+    every = torch.autograd.functional.jacobian(lambda v: weights @ v, value.detach()).reshape(12, 18)
+    yield same("derivatives, against A ⊗ I", torch.kron(weights, torch.eye(3, dtype=torch.float64)), every)
+    yield apart("number of derivatives, against the entries of Aᵀ", every.numel(), weights.numel(), 0.5)
+    by_weights = torch.autograd.functional.jacobian(lambda a: a @ value.detach(), weights).reshape(12, 24)
+    kron = torch.kron(torch.eye(4, dtype=torch.float64), value.detach().T.contiguous())
+    yield same("derivatives by the weights, against I ⊗ Vᵀ", kron, by_weights)
+    yield equal("number of them", by_weights.numel(), 4 * 3 * 4 * 6)
+
+
+CLAIMS = (attention_gradients, score_gradients_sum_to_zero, value_jacobian_is_transposed_weights)

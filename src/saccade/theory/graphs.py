@@ -1,0 +1,84 @@
+"""Sparse patterns as graphs: stars, diameters, edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.masks import Global, Mask, Random, Window, bigbird
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal
+
+__all__ = ["CLAIMS", "contains_star", "diameter"]
+
+
+def contains_star(allowed: Tensor) -> bool:
+    """Whether some token sees all and is seen by all, and every token sees itself."""
+    centres = allowed.all(0) & allowed.all(1)
+    return bool(centres.any() and allowed.diagonal().all())
+
+
+def diameter(allowed: Tensor) -> int:
+    """Layers after which every token can depend on every other; -1 if never."""
+    reached, layers = allowed, 1
+    while not reached.all():
+        further = (reached.float() @ allowed.float()) > 0
+        if torch.equal(further, reached):
+            return -1
+        reached, layers = further, layers + 1
+    return layers
+
+
+def _bigbird(seed: int) -> Mask:
+    return bigbird(4, global_blocks=1, random_blocks=2, seed=seed)
+
+
+@claim(
+    "graphs",
+    latex=r"D\supseteq S\ \Rightarrow\ \text{universal approximation},\quad|D|=O(n)",
+    source="Zaheer et al. 2020, arXiv:2007.14062, theorem 1; what a run can check is the condition, not the theorem",
+    verdict="holds if",
+    conditions="there is a global token: the theorem asks for a star (a token that sees all and that all see), for "
+    "compact inputs of a fixed length, positions, and as many layers as it takes",
+)
+def bigbird_has_what_the_theorem_needs(
+    draw: Draw, *, pattern: Callable[[int], Mask] = _bigbird
+) -> Iterator[Measurement]:
+    """BigBird's pattern keeps the universality of full attention with linearly many pairs."""
+    mask = pattern(draw.integer())
+    allowed = mask.to_dense(128)[0, 0]
+    yield equal("contains a star", contains_star(allowed), True)
+    yield at_most("layers until every token can reach every other, n = 128", diameter(allowed), 2)
+    pairs = [int(mask.to_dense(n).sum()) for n in (256, 512)]
+    yield equal("growth of the pairs for twice the length", pairs[1] / pairs[0], 2.0, 0.1, "draws beyond the end")
+    full = torch.ones(128, 128, dtype=torch.bool)
+    yield at_most("pairs, n = 128, as a share of all", int(allowed.sum()) / full.numel(), 0.3)
+
+
+@claim(
+    "graphs",
+    latex=r"\text{window}+\text{random}\ \Rightarrow\ \text{universal}",
+    source="summaries of Zaheer et al. 2020, arXiv:2007.14062, whose theorem 1 asks for the star; proposition 1 there "
+    "bounds what few pairs can do in few layers",
+    verdict="refuted",
+    conditions="the theorem says nothing about them: they contain no star, and a window alone takes n/w layers to "
+    "join the "
+    "ends. One global token is enough for both",
+)
+def windows_and_random_keys_suffice(
+    draw: Draw, *, pattern: Callable[[int], Mask] = lambda seed: Window(4, 4) | Random(1, 4, seed)
+) -> Iterator[Measurement]:
+    """A window and random keys have what the theorem of universal approximation needs."""
+    n = 128
+    allowed = pattern(draw.integer()).to_dense(n)[0, 0]
+    yield apart("contains a star", contains_star(allowed), True, 0.5)
+    yield at_least("layers to join all tokens", diameter(allowed), 3)
+    window = Window(4, 4)
+    yield equal("layers of the window alone, against (n - 1)/w", diameter(window.to_dense(n)[0, 0]), 32)
+    yield equal("with one global token: layers", diameter((window | Global([0])).to_dense(n)[0, 0]), 2)
+
+
+CLAIMS = (bigbird_has_what_the_theorem_needs, windows_and_random_keys_suffice)

@@ -1,0 +1,78 @@
+"""Several heads against one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import attention
+from saccade.masks import Window
+from saccade.theory.claim import claim
+from saccade.theory.counting import flops
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, equal, same
+
+__all__ = ["CLAIMS", "best_of_one_head"]
+
+
+def best_of_one_head(first: float, second: float) -> float:
+    """Least share of the variance of x₁ - x₂ that W(a x₁ + b x₂) must leave, with the best W for these weights."""
+    return 1 - (first - second) ** 2 / (2 * (first**2 + second**2))
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+
+@claim(
+    "heads",
+    latex=r"\sum_h A_h X W_h,\qquad y_i=x_{i-1}-x_{i+1}",
+    source='tutorials ("several heads attend to several subspaces"); Cordonnier et al. 2020, arXiv:1911.03584',
+    verdict="holds",
+    conditions="for one layer: weights of one head are not below 0, so it cannot subtract what it gathers",
+)
+def two_heads_do_what_one_cannot(
+    draw: Draw, *, residual: Callable[[float, float], float] = best_of_one_head
+) -> Iterator[Measurement]:
+    """Two heads can give what one head cannot, whatever its weights are."""
+    n, width = 12, 3
+    x = draw.normal(1, 1, n, width)
+    heads = x.expand(1, 2, n, width).contiguous()
+    before, after = Window(1, 0) & ~Window(0, 0), Window(0, 1) & ~Window(0, 0)
+    seen = [attention(heads[:, :1], x, x, mask)[0, 0] for mask in (before, after)]
+    wanted = x[0, 0, :-2] - x[0, 0, 2:]
+    yield same("two heads with output projections I and -I", (seen[0] - seen[1])[1:-1], wanted)
+    shares = [residual(a / 50, 1 - a / 50) for a in range(51)]
+    yield at_least("one head: variance left, the best of 51 weightings", min(shares), 0.5, 1e-12)
+    # The same by least squares, for one of the weightings.
+    first, second = draw.normal(4000, width), draw.normal(4000, width)
+    gathered, target = 0.9 * first + 0.1 * second, first - second
+    best = torch.linalg.lstsq(gathered, target).solution
+    left = float((gathered @ best - target).square().sum() / target.square().sum())
+    yield equal("one head, weights 0.9 and 0.1: by least squares", left, residual(0.9, 0.1), 0.05, "4,000 samples")
+
+
+@claim(
+    "heads",
+    latex=r"h\cdot 2n^2(d_k+d_v)=2n^2\cdot(h d_k+h d_v)",
+    source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
+    verdict="holds if",
+    conditions="matrix products are counted; softmax, and weights if they are stored, are h times as many",
+)
+def heads_cost_what_one_costs(
+    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = _dense
+) -> Iterator[Measurement]:
+    """Eight heads of width 64 cost what one head of width 512 costs."""
+    del draw
+    several, one = (torch.empty(1, heads, 128, 512 // heads, device="meta") for heads in (8, 1))
+    counted = [flops(partial(attend, x, x, x)) for x in (several, one)]
+    yield equal("operations in matrix products, as a multiple", counted[0] / counted[1], 1.0)
+    yield equal("operations of one head, against 4 n² d", counted[1], 4 * 128**2 * 512)
+    weights = [x.shape[1] * x.shape[2] ** 2 for x in (several, one)]
+    yield apart("weights, as a multiple", weights[0] / weights[1], 1.0, 6.5)
+
+
+CLAIMS = (two_heads_do_what_one_cannot, heads_cost_what_one_costs)

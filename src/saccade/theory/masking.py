@@ -1,0 +1,106 @@
+"""Masking with large negative numbers, and rows that may attend to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import attention, attention_with_lse
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, equal, same
+
+__all__ = ["CLAIMS", "filled"]
+
+
+def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
+    """Attention as tutorials mask it: forbidden scores are replaced by a large negative number."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return scores.masked_fill(~allowed, constant).softmax(-1) @ value
+
+
+def _raises(compute: Callable[[], object]) -> bool:
+    try:
+        compute()
+    except RuntimeError:
+        return True
+    return False
+
+
+@claim(
+    "masking",
+    latex=r"s_{ij}\leftarrow-10^9\ \text{masks}",
+    source="code of tutorials, with -1e9 or -1e20",
+    verdict="holds if",
+    conditions="the query sees some key, scores are float32 or wider, and nothing is added or capped afterwards. A "
+    "query "
+    "that sees none gets the mean of all values, and in float16 the number does not exist",
+)
+def a_large_negative_number_masks(
+    draw: Draw, *, masked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = filled
+) -> Iterator[Measurement]:
+    """Scores of -10⁹ mask a key."""
+    q, k, v = (draw.normal(1, 1, 6, 4).float() for _ in range(3))
+    allowed = torch.ones(6, 6, dtype=torch.bool).tril()
+    expected = attention(q, k, v, allowed)
+    yield same("float32, causal: output against a mask", masked(q, k, v, allowed), expected, 1e-5)
+    allowed[3] = False
+    out = masked(q, k, v, allowed)[0, 0, 3]
+    yield apart("a query that sees nothing: its largest output, against 0", float(out.abs().max()), 0.0, 1e-3)
+    yield same("the same, against the mean of all values", out, v[0, 0].mean(0), 1e-5)
+    half = torch.zeros(2, 2, dtype=torch.float16)
+    fails = _raises(lambda: half.masked_fill(torch.ones(2, 2, dtype=torch.bool), -1e9))
+    yield equal("float16 refuses -10⁹", fails, True)
+    capped = 5 * torch.tanh(torch.tensor([0.0, -1e9]) / 5)
+    yield apart("weight of a masked key, scores capped at 5 after masking", float(capped.softmax(0)[1]), 0.0, 1e-3)
+
+
+@claim(
+    "masking",
+    latex=r"s_{ij}+(1-m_{ij})\cdot(-10^9)",
+    source="code that adds a mask to the scores",
+    verdict="holds if",
+    conditions="as for a-large-negative-number-masks; near -10⁹ float32 knows multiples of 64 only, so a query that "
+    "sees "
+    "nothing gets weights made of rounding; and -10⁴ leaves it its true weights",
+)
+def an_added_number_masks(
+    draw: Draw, *, added: Callable[[Tensor, float], Tensor] = lambda scores, constant: (scores + constant).softmax(-1)
+) -> Iterator[Measurement]:
+    """Adding -10⁹ to scores masks a key."""
+    scores = torch.tensor([0.0, 40.0, 80.0, -30.0])
+    rounded = added(scores, -1e9)
+    yield equal("scores 0, 40, 80, -30 plus -10⁹: weight of the second", float(rounded[1]), 0.5, 1e-6)
+    yield apart("the same without rounding", float(rounded[1]), float(scores.softmax(-1)[1]), 0.4)
+    row = 3 * draw.normal(8).float()
+    visible = torch.tensor([True] * 5 + [False] * 3)
+    mixed = torch.where(visible, row, row - 1e9).softmax(-1)
+    yield equal("a row with visible keys: weight of the masked ones", float(mixed[5:].sum()), 0.0)
+    yield same("-10⁴ added to all of a row: weights, against those of no mask", added(row, -1e4), row.softmax(-1), 1e-2)
+
+
+@claim(
+    "masking",
+    latex=r"V(i)=\emptyset\ \Rightarrow\ o_i=0,\ \log Z_i=-\infty,\ \nabla=0",
+    source="the empty sum; what this library promises for every kernel",
+    verdict="holds",
+)
+def empty_rows_give_nothing(
+    draw: Draw, *, attend: Callable[..., tuple[Tensor, Tensor]] = attention_with_lse
+) -> Iterator[Measurement]:
+    """A query that may attend to nothing gets exactly 0, and sends no gradient."""
+    q, k, v = (draw.normal(1, 1, 5, 4).requires_grad_() for _ in range(3))
+    allowed = torch.ones(5, 5, dtype=torch.bool).tril(-1)  # the first row is empty
+    out, lse = attend(q, k, v, allowed)
+    zeros = torch.zeros(4, dtype=torch.float64)
+    yield same("its output, against 0", out[0, 0, 0], zeros, 0.0)
+    yield equal("its lse is -inf", bool(torch.isneginf(lse[0, 0, 0])), True)
+    gradients = torch.autograd.grad(out.square().sum(), (q, k, v))
+    yield same("its gradient, against 0", gradients[0][0, 0, 0], zeros, 0.0)
+    finite = all(bool(torch.isfinite(one).all()) for one in gradients)
+    yield equal("all gradients are finite", finite, True)
+
+
+CLAIMS = (a_large_negative_number_masks, an_added_number_masks, empty_rows_give_nothing)

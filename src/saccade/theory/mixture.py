@@ -1,0 +1,143 @@
+"""Attention as inference: which mixture has these weights as its posterior, and what is like EM in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix, attention
+from saccade.scores import Gaussian
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, same
+
+__all__ = ["CLAIMS", "hopfield_energy", "posterior"]
+
+
+def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
+    """Bayes' rule: the probability of component j given q, where q ~ N(k_j, variance I) with prior π_j."""
+    densities = -(query[:, None] - key[None]).square().sum(-1) / (2 * variance)
+    joint = densities + log_prior
+    return (joint - joint.logsumexp(-1, keepdim=True)).exp()
+
+
+def hopfield_energy(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
+    """-lse(β X ξ) / β + |ξ|² / 2 of a continuous Hopfield network, up to a constant."""
+    return state.square().sum(-1) / 2 - (beta * state @ patterns.T).logsumexp(-1) / beta
+
+
+def _step(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
+    """One step of attention with the patterns as keys and values."""
+    return attention(state[None, None], patterns[None, None], patterns[None, None], scale=beta)[0, 0]
+
+
+@claim(
+    "mixture",
+    latex=r"A_{ij}=p(z_i=j\mid q_i),\quad q\mid z=j\sim\mathcal{N}(k_j,\sqrt{d_k}\,I)",
+    source="tutorials; Bayes' rule, as in Nguyen et al. 2022, arXiv:2110.08678",
+    verdict="holds if",
+    conditions="all keys have the same norm, or the prior is tilted by it: π_j ∝ exp(|k_j|²/(2√d_k)). A bias is the "
+    "logarithm of a prior, a mask a prior of 0",
+)
+def weights_are_a_posterior(
+    draw: Draw, *, posterior: Callable[[Tensor, Tensor, Tensor, float], Tensor] = posterior
+) -> Iterator[Measurement]:
+    """Weights are the posterior probabilities of a mixture whose components are the keys: the E-step."""
+    n, width = 9, 4
+    q, k = draw.normal(6, width), draw.normal(n, width)
+    variance = width**0.5
+    weights = AttentionMatrix(q[None, None], k[None, None]).to_dense()[0, 0]
+    flat, tilted = torch.zeros(n, dtype=torch.float64), k.square().sum(-1) / (2 * variance)
+    yield same("weights against the posterior, prior tilted by the norms", posterior(q, k, tilted, variance), weights)
+    unit = k / k.norm(dim=-1, keepdim=True)
+    equal_norms = AttentionMatrix(q[None, None], unit[None, None]).to_dense()[0, 0]
+    yield same("keys of one norm, flat prior", posterior(q, unit, flat, variance), equal_norms)
+    difference = float((posterior(q, k, flat, variance) - weights).abs().max())
+    yield apart("keys of different norms, flat prior, largest difference", difference, 0.0, 0.01)
+    prior = draw.normal(n)
+    biased = AttentionMatrix(q[None, None], unit[None, None], bias=prior).to_dense()[0, 0]
+    yield same("a bias against a prior", posterior(q, unit, prior, variance), biased)
+
+
+@claim(
+    "mixture",
+    latex=r"o_i=\sum_j A_{ij}v_j\ \text{is the M-step}",
+    source="tutorials; Dempster, Laird and Rubin 1977 for the M-step",
+    verdict="refuted",
+    conditions="the M-step averages data points for each component, with weights whose columns sum to 1; attention "
+    "averages components for each data point, with rows that sum to 1. It is the posterior mean of the value",
+)
+def weighted_sum_is_an_m_step(
+    draw: Draw,
+    *,
+    m_step: Callable[[Tensor, Tensor], Tensor] = lambda weights, data: (weights / weights.sum(0)).T @ data,
+) -> Iterator[Measurement]:
+    """The weighted sum of values is the M-step of expectation maximisation."""
+    n, width = 8, 3
+    data = draw.normal(n, width)
+    weights = AttentionMatrix(data[None, None], data[None, None]).to_dense()[0, 0]
+    responsibility = weights / weights.sum(0)
+    best = m_step(weights, data)
+    # The means that maximise the expected likelihood make its gradient 0.
+    slope = (responsibility[:, :, None] * (data[:, None] - best[None])).sum(0)
+    yield same("gradient of the expected likelihood at the M-step, against 0", slope, torch.zeros_like(slope))
+    difference = float((weights @ data - best).norm() / best.norm())
+    yield apart("attention's sum against the M-step, relative difference", difference, 0.0, 0.05)
+    sums = float((weights.sum(0) - 1).abs().max())
+    yield apart("sums of the columns of the weights, largest distance from 1", sums, 0.0, 0.05)
+
+
+@claim(
+    "mixture",
+    latex=r"q\leftarrow\sum_j p(j\mid q)\,k_j\ \Rightarrow\ \textstyle\sum_j e^{-|q-k_j|^2/2\sigma^2}\ \text{grows}",
+    source='Cheng 1995, "Mean shift, mode seeking, and clustering"',
+    verdict="holds",
+    conditions="values are the keys, and scores count the norms of the keys (`saccade.scores.Gaussian`)",
+)
+def mean_shift_climbs(
+    draw: Draw,
+    *,
+    step: Callable[[Tensor, Tensor], Tensor] = lambda q, k: attention(
+        q[None, None], k[None, None], k[None, None], score=Gaussian().double()
+    )[0, 0],
+) -> Iterator[Measurement]:
+    """Attention to keys as values, repeated, is mean shift: it climbs the density of the keys."""
+    keys, at = draw.normal(40, 2) * 2, draw.normal(20, 2) * 2
+    heights = []
+    for _ in range(30):
+        heights.append((-(at[:, None] - keys).square().sum(-1) / 2).logsumexp(-1))
+        at = step(at, keys)
+    steps = torch.stack(heights).diff(dim=0)
+    yield at_least("smallest rise of the log-density in a step", float(steps.min()), 0.0, 1e-12)
+    yield at_least("mean rise over 30 steps", float(steps.sum(0).mean()), 0.1)
+
+
+@claim(
+    "mixture",
+    latex=r"\xi\leftarrow X^\top\operatorname{softmax}(\beta X\xi)\ \Rightarrow\ "
+    r"E(\xi)=-\tfrac1\beta\operatorname{lse}(\beta X\xi)+\tfrac12|\xi|^2\ \text{falls}",
+    source="Ramsauer et al. 2021, arXiv:2008.02217, theorem 1",
+    verdict="holds",
+    conditions="values are the keys, β above 0",
+)
+def hopfield_energy_falls(
+    draw: Draw, *, step: Callable[[Tensor, Tensor, float], Tensor] = _step
+) -> Iterator[Measurement]:
+    """Attention to stored patterns, repeated, is a Hopfield network: its energy never rises."""
+    patterns, state, beta = draw.normal(20, 16), draw.normal(10, 16), 0.5
+    energies = []
+    for _ in range(20):
+        energies.append(hopfield_energy(state, patterns, beta))
+        state = step(state, patterns, beta)
+    yield at_most("largest rise of the energy in a step", float(torch.stack(energies).diff(dim=0).max()), 0.0, 1e-12)
+    stored = 8 * torch.nn.functional.normalize(draw.normal(20, 64), dim=-1)
+    recalled = stored + 0.3 * draw.normal(20, 64)
+    for _ in range(3):
+        recalled = step(recalled, stored, 1.0)
+    farthest = float((recalled - stored).norm(dim=-1).max())
+    yield at_most("farthest of 20 noisy patterns of length 8 from its own, after 3 steps, β = 1", farthest, 0.01)
+
+
+CLAIMS = (weights_are_a_posterior, weighted_sum_is_an_m_step, mean_shift_climbs, hopfield_energy_falls)

@@ -1,0 +1,183 @@
+"""Attention as matrix products, with a matrix that depends on the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix, attention
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+
+__all__ = ["CLAIMS", "EXAMPLE", "by_hand", "factors_of_logits"]
+
+EXAMPLE = {
+    "query": [[0.1, 0.2, -0.3, 0.4], [-0.2, 0.3, 0.1, -0.5]],
+    "key": [[0.2, 0.1, 0.4, -0.3], [-0.1, 0.5, 0.2, 0.1], [0.3, -0.2, 0.1, 0.4]],
+    "value": [[0.5, -0.1, 0.2, 0.3, 0.0], [0.1, 0.4, -0.2, 0.1, 0.5], [-0.3, 0.2, 0.1, -0.4, 0.2]],
+}
+"""Two queries, three keys of width 4, three values of width 5: small enough to be computed with a pencil."""
+
+
+def by_hand(
+    query: list[list[float]], key: list[list[float]], value: list[list[float]]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Weights and output, one number after the other."""
+    weights, output = [], []
+    for q in query:
+        scores = [sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(q)) for k in key]
+        powers = [math.exp(score) for score in scores]
+        row = [power / sum(powers) for power in powers]
+        weights.append(row)
+        output.append([sum(a * v[e] for a, v in zip(row, value, strict=True)) for e in range(len(value[0]))])
+    return weights, output
+
+
+def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys of width ``head_dim`` whose scores are nearest to the logarithms of positive weights.
+
+    Softmax ignores a constant in each row, so the logarithms are centred first; of what is left the ``head_dim``
+    largest singular values are kept.
+    """
+    logits = weights.log()
+    u, s, vh = torch.linalg.svd(logits - logits.mean(-1, keepdim=True))
+    root = (s[:head_dim] * math.sqrt(head_dim)).sqrt()
+    return u[:, :head_dim] * root, vh[:head_dim].T * root
+
+
+@claim(
+    "products",
+    latex=r"O=\operatorname{softmax}\!\left(QK^\top/\sqrt{d_k}\right)V",
+    source="two queries, three keys, d_k = 4, d_v = 5: an example of the tutorials, computed with Python's floats",
+    verdict="holds",
+)
+def worked_example(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+    """Attention computed one number after the other is what the library gives."""
+    del draw
+    q, k, v = (torch.tensor(EXAMPLE[name], dtype=torch.float64)[None, None] for name in ("query", "key", "value"))
+    weights, output = by_hand(EXAMPLE["query"], EXAMPLE["key"], EXAMPLE["value"])
+    eye = torch.eye(3, dtype=torch.float64)[None, None]
+    yield same("weights", attention(q, k, eye)[0, 0], torch.tensor(weights, dtype=torch.float64))
+    yield same("output", attention(q, k, v)[0, 0], torch.tensor(output, dtype=torch.float64))
+    yield equal("weight of query 1 for key 1", float(attention(q, k, eye)[0, 0, 0, 0]), weights[0][0])
+
+
+@claim(
+    "products",
+    latex=r"a=\sum_i\alpha_i x_i=\alpha^\top X,\qquad e_i=q^\top x_i\ \Rightarrow\ e=Xq",
+    source="the tutorials' derivation; Bahdanau et al. 2015, arXiv:1409.0473, section 3.1",
+    verdict="holds",
+    conditions="for scores that are dot products; a score that is a network (additive attention) is no matrix product",
+)
+def sums_are_matrix_products(
+    draw: Draw,
+    *,
+    scores: Callable[[Tensor, Tensor], Tensor] = lambda query, x: x @ query / math.sqrt(x.shape[1]),
+    output: Callable[[Tensor, Tensor], Tensor] = lambda weights, x: weights @ x,
+) -> Iterator[Measurement]:
+    """The weighted average over inputs, written as sums, is a chain of matrix products around one softmax."""
+    x, query = draw.normal(6, 4), draw.normal(4)
+    one_by_one = torch.tensor(
+        [sum(float(query[c] * x[i, c]) for c in range(4)) / 2 for i in range(6)], dtype=torch.float64
+    )
+    yield same("scores, one by one and as X q", scores(query, x), one_by_one)
+    powers = [math.exp(float(score)) for score in one_by_one]
+    weights = torch.tensor([power / sum(powers) for power in powers], dtype=torch.float64)
+    yield same("weights, one by one and as softmax of a vector", scores(query, x).softmax(-1), weights)
+    summed = torch.tensor([sum(float(weights[i] * x[i, c]) for i in range(6)) for c in range(4)], dtype=torch.float64)
+    yield same("output, one by one and as αᵀX", output(weights, x), summed)
+    whole = attention(query[None, None, None], x[None, None], x[None, None])[0, 0, 0]
+    yield same("output, against the library", whole, summed)
+
+
+@claim(
+    "products",
+    latex=r"\operatorname{Attention}(Q,K,V)=Q K^\top V",
+    source='tutorials, "attention is essentially matrix multiplication"',
+    verdict="refuted",
+    conditions="two matrix products around one softmax, which is no product: without it a query of 0 would give 0, "
+    "with "
+    "it it gives the mean of the values. Leaving it out is linear attention, another mechanism",
+)
+def nothing_but_matrix_products(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+    """Attention is nothing but matrix products of its inputs."""
+    q, k, v = draw.normal(1, 1, 5, 4), draw.normal(1, 1, 6, 4), draw.normal(1, 1, 6, 3)
+    mean = v.mean(2, keepdim=True).expand(1, 1, 5, 3)
+    zero = attention(torch.zeros_like(q), k, v)
+    yield same("output for queries of 0, against the mean of the values", zero, mean)
+    yield apart("its largest entry, which a product would make 0", float(zero.abs().max()), 0.0, 1e-3)
+    ratio = float(attention(100 * q, k, v).norm() / attention(q, k, v).norm())
+    yield apart("norm of the output for queries 100 times longer, as a multiple", ratio, 100.0, 80.0)
+
+
+@claim(
+    "products",
+    latex=r"O=A(Q,K)\,V",
+    source="by definition; the tutorials call it a data-dependent linear map",
+    verdict="holds if",
+    conditions="queries and keys are held fixed: as a map of the sequence itself, self-attention is not linear",
+)
+def linear_in_the_values(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+    """Attention is a linear map of the values, whose matrix depends on queries and keys."""
+    q, k = draw.normal(1, 1, 5, 4), draw.normal(1, 1, 6, 4)
+    v, w = draw.normal(1, 1, 6, 3), draw.normal(1, 1, 6, 3)
+    both = attention(q, k, 2 * v - 3 * w)
+    yield same("2V - 3W, together and apart", both, 2 * attention(q, k, v) - 3 * attention(q, k, w))
+    matrix = AttentionMatrix(q, k).to_dense()
+    yield same("output against the matrix times the values", attention(q, k, v), matrix @ v)
+    other = AttentionMatrix(draw.normal(1, 1, 5, 4), k).to_dense()
+    yield apart(
+        "entries of the matrix for other queries, largest difference", float((other - matrix).abs().max()), 0, 0.01
+    )
+    twice = attention(2 * k, 2 * k, 2 * k) - 2 * attention(k, k, k)
+    yield apart("self-attention of 2X against twice that of X", float(twice.abs().max()), 0.0, 0.01)
+
+
+@claim(
+    "products",
+    latex=r"\exists\,Q,K:\ \operatorname{softmax}(QK^\top/\sqrt{d_k})=P"
+    r"\iff\operatorname{rank}\bigl(\log P\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
+    source="tutorials; Bhojanapalli et al. 2020, arXiv:2002.07028, theorem 1",
+    verdict="holds if",
+    conditions="all weights are above 0 and the logarithms of the weights, centred row by row, have rank d_k at most; "
+    "d_k of n - 1 is always enough, and a weight of exactly 0 needs a mask",
+)
+def any_weighted_average(
+    draw: Draw, *, factors: Callable[[Tensor, int], tuple[Tensor, Tensor]] = factors_of_logits
+) -> Iterator[Measurement]:
+    """Attention can take any weighted average."""
+    n = 8
+    wanted = draw.normal(n, n).softmax(-1)
+
+    def reached(head_dim: int) -> Tensor:
+        q, k = factors(wanted, head_dim)
+        return AttentionMatrix(q[None, None], k[None, None]).to_dense()[0, 0]
+
+    yield same("weights reached with d_k = 7, against those wanted, n = 8", reached(n - 1), wanted, 1e-9)
+    centred = wanted.log() - wanted.log().mean(-1, keepdim=True)
+    singular = torch.linalg.svdvals(centred)
+    yield equal("rank of the centred logarithms", int(torch.linalg.matrix_rank(centred)), n - 1)
+    # No scores of rank 2 come nearer to the centred logarithms than this, whatever queries and keys are.
+    yield at_least("distance that d_k = 2 must leave in the logarithms", float(singular[2:].norm()), 0.1)
+    narrow = reached(2).log()
+    left = float((narrow - narrow.mean(-1, keepdim=True) - centred).norm())
+    yield at_least("distance that is left", left, float(singular[2:].norm()), 1e-9)
+    yield apart("weights reached with d_k = 2, largest difference", float((reached(2) - wanted).abs().max()), 0, 0.01)
+    yield at_most(
+        "rank of their centred logarithms",
+        int(torch.linalg.matrix_rank(narrow - narrow.mean(-1, keepdim=True), rtol=1e-9)),
+        2,
+    )
+
+
+CLAIMS = (
+    worked_example,
+    sums_are_matrix_products,
+    nothing_but_matrix_products,
+    linear_in_the_values,
+    any_weighted_average,
+)

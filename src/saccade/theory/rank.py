@@ -1,0 +1,105 @@
+"""Rank: of scores, of weights, and of what a deep stack leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix, attention
+from saccade.masks import Causal
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal
+
+__all__ = ["CLAIMS", "spread_of_rows", "weights_of"]
+
+
+def weights_of(query: Tensor, key: Tensor) -> Tensor:
+    """The matrix of softmax attention of one head, ``[q_len, kv_len]``."""
+    return AttentionMatrix(query[None, None], key[None, None]).to_dense()[0, 0]
+
+
+def spread_of_rows(x: Tensor) -> float:
+    """How far rows are from their mean, as a share of the whole: 0 if all rows are alike."""
+    return float((x - x.mean(-2, keepdim=True)).norm() / x.norm())
+
+
+@claim(
+    "rank",
+    latex=r"\operatorname{rank}\,\operatorname{softmax}(QK^\top/\sqrt{d_k})\le d_k",
+    source="tutorials; against it Bhojanapalli et al. 2020, arXiv:2002.07028",
+    verdict="refuted",
+    conditions="the rank of QKᵀ is d_k at most; exp is taken entry by entry and does not keep rank",
+)
+def attention_has_low_rank(
+    draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of
+) -> Iterator[Measurement]:
+    """The attention matrix has low rank, since QKᵀ has rank d_k at most."""
+    ends = torch.linspace(-3, 3, 8, dtype=torch.float64)[:, None]
+    line = weights(ends, ends)
+    yield apart("rank of A, n = 8, d_k = 1", int(torch.linalg.matrix_rank(line)), 1, 6.5)
+    yield at_least("its smallest singular value", float(torch.linalg.svdvals(line)[-1]), 1e-8)
+    q, k = draw.normal(64, 8), draw.normal(64, 8)
+    yield equal("rank of QKᵀ, n = 64, d_k = 8", int(torch.linalg.matrix_rank(q @ k.T)), 8)
+    yield apart("rank of A", int(torch.linalg.matrix_rank(weights(q, k))), 8, 50)
+
+
+@claim(
+    "rank",
+    latex=r"\operatorname{rank}\bigl(\log A\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
+    source="the row's constant is all that softmax adds to the scores; Bhojanapalli et al. 2020, arXiv:2002.07028",
+    verdict="holds",
+    conditions="no mask and no bias; with a softcap it fails",
+)
+def logits_have_low_rank(
+    draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of
+) -> Iterator[Measurement]:
+    """What has low rank is the matrix of logarithms of the weights, centred row by row."""
+    for width in (2, 5):
+        logits = weights(draw.normal(30, width), draw.normal(30, width)).log()
+        centred = logits - logits.mean(-1, keepdim=True)
+        rank = int(torch.linalg.matrix_rank(centred, rtol=1e-9))
+        yield equal(f"rank of centred log A, n = 30, d_k = {width}", rank, width)
+
+
+@claim(
+    "rank",
+    latex=r"\det A=\prod_i A_{ii}>0",
+    source="a triangular matrix",
+    verdict="holds",
+    conditions="in exact arithmetic; the numerical rank may be lower",
+)
+def causal_attention_is_invertible(
+    draw: Draw,
+    *,
+    weights: Callable[[Tensor, Tensor], Tensor] = lambda q, k: AttentionMatrix(q, k, Causal()).to_dense(),
+) -> Iterator[Measurement]:
+    """Causal attention never loses a value: its matrix is always invertible."""
+    matrix = weights(draw.normal(1, 1, 24, 4), draw.normal(1, 1, 24, 4))[0, 0]
+    sign, log = torch.linalg.slogdet(matrix)
+    yield equal("sign of the determinant", float(sign), 1.0)
+    yield equal("its logarithm, against the sum over the diagonal", float(log), float(matrix.diag().log().sum()), 1e-9)
+
+
+@claim(
+    "rank",
+    latex=r"\lVert X_L-\mathbf{1}\bar{x}_L^\top\rVert\to 0",
+    source="Dong et al. 2021, arXiv:2103.03404",
+    verdict="holds if",
+    conditions="there is neither a skip connection nor a feed-forward network: it is the output that collapses, not A",
+)
+def stacks_collapse(draw: Draw, *, skip: float = 0.0) -> Iterator[Measurement]:
+    """Layers of attention on top of one another make all tokens alike."""
+    n, width, layers = 32, 16, 6
+    pure = kept = draw.normal(1, 1, n, width)
+    for _ in range(layers):
+        maps = [draw.normal(width, width) / width**0.5 for _ in range(3)]
+        pure = skip * pure + attention(*(pure @ one for one in maps))
+        kept = kept + attention(*(kept @ one for one in maps))
+    yield at_most("spread of the tokens after 6 layers", spread_of_rows(pure), 1e-3)
+    yield at_least("the same with skip connections", spread_of_rows(kept), 0.1)
+
+
+CLAIMS = (attention_has_low_rank, logits_have_low_rank, causal_attention_is_invertible, stacks_collapse)

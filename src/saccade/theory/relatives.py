@@ -1,0 +1,117 @@
+"""Relatives of attention: squeeze-and-excitation, non-local means, the Kalman filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import attention
+from saccade.scores import Gaussian
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.vision import ChannelAttention
+
+__all__ = ["CLAIMS", "kalman_update", "non_local_means_of"]
+
+
+def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
+    """Non-local means by its definition: pixels averaged by exp(-|P_i - P_j|²/h²)."""
+    weights = (-(patches[:, None] - patches[None]).square().sum(-1) / h**2).exp()
+    return weights @ pixels / weights.sum(-1, keepdim=True)
+
+
+def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Tensor) -> Tensor:
+    """The mean after an observation of the whole state."""
+    gain = prior_cov @ torch.linalg.inv(prior_cov + noise_cov)
+    return prior + gain @ (seen - prior)
+
+
+@claim(
+    "relatives",
+    latex=r"s=\sigma(W_2\,\delta(W_1 z))\ \text{is attention with}\ q=k=z",
+    source="tutorials; Hu et al. 2018, arXiv:1709.01507, section 3",
+    verdict="refuted",
+    conditions="as a matrix it is diag(s): no channel gathers from another, and rows sum to a gate between 0 and 1, "
+    "not "
+    "to 1. It gates",
+)
+def squeeze_and_excitation_is_attention(
+    draw: Draw,
+    *,
+    gate: Callable[[int], torch.nn.Module] = lambda channels: ChannelAttention(channels, ratio=4),
+) -> Iterator[Measurement]:
+    """Channel attention (squeeze-and-excitation) is attention between channels."""
+    channels, size = 16, 5
+    module = draw.module(lambda: gate(channels))
+    features = draw.normal(1, channels, size, size)
+    # The matrix of the map from channels to channels, with the gates held fixed.
+    with torch.no_grad():
+        gates = (module(features) / features).mean((2, 3))[0]
+        matrix = gates.diag()
+        yield same(
+            "output against diag(gates) times the input",
+            module(features)[0].flatten(1),
+            matrix @ features[0].flatten(1),
+        )
+    yield at_most("largest gate", float(gates.max()), 1.0)
+    yield at_least("smallest gate", float(gates.min()), 0.0)
+    sums = matrix.sum(-1)
+    yield apart("sum of a row nearest to 1", float(sums[(sums - 1).abs().argmin()]), 1.0, 0.05)
+    yield apart("sum of all gates, which for one distribution is 1", float(gates.sum()), 1.0, 2.0)
+
+
+@claim(
+    "relatives",
+    latex=r"\hat x_i=\frac{\sum_j e^{-\lVert P_i-P_j\rVert^2/h^2}x_j}{\sum_j e^{-\lVert P_i-P_j\rVert^2/h^2}}"
+    r"=\operatorname{softmax}\!\Bigl(\tfrac{2P_i\cdot P_j-\lVert P_j\rVert^2}{h^2}\Bigr)x",
+    source='Buades, Coll and Morel 2005, "A non-local algorithm for image denoising"',
+    verdict="holds if",
+    conditions="scores count the norm of the key (a Gaussian score): plain dot products give other weights",
+)
+def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+    """Non-local means denoising is attention between patches."""
+    patches, pixels, h = draw.normal(30, 9), draw.normal(30, 1), 2.5
+    expected = non_local_means_of(patches, pixels, h)
+    p, x = patches[None, None], pixels[None, None]
+    gaussian = attend(p, p, x, score=Gaussian(h / 2**0.5).double())[0, 0]
+    yield same("attention with a Gaussian score, bandwidth h/√2 in float32", gaussian, expected, 1e-5)
+    norms = patches.square().sum(-1, keepdim=True)
+    ones = torch.ones_like(norms)
+    longer = (torch.cat([2 * patches / h**2, ones], 1), torch.cat([patches, -norms / h**2], 1))
+    dot = attend(*(one[None, None] for one in longer), x, scale=1.0)[0, 0]
+    yield same("dot products with the norm of the key as one more column", dot, expected)
+    plain = attend(p, p, x, scale=2 / h**2)[0, 0]
+    yield apart("plain dot products, largest difference", float((plain - expected).abs().max()), 0.0, 0.01)
+
+
+@claim(
+    "relatives",
+    latex=r"m=\operatorname{softmax}(-\log P,-\log R)\cdot(m^-,z)",
+    source="tutorials; Kalman 1960; for transformers Goel and Bartlett 2024, arXiv:2312.06937",
+    verdict="holds if",
+    conditions="covariances are diagonal: each coordinate is then an average with weights softmax(-log variance). With "
+    "correlations, the weights are matrices, and the estimate may leave the range of prediction and observation",
+)
+def kalman_update_is_attention(
+    draw: Draw, *, update: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = kalman_update
+) -> Iterator[Measurement]:
+    """The update of a Kalman filter is attention of the prediction to the observation."""
+    prior, seen = draw.normal(5), draw.normal(5)
+    variances = draw.uniform(2, 5) + 0.1
+    weights = (-variances.log()).softmax(0)
+    mean = update(prior, variances[0].diag(), seen, variances[1].diag())
+    yield same("diagonal covariances, against softmax(-log variance)", mean, weights[0] * prior + weights[1] * seen)
+    prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
+    noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
+    observed = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    after = update(torch.zeros(2, dtype=torch.float64), prior_cov, observed, noise_cov)
+    information = torch.linalg.inv(torch.linalg.inv(prior_cov) + torch.linalg.inv(noise_cov))
+    yield same("the update, against its information form", after, information @ torch.linalg.inv(noise_cov) @ observed)
+    yield equal("correlated: first coordinate, between 0 and 1", float(after[0]), 0.881, 0.0005, "three digits")
+    yield apart("correlated: second coordinate, which an average keeps between -1 and 0", float(after[1]), 0.0, 0.7)
+
+
+CLAIMS = (squeeze_and_excitation_is_attention, non_local_means_is_attention, kalman_update_is_attention)

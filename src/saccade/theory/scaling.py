@@ -1,0 +1,165 @@
+"""Why dot products are divided by the root of their width, and what that buys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, estimate
+
+__all__ = ["CLAIMS", "inverse_root", "law_of_entropy", "movability", "variance_of_products"]
+
+_VASWANI = "Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1"
+
+
+def inverse_root(head_dim: int) -> float:
+    """The usual scale."""
+    return head_dim**-0.5
+
+
+def variance_of_products(query_cov: Tensor, key_cov: Tensor, query_mean: Tensor, key_mean: Tensor) -> Tensor:
+    """Variance of q·k for independent q and k with these covariances and means."""
+    spread = (query_cov * key_cov.T).sum()
+    return spread + query_mean @ key_cov @ query_mean + key_mean @ query_cov @ key_mean
+
+
+def law_of_entropy(kv_len: int, sigma: float) -> float:
+    """Mean entropy of softmax over ``kv_len`` normal scores of standard deviation ``sigma``, while that is small."""
+    return math.log(kv_len) - sigma**2 / 2
+
+
+def movability(scores: Tensor) -> Tensor:
+    """Trace of softmax's Jacobian, 1 - |p|²: how far the weights still react to the scores."""
+    return 1 - scores.softmax(-1).square().sum(-1)
+
+
+@claim(
+    "scaling",
+    latex=r"\operatorname{Var}(q\cdot k)=\operatorname{tr}(\Sigma_q\Sigma_k)"
+    r"+\mu_q^\top\Sigma_k\mu_q+\mu_k^\top\Sigma_q\mu_k",
+    source="by expansion; " + _VASWANI + ", footnote 4, is the case of independent standardised entries",
+    verdict="holds",
+    conditions="q and k independent of each other, with any means and covariances",
+)
+def variance_of_dot_products(
+    draw: Draw, *, formula: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = variance_of_products
+) -> Iterator[Measurement]:
+    """The variance of q·k follows from the means and covariances of q and k."""
+    width, samples = 8, 100_000
+    mix_q, mix_k = draw.normal(width, width), draw.normal(width, width)
+    mean_q, mean_k = draw.normal(width), draw.normal(width)
+    q = draw.normal(samples, width) @ mix_q.T + mean_q
+    k = draw.normal(samples, width) @ mix_k.T + mean_k
+    centred = (q * k).sum(-1) - mean_q @ mean_k
+    expected = formula(mix_q @ mix_q.T, mix_k @ mix_k.T, mean_q, mean_k)
+    yield estimate("variance of q·k, correlated entries with means", centred.square(), float(expected))
+
+
+@claim(
+    "scaling",
+    latex=r"\operatorname{Var}(q\cdot k)=d_k",
+    source=_VASWANI + ", footnote 4",
+    verdict="holds if",
+    conditions="q and k are independent of each other, and their entries have mean 0, variance 1 and, in one of the "
+    "two "
+    "at least, no correlation: at the start of training, not after it",
+)
+def variance_is_d_k(draw: Draw, *, variance: Callable[[int], float] = float) -> Iterator[Measurement]:
+    """The dot product of a query and a key has variance d_k."""
+    samples = 40_000
+    for width in (4, 64):
+        q, k = draw.normal(samples, width), draw.normal(samples, width)
+        yield estimate(f"variance of q·k, d_k = {width}", (q * k).sum(-1).square(), variance(width))
+    width = 64
+    square = q.square().sum(-1)
+    yield estimate("mean of q·q, where query and key are one", square, width)
+    yield estimate("variance of q·q", (square - width).square(), 2 * width)
+    common_q, common_k = draw.normal(samples, 1), draw.normal(samples, 1)
+    alike = ((q + common_q) * (k + common_k)).sum(-1) / 2  # entries of variance 1 and correlation 1/2
+    expected = width + width * (width - 1) / 4
+    yield estimate("variance of q·k, entries of correlation 1/2 in both", alike.square(), expected)
+    yield apart("the same", float(alike.square().mean()), width, 10 * width)
+
+
+@claim(
+    "scaling",
+    latex=r"\operatorname{Var}\bigl(q\cdot k/\sqrt{d_k}\bigr)=1",
+    source=_VASWANI,
+    verdict="holds if",
+    conditions="as for variance-is-d-k; given one query, the variance in its row is |q|²/d_k",
+)
+def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Iterator[Measurement]:
+    """Divided by the root of d_k, dot products have variance 1 whatever the width."""
+    samples = 20_000
+    for width in (4, 64, 256):
+        q, k = draw.normal(samples, width), draw.normal(samples, width)
+        scores = (q * k).sum(-1) * scale(width)
+        yield estimate(f"variance of the scaled scores, d_k = {width}", scores.square(), 1.0)
+    row = 3.0 * q[0] / q[0].norm()  # a query of length 3
+    scores = k @ row * scale(256)
+    yield estimate("variance in the row of a query of length 3, d_k = 256", scores.square(), 9.0 / 256)
+
+
+@claim(
+    "scaling",
+    latex=r"\operatorname{tr}\frac{\partial p}{\partial s}=1-\lVert p\rVert^2\to 0",
+    source=_VASWANI,
+    verdict="holds if",
+    conditions="the median is meant, and d_k is large: the mean falls as 1/√d_k only, since two scores are close now "
+    "and "
+    "then, and for d_k = 8 little is lost",
+)
+def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Iterator[Measurement]:
+    """Without the scale softmax saturates, and its gradient vanishes."""
+    rows, keys = 2000, 16
+    medians, means = {}, {}
+    for width in (8, 64, 1024):
+        # Given a query, its scores with independent normal keys are normal, with standard deviation |q|.
+        scores = draw.normal(rows, width).norm(dim=-1, keepdim=True) * draw.normal(rows, keys)
+        yield at_least(f"scaled, d_k = {width}: median", float(movability(scores * scale(width)).median()), 0.75)
+        left = movability(scores)
+        medians[width], means[width] = float(left.median()), float(left.mean())
+    yield at_least("unscaled, d_k = 8: median, which has not vanished", medians[8], 0.2)
+    yield at_most("unscaled, d_k = 1,024: median", medians[1024], 1e-3)
+    yield at_least("unscaled, d_k = 1,024: mean, which has not vanished", means[1024], 0.02)
+    yield equal(
+        "mean times √d_k, d_k = 1,024 against 64",
+        math.sqrt(1024 / 64) * means[1024] / means[64],
+        1.0,
+        0.35,
+        "the law 1/√d_k",
+    )
+
+
+@claim(
+    "scaling",
+    latex=r"\mathbb{E}[H]\approx\ln n-\sigma^2/2",
+    source="expansion of ln E[exp s] for normal scores; where it ends, Derrida 1981, Phys. Rev. B 24, 2613",
+    verdict="holds if",
+    conditions="σ is well below √(2 ln n); beyond, a few keys take all, and no scale means σ = √d_k",
+)
+def entropy_of_normal_scores(
+    draw: Draw, *, law: Callable[[int, float], float] = law_of_entropy
+) -> Iterator[Measurement]:
+    """Normal scores of standard deviation σ over n keys leave ln n - σ²/2 nats of entropy."""
+    keys, rows = 4096, 64
+    normal = draw.normal(rows, keys)
+    entropy = {sigma: torch.special.entr((sigma * normal).softmax(-1)).sum(-1) for sigma in (0.25, 0.5, 1.0, 4.0, 8.0)}
+    for sigma in (0.25, 0.5, 1.0):
+        yield estimate(f"entropy, σ = {sigma}, n = 4,096", entropy[sigma], law(keys, sigma), bias=0.01)
+    yield apart("entropy, σ = 4", float(entropy[4.0].mean()), law(keys, 4.0), 1.0)
+    yield at_most("entropy, σ = 8: d_k = 64 without a scale", float(entropy[8.0].mean()), 2.0)
+
+
+CLAIMS = (
+    variance_of_dot_products,
+    variance_is_d_k,
+    root_scale_standardises,
+    unscaled_gradients_vanish,
+    entropy_of_normal_scores,
+)

@@ -1,0 +1,171 @@
+"""Softmax: what it keeps, and how it reacts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+
+__all__ = ["CLAIMS", "entropy_slope", "jacobian", "jacobian_as_printed", "jacobian_of_rows", "softmax"]
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Weights of the last axis."""
+    return scores.softmax(-1)
+
+
+def jacobian(weights: Tensor) -> Tensor:
+    """The Jacobian of one row, diag(p) - p pᵀ."""
+    return weights.diag() - torch.outer(weights, weights)
+
+
+def jacobian_of_rows(weights: Tensor) -> Tensor:
+    """The derivative of weight ij by score kl, δ_ik A_ij (δ_jl - A_il), ``[i, j, k, l]``."""
+    rows, columns = weights.shape
+    same_row, same_column = torch.eye(rows, dtype=weights.dtype), torch.eye(columns, dtype=weights.dtype)
+    factor = same_column[None] - weights[:, None]  # [i, j, l]
+    return same_row[:, None, :, None] * weights[:, :, None, None] * factor[:, :, None]
+
+
+def jacobian_as_printed(weights: Tensor) -> Tensor:
+    """The formula of some tutorials, A_ij (δ_ik - A_kj), ``[i, j, k, l]``: the same for every l."""
+    rows, columns = weights.shape
+    same_row = torch.eye(rows, dtype=weights.dtype)
+    printed = weights[:, :, None] * (same_row[:, None, :] - weights.T[None])
+    return printed[..., None].expand(rows, columns, rows, columns)
+
+
+def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
+    """The derivative of the entropy of softmax(βs) by β, -β Var(s)."""
+    weights = (beta * scores).softmax(-1)
+    mean = (weights * scores).sum()
+    return -beta * (weights * (scores - mean).square()).sum()
+
+
+@claim(
+    "softmax",
+    latex=r"\sum_j p_j=1,\quad p_j>0,\quad \operatorname{softmax}(s+c)=\operatorname{softmax}(s)",
+    source="by definition",
+    verdict="holds",
+    conditions="positive in exact arithmetic: in float64 a score 746 below the largest has weight 0; and a factor, "
+    "unlike "
+    "a constant, changes the weights",
+)
+def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tensor] = softmax) -> Iterator[Measurement]:
+    """Softmax gives weights above 0 that sum to 1, keep the order of scores, and ignore a constant added to them."""
+    scores = 3 * draw.normal(100, 12)
+    weights = softmax(scores)
+    yield same("sums of rows against 1", weights.sum(-1), torch.ones(100, dtype=torch.float64))
+    yield at_least("smallest weight", float(weights.min()), 1e-300)
+    yield same("weights after adding a constant to each row", softmax(scores + 50 * draw.normal(100, 1)), weights)
+    order = (weights.argsort(-1) == scores.argsort(-1)).double().mean()
+    yield equal("share of places where the order is kept", float(order), 1.0)
+    doubled = float((softmax(2 * scores) - weights).abs().max())
+    yield apart("weights after doubling the scores, largest difference", doubled, 0.0, 0.01)
+
+
+@claim(
+    "softmax",
+    latex=r"\frac{\partial A_{ij}}{\partial S_{kl}}=\delta_{ik}\,A_{ij}(\delta_{jl}-A_{il})",
+    source="by differentiation",
+    verdict="holds",
+    conditions="for one row diag(p) - ppᵀ: symmetric, never negative, rows that sum to 0, trace 1 - |p|²",
+)
+def softmax_jacobian(
+    draw: Draw,
+    *,
+    jacobian: Callable[[Tensor], Tensor] = jacobian,
+    jacobian_of_rows: Callable[[Tensor], Tensor] = jacobian_of_rows,
+) -> Iterator[Measurement]:
+    """A weight depends on the scores of its own row only: by itself, times δ_jl less the other's weight."""
+    scores = draw.normal(3, 5)
+    seen = torch.autograd.functional.jacobian(softmax, scores)
+    yield same("all derivatives, against automatic ones", jacobian_of_rows(softmax(scores)), seen)
+    row = softmax(scores[0])
+    one = jacobian(row)
+    yield same("derivatives of one row", one, seen[0, :, 0])
+    yield same("sums of its rows against 0", one.sum(-1), torch.zeros(5, dtype=torch.float64))
+    yield at_least("smallest eigenvalue", float(torch.linalg.eigvalsh(one)[0]), 0.0, 1e-12)
+    yield equal("trace against 1 - |p|²", float(one.trace()), float(1 - row.square().sum()))
+
+
+@claim(
+    "softmax",
+    latex=r"\frac{\partial A_{ij}}{\partial S_{kl}}=A_{ij}(\delta_{ik}-A_{kj})",
+    source="tutorials; by differentiation it is the formula of softmax-jacobian",
+    verdict="refuted",
+    conditions="the right formula is δ_ik A_ij (δ_jl - A_il): what is printed compares rows where it should compare "
+    "columns, and does not depend on l",
+)
+def softmax_jacobian_as_printed(
+    draw: Draw, *, printed: Callable[[Tensor], Tensor] = jacobian_as_printed
+) -> Iterator[Measurement]:
+    """The derivative of weight ij by score kl is A_ij times the difference of δ_ik and A_kj."""
+    half = torch.zeros(1, 2, dtype=torch.float64)
+    seen = torch.autograd.functional.jacobian(softmax, half)[0, 0, 0]
+    said = printed(softmax(half))[0, 0, 0]
+    yield equal("derivative of weight 1 by score 1, two equal scores", float(seen[0]), 0.25)
+    yield apart("derivative of weight 1 by score 2, two equal scores", float(seen[1]), float(said[1]), 0.1)
+    scores = draw.normal(3, 5)
+    every = torch.autograd.functional.jacobian(softmax, scores)
+    worst = float((every - printed(softmax(scores))).abs().max())
+    yield apart("all derivatives of 3 rows of 5, largest difference", worst, 0.0, 0.05)
+
+
+@claim(
+    "softmax",
+    latex=r"\lVert\operatorname{softmax}(s)-\operatorname{softmax}(t)\rVert\le\tfrac12\lVert s-t\rVert",
+    source="Gershgorin on diag(p) - ppᵀ; Nair 2025, arXiv:2510.23012",
+    verdict="holds",
+    conditions="times β for softmax(βs); self-attention as a whole has no such bound: Kim et al. 2021, "
+    "arXiv:2006.04710",
+)
+def softmax_is_half_lipschitz(
+    draw: Draw, *, bound: float = 0.5, softmax: Callable[[Tensor], Tensor] = softmax
+) -> Iterator[Measurement]:
+    """Softmax changes at most half as much as its scores."""
+    weights = softmax(3 * draw.normal(2000, 6))
+    norms = torch.linalg.eigvalsh(weights.diag_embed() - weights[:, :, None] * weights[:, None])[:, -1]
+    yield at_most("largest norm of 2,000 Jacobians", float(norms.max()), bound, 1e-12)
+    start, end = 3 * draw.normal(2000, 6), 3 * draw.normal(2000, 6)
+    ratios = (softmax(start) - softmax(end)).norm(dim=-1) / (start - end).norm(dim=-1)
+    yield at_most("largest change of weights over change of scores", float(ratios.max()), bound, 1e-12)
+    step = torch.tensor([1e-6, -1e-6], dtype=torch.float64)
+    change = (softmax(step) - softmax(-step)).norm() / (2 * step.norm())
+    yield equal("the same at two equal scores, where the bound is reached", float(change), bound, 1e-9)
+
+
+@claim(
+    "softmax",
+    latex=r"\frac{dH}{d\beta}=-\beta\operatorname{Var}_p(s)",
+    source="by differentiation",
+    verdict="holds",
+    conditions="β above 0",
+)
+def cooling_lowers_entropy(
+    draw: Draw, *, slope: Callable[[Tensor, Tensor], Tensor] = entropy_slope
+) -> Iterator[Measurement]:
+    """A larger factor before softmax always makes the weights more concentrated."""
+    scores = draw.normal(20)
+    for number in (0.2, 1.0, 3.0):
+        beta = torch.tensor(number, dtype=torch.float64, requires_grad=True)
+        weights = (beta * scores).softmax(-1)
+        entropy = -(weights * weights.log()).sum()
+        (seen,) = torch.autograd.grad(entropy, beta)
+        expected = float(slope(scores, beta.detach()))
+        yield equal(f"slope of the entropy at β = {number}", float(seen), expected)
+        yield at_most(f"the same, against 0, at β = {number}", float(seen), 0.0)
+
+
+CLAIMS = (
+    softmax_gives_distributions,
+    softmax_jacobian,
+    softmax_jacobian_as_printed,
+    softmax_is_half_lipschitz,
+    cooling_lowers_entropy,
+)

@@ -1,0 +1,123 @@
+"""Spectrum: eigenvalues and singular values of matrices whose rows sum to 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix
+from saccade.masks import Causal, Mask
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+
+__all__ = ["CLAIMS", "moduli"]
+
+
+_CAUSAL = Causal()
+
+
+def moduli(matrix: Tensor) -> Tensor:
+    """Absolute values of the eigenvalues, the largest first."""
+    return torch.linalg.eigvals(matrix).abs().sort(descending=True).values
+
+
+def _random(draw: Draw, n: int) -> Tensor:
+    return AttentionMatrix(draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 4)).to_dense()[0, 0]
+
+
+@claim(
+    "spectrum",
+    latex=r"A\mathbf{1}=\mathbf{1},\quad|\lambda|\le 1,\quad|\lambda_2|\le\max_{i,k}\operatorname{TV}(a_i,a_k)",
+    source="Perron and Frobenius; Dobrushin 1956",
+    verdict="holds",
+    conditions="no empty rows, no sink logit; without a mask 1 is a simple eigenvalue, and the others may be complex",
+)
+def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tensor] = _random) -> Iterator[Measurement]:
+    """The largest eigenvalue of an attention matrix is 1, with the vector of ones."""
+    n = 40
+    matrix = weights(draw, n)
+    ones = torch.ones(n, dtype=torch.float64)
+    yield same("A times ones, against ones", matrix @ ones, ones)
+    values = moduli(matrix)
+    yield equal("largest absolute value", float(values[0]), 1.0, 1e-9)
+    apart_rows = (matrix[:, None] - matrix[None]).abs().sum(-1).max() / 2
+    yield at_most("second largest, against the largest distance of two rows", float(values[1]), float(apart_rows), 1e-9)
+
+
+@claim(
+    "spectrum",
+    latex=r"\lambda\to 1\ \Leftrightarrow\ \text{spread},\qquad\lambda\to 0\ \Leftrightarrow\ \text{concentrated}",
+    source="tutorials",
+    verdict="refuted",
+    conditions="a sink (all weight on one key) and uniform weights have the same eigenvalues, 1 and 0; one key per "
+    "query "
+    "has all 1. Entropy measures concentration; singular values tell a sink from uniform weights",
+)
+def eigenvalues_show_concentration(
+    draw: Draw, *, spectrum: Callable[[Tensor], Tensor] = moduli
+) -> Iterator[Measurement]:
+    """Eigenvalues near 1 mean that attention is spread out, eigenvalues near 0 that it is concentrated."""
+    del draw
+    n = 6
+    eye = torch.eye(n, dtype=torch.float64)
+    uniform, sink = torch.full_like(eye, 1 / n), eye[:1].expand(n, n)
+    entropies = [float(torch.special.entr(one).sum(-1).mean()) for one in (uniform, sink)]
+    yield equal("entropy of uniform weights", entropies[0], math.log(n))
+    yield equal("entropy of a sink", entropies[1], 0.0)
+    yield same("absolute eigenvalues of the two", spectrum(uniform), spectrum(sink), 1e-7)
+    for name, one in (("each token to itself", eye), ("each token to the one before", eye.roll(1, 0))):
+        least = float(spectrum(one)[-1])
+        yield apart(f"smallest eigenvalue of {name}, of entropy 0", least, 0.0, 0.99)
+
+
+@claim(
+    "spectrum",
+    latex=r"\operatorname{spec}(A)=\{A_{11},\dots,A_{nn}\}",
+    source="a triangular matrix",
+    verdict="holds",
+    conditions="a causal mask, as many queries as keys",
+)
+def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUSAL) -> Iterator[Measurement]:
+    """The eigenvalues of a causal attention matrix are the weights of tokens for themselves."""
+    matrix = AttentionMatrix(draw.normal(1, 1, 12, 4), draw.normal(1, 1, 12, 4), mask).to_dense()[0, 0]
+    values = torch.linalg.eigvals(matrix)
+    yield at_most("largest imaginary part", float(values.imag.abs().max()), 0.0, 1e-6)
+    diagonal = matrix.diag().sort(descending=True).values
+    yield same("eigenvalues against the diagonal", values.real.sort(descending=True).values, diagonal, 1e-6)
+
+
+@claim(
+    "spectrum",
+    latex=r"1\le\sigma_1\le\sqrt{\max_j\textstyle\sum_i A_{ij}}\le\sqrt n",
+    source="‖A‖₂² ≤ ‖A‖₁‖A‖∞",
+    verdict="holds",
+    conditions="n queries and n keys, no empty rows",
+)
+def singular_values_show_sinks(
+    draw: Draw, *, largest: Callable[[Tensor], Tensor] = lambda matrix: torch.linalg.svdvals(matrix)[0]
+) -> Iterator[Measurement]:
+    """The largest singular value lies between 1, for uniform weights, and the root of n, for a sink."""
+    n = 16
+    eye = torch.eye(n, dtype=torch.float64)
+    yield equal("uniform weights", float(largest(torch.full_like(eye, 1 / n))), 1.0)
+    yield equal("a sink, n = 16", float(largest(eye[:1].expand(n, n))), 4.0)
+    matrix = _random(draw, n)
+    yield at_least("random weights, against 1", float(largest(matrix)), 1.0, 1e-12)
+    yield at_most(
+        "the same, against the root of the largest column sum",
+        float(largest(matrix)),
+        float(matrix.sum(0).max().sqrt()),
+        1e-12,
+    )
+
+
+CLAIMS = (
+    largest_eigenvalue_is_one,
+    eigenvalues_show_concentration,
+    causal_eigenvalues_are_the_diagonal,
+    singular_values_show_sinks,
+)

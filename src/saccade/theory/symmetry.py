@@ -1,0 +1,72 @@
+"""Order: what permuting a sequence changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import attention
+from saccade.masks import Causal, Mask
+from saccade.positions import ALiBi, Sinusoidal
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurement, apart, same
+
+__all__ = ["CLAIMS"]
+
+
+@claim(
+    "symmetry",
+    latex=r"\operatorname{Attn}(PX)=P\operatorname{Attn}(X)",
+    source="tutorials; Lee et al. 2019, arXiv:1810.00825, section 3.1",
+    verdict="holds if",
+    conditions="nothing tells positions apart: a causal mask, a relative bias or positions added to the tokens break "
+    "it",
+)
+def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Iterator[Measurement]:
+    """If the sequence is permuted, the output is permuted alike."""
+    n, width = 9, 8
+    x, order = draw.normal(1, 1, n, width), draw.permutation(n)
+    maps = [draw.normal(width, width) for _ in range(3)]
+
+    def attend(x: Tensor, mask: Mask | None, bias: ALiBi | None = None) -> Tensor:
+        query, key, value = (x @ one for one in maps)
+        return attention(query, key, value, mask, scale=0.05, bias=bias)
+
+    permuted = x[:, :, order]
+    yield same(
+        "output of the permuted sequence, against the permuted output",
+        attend(permuted, mask),
+        attend(x, mask)[:, :, order],
+    )
+    broken = {
+        "causal mask": attend(permuted, Causal()) - attend(x, Causal())[:, :, order],
+        "ALiBi": attend(permuted, None, bias=ALiBi(1)) - attend(x, None, bias=ALiBi(1))[:, :, order],
+    }
+    where = Sinusoidal(width).double()(torch.arange(n))
+    broken["sinusoidal positions"] = attend(permuted + where, None) - attend(x + where, None)[:, :, order]
+    for name, difference in broken.items():
+        yield apart(f"the same with {name}, largest difference", float(difference.abs().max()), 0.0, 0.01)
+
+
+@claim(
+    "symmetry",
+    latex=r"\operatorname{Attn}(Q,PK,PV)=\operatorname{Attn}(Q,K,V)",
+    source="Lee et al. 2019, arXiv:1810.00825, section 3.1",
+    verdict="holds",
+    conditions="keys and values in the same order, and nothing that tells positions apart",
+)
+def key_order_does_not_matter(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+    """Cross-attention does not depend on the order of the keys, and follows the order of the queries."""
+    q, k, v = draw.normal(1, 2, 5, 4), draw.normal(1, 2, 9, 4), draw.normal(1, 2, 9, 3)
+    order, other = draw.permutation(9), draw.permutation(5)
+    out = attention(q, k, v)
+    yield same("output after permuting keys and values", attention(q, k[:, :, order], v[:, :, order]), out)
+    yield same(
+        "output after permuting queries, against the permuted output", attention(q[:, :, other], k, v), out[:, :, other]
+    )
+
+
+CLAIMS = (permutation_equivariance, key_order_does_not_matter)

@@ -1,0 +1,336 @@
+"""Mistakes, each of which must make its claim's check disagree: (claim, what is wrong, the wrong ingredients)."""
+
+import math
+from functools import partial
+
+import torch
+
+import saccade as sc
+from saccade import masks
+from saccade.mechanisms import Linear
+from saccade.scores import Gaussian
+from saccade.theory.gradients import Gradients, backward
+from saccade.theory.paths import convolutions, lstm
+from saccade.theory.products import factors_of_logits
+from saccade.theory.relatives import kalman_update
+from saccade.theory.softmax import jacobian_as_printed, jacobian_of_rows
+
+
+def unscaled(query, key, value, mask=None, **options):
+    return sc.attention(query, key, value, mask, **{"scale": 1.0, **options})
+
+
+def scaled_by_width_of_model(query, key, value, mask=None, **options):
+    return sc.attention(query, key, value, mask, scale=(4 * query.shape[-1]) ** -0.5, **options)
+
+
+def without_softmax(query, key, value, mask=None):
+    return query @ key.mT * query.shape[-1] ** -0.5 @ value
+
+
+def over_queries(query, key, value, mask=None):
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-2) @ value
+
+
+def turned_mask(query, key, value, mask=None, **options):
+    return sc.attention(query, key, value, None if mask is None else ~mask, **options)
+
+
+def forgets_the_mask(query, key, value, mask=None):
+    return sc.attention(query, key, value)
+
+
+def favours_the_first_key(query, key, value, mask=None):
+    bias = torch.zeros(key.shape[2], dtype=query.dtype)
+    bias[0] = 1.0
+    return sc.attention(query, key, value, mask, bias=bias)
+
+
+def dense_matrix(query, key, **options):
+    return sc.AttentionMatrix(query[None, None], key[None, None], **options).to_dense()[0, 0]
+
+
+def linear_kernel(query, key):
+    scores = query @ key.T
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def capped(query, key):
+    return dense_matrix(query, key, softcap=1.0)
+
+
+def with_the_jacobian_left_out(weights, query, key, value, upstream):
+    wrong, scale = weights * (upstream @ value.T), query.shape[-1] ** -0.5
+    return Gradients(wrong @ key * scale, wrong.T @ query * scale, weights.T @ upstream, wrong)
+
+
+def without_the_scale(weights, query, key, value, upstream):
+    right = backward(weights, query, key, value, upstream)
+    return Gradients(2 * right.query, 2 * right.key, right.value, right.scores)
+
+
+def with_the_untransposed_weights(weights, query, key, value, upstream):
+    right = backward(weights, query, key, value, upstream)
+    square = torch.zeros_like(right.value)
+    square[: len(upstream)] = upstream
+    return Gradients(right.query, right.key, square, right.scores)
+
+
+def posterior_without_norms(query, key, log_prior, variance):
+    return (query @ key.T / variance + log_prior).softmax(-1)
+
+
+def gaussian_step_of_dot_products(query, key):
+    return sc.attention(query[None, None], key[None, None], key[None, None])[0, 0]
+
+
+def step_too_far(state, patterns, beta):
+    to = sc.attention(state[None, None], patterns[None, None], patterns[None, None], scale=beta)[0, 0]
+    return state + 2.5 * (to - state)
+
+
+def entropy_as_information(weights, variance):
+    del variance
+    return float(torch.special.entr(weights).sum(-1).mean())
+
+
+def reversed_divergence(weights):
+    mean = weights.mean(0)
+    ratio = torch.where(mean > 0, mean * (mean / weights.clamp_min(1e-9)).log(), 0.0)
+    return float(ratio.sum(-1).mean())
+
+
+def shuffled_rows(weights, value):
+    del value
+    return weights.roll(1, 0)
+
+
+def gain_upside_down(prior, prior_cov, seen, noise_cov):
+    return kalman_update(seen, noise_cov, prior, prior_cov) * 0.9
+
+
+def averaging_gain(prior, prior_cov, seen, noise_cov):
+    return kalman_update(prior, prior_cov.diag().diag(), seen, noise_cov)
+
+
+class Softly(torch.nn.Module):
+    """A "gate" that is a distribution over channels: sums to 1."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, features):
+        return features / self.channels
+
+
+def falling_with_distance(draw):
+    """Scores that fall with distance, as under ALiBi."""
+    del draw
+    bias = -0.1 * (torch.arange(65)[:, None] - torch.arange(65)).double()
+    return lambda x: sc.attention(x[:, None], x[:, None], x[:, None], masks.Causal(), bias=bias)[:, 0]
+
+
+def windowed(query, key, value):
+    return sc.attention(query, key, value, masks.Window(8, 8), impl="tiled")
+
+
+def stores_everything(query, key, value):
+    return (query @ key.mT).softmax(-1) @ value
+
+
+def two_products_more(query, key, value):
+    return (query @ key.mT).softmax(-1) @ value + (query @ key.mT) @ value
+
+
+def one_product_a_step(x):
+    state, weight = x.new_zeros(x.shape[0], 1, x.shape[-1]), x.new_zeros(x.shape[-1], x.shape[-1])
+    for step in range(x.shape[2]):
+        state = torch.tanh(state @ weight + x[:, 0, step : step + 1])
+    return state
+
+
+def linear_attention(query, key, value):
+    return Linear()(
+        query.new_zeros(query.shape, device="cpu"), key.new_zeros(key.shape, device="cpu")
+    ) @ value.new_zeros(value.shape, device="cpu")
+
+
+def whole_rows_only(query, key, mask=None):
+    return sc.AttentionMatrix(query, key.flip(2), mask)
+
+
+def without_norms(x, y, directions, kind="positive"):
+    del kind
+    return (directions @ (x + y)).exp()
+
+
+def exact_kernel(x, y, directions, kind="positive"):
+    del kind
+    return (x @ y).exp().expand(len(directions))
+
+
+def variance_of_normal(x, y):
+    return (x + y).square().sum()
+
+
+def identity_projection(matrix, directions):
+    del directions
+    return matrix
+
+
+def masked(query, key, value, allowed):
+    return sc.attention(query, key, value, allowed)
+
+
+def too_small_a_number(query, key, value, allowed):
+    scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~allowed, -3.0)
+    return scores.softmax(-1) @ value
+
+
+def added_in_double(scores, constant):
+    return (scores.double() + constant).softmax(-1).float()
+
+
+def mean_on_empty(query, key, value, mask):
+    out = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~mask, -1e9).softmax(-1) @ value
+    return out, sc.attention_with_lse(query, key, value, mask)[1]
+
+
+def nan_on_empty(query, key, value, mask):
+    scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~mask, -math.inf)
+    return torch.nan_to_num(scores.softmax(-1) @ value), scores.logsumexp(-1)
+
+
+MUTANTS = [
+    ("variance-of-dot-products", "the means are forgotten", {"formula": lambda q, k, m, n: (q * k.T).sum()}),
+    ("variance-of-dot-products", "covariances are added", {"formula": lambda q, k, m, n: q.trace() + k.trace()}),
+    ("variance-is-d-k", "it is the root of d", {"variance": math.sqrt}),
+    ("variance-is-d-k", "it is twice d", {"variance": lambda d: 2 * d}),
+    ("root-scale-standardises", "no scale", {"scale": lambda d: 1.0}),
+    ("root-scale-standardises", "divided by d", {"scale": lambda d: 1 / d}),
+    ("root-scale-standardises", "divided by the root of d_model", {"scale": lambda d: (8 * d) ** -0.5}),
+    ("unscaled-gradients-vanish", "no scale", {"scale": lambda d: 1.0}),
+    ("entropy-of-normal-scores", "σ instead of its square", {"law": lambda n, sigma: math.log(n) - sigma / 2}),
+    ("entropy-of-normal-scores", "twice as steep", {"law": lambda n, sigma: math.log(n) - sigma**2}),
+    ("softmax-gives-distributions", "softmax over the wrong axis", {"softmax": lambda s: s.softmax(0)}),
+    ("softmax-gives-distributions", "sigmoid", {"softmax": torch.sigmoid}),
+    ("softmax-gives-distributions", "exp without a sum", {"softmax": torch.exp}),
+    ("softmax-jacobian", "the printed formula", {"jacobian_of_rows": jacobian_as_printed}),
+    ("softmax-jacobian", "the diagonal alone", {"jacobian": lambda p: (p * (1 - p)).diag()}),
+    ("softmax-jacobian-as-printed", "the right formula", {"printed": jacobian_of_rows}),
+    ("softmax-is-half-lipschitz", "a smaller bound", {"bound": 0.4}),
+    ("softmax-is-half-lipschitz", "a larger bound", {"bound": 1.0}),
+    ("softmax-is-half-lipschitz", "β = 3", {"softmax": lambda s: (3 * s).softmax(-1)}),
+    ("cooling-lowers-entropy", "β is forgotten", {"slope": lambda s, b: -(b * s).softmax(-1) @ s.square()}),
+    ("attention-gradients", "dS without D", {"backward": with_the_jacobian_left_out}),
+    ("attention-gradients", "a lost scale", {"backward": without_the_scale}),
+    ("attention-gradients", "A instead of its transpose", {"backward": with_the_untransposed_weights}),
+    ("attention-gradients", "attention without the scale", {"attention": unscaled}),
+    ("attention-gradients", "attention without the mask", {"attention": forgets_the_mask}),
+    ("score-gradients-sum-to-zero", "dS without D", {"backward": with_the_jacobian_left_out}),
+    ("value-jacobian-is-transposed-weights", "half of it", {"product": lambda a, g: a.T @ g / 2}),
+    ("worked-example", "no scale", {"attention": unscaled}),
+    ("worked-example", "no softmax", {"attention": without_softmax}),
+    ("worked-example", "softmax over the queries", {"attention": over_queries}),
+    ("sums-are-matrix-products", "no scale", {"scores": lambda query, x: x @ query}),
+    ("sums-are-matrix-products", "a sum without weights", {"output": lambda weights, x: x.sum(0)}),
+    ("nothing-but-matrix-products", "no softmax", {"attention": without_softmax}),
+    ("linear-in-the-values", "values enter squared", {"attention": lambda q, k, v: sc.attention(q, k, v**2)}),
+    ("linear-in-the-values", "no scale", {"attention": unscaled}),
+    ("any-weighted-average", "logits not centred in the root", {"factors": lambda p, d: (p[:, :d], p[:, :d])}),
+    (
+        "any-weighted-average",
+        "the scale is forgotten",
+        {"factors": lambda p, d: tuple(x / d**0.25 for x in factors_of_logits(p, d))},
+    ),
+    ("convex-combination", "no softmax", {"attention": without_softmax}),
+    ("convex-combination", "softmax over the queries", {"attention": over_queries}),
+    ("convex-combination", "the mask is turned", {"attention": turned_mask}),
+    ("uniform-weights-are-mean-pooling", "the mask is forgotten", {"mask": None}),
+    ("uniform-weights-are-mean-pooling", "the first key is favoured", {"attention": favours_the_first_key}),
+    ("dropout-keeps-distributions", "no dropout", {"dropout_p": 0.0}),
+    ("permutation-equivariance", "a causal mask", {"mask": masks.Causal()}),
+    ("permutation-equivariance", "a window", {"mask": masks.Window(2, 2)}),
+    ("key-order-does-not-matter", "the first key is favoured", {"attention": favours_the_first_key}),
+    ("key-order-does-not-matter", "a causal mask", {"attention": partial(sc.attention, mask=masks.Causal())}),
+    ("attention-has-low-rank", "no softmax", {"weights": linear_kernel}),
+    ("logits-have-low-rank", "a softcap", {"weights": capped}),
+    (
+        "causal-attention-is-invertible",
+        "a strictly causal mask",
+        {"weights": lambda q, k: sc.AttentionMatrix(q, k, masks.Causal() & ~masks.Window(0, 0)).to_dense()},
+    ),
+    ("causal-attention-is-invertible", "no mask", {"weights": lambda q, k: sc.AttentionMatrix(q, k).to_dense()}),
+    ("stacks-collapse", "with skip connections", {"skip": 1.0}),
+    ("largest-eigenvalue-is-one", "sigmoid weights", {"weights": lambda draw, n: draw.normal(n, n).sigmoid()}),
+    (
+        "largest-eigenvalue-is-one",
+        "softmax over the queries",
+        {"weights": lambda draw, n: draw.normal(n, n).softmax(0)},
+    ),
+    ("eigenvalues-show-concentration", "singular values", {"spectrum": torch.linalg.svdvals}),
+    ("causal-eigenvalues-are-the-diagonal", "no mask", {"mask": None}),
+    ("singular-values-show-sinks", "eigenvalues", {"largest": lambda a: torch.linalg.eigvals(a).abs().max()}),
+    ("weights-are-a-posterior", "key norms are forgotten", {"posterior": posterior_without_norms}),
+    ("weighted-sum-is-an-m-step", "attention itself", {"m_step": lambda weights, data: weights @ data}),
+    ("mean-shift-climbs", "dot products", {"step": gaussian_step_of_dot_products}),
+    ("hopfield-energy-falls", "too long a step", {"step": step_too_far}),
+    ("sparse-weights-bound-information", "entropy as information", {"information": entropy_as_information}),
+    ("position-information", "the divergence turned round", {"divergence": reversed_divergence}),
+    ("weights-explain-the-output", "other rows", {"other": shuffled_rows}),
+    ("weights-explain-the-output", "the same weights", {"other": lambda weights, value: weights}),
+    ("squeeze-and-excitation-is-attention", "gates that sum to 1", {"gate": Softly}),
+    ("non-local-means-is-attention", "no norms", {"attend": lambda q, k, v, **o: sc.attention(q, k, v)}),
+    (
+        "non-local-means-is-attention",
+        "another bandwidth",
+        {"attend": lambda q, k, v, score=None, **o: sc.attention(q, k, v, score=score and Gaussian(2.5).double(), **o)},
+    ),
+    ("kalman-update-is-attention", "prediction and observation exchanged", {"update": gain_upside_down}),
+    ("kalman-update-is-attention", "correlations are left out", {"update": averaging_gain}),
+    ("two-heads-do-what-one-cannot", "weights below 0", {"residual": lambda a, b: 0.0}),
+    ("heads-cost-what-one-costs", "products counted twice", {"attend": two_products_more}),
+    ("distance-does-not-matter", "scores that fall with distance", {"layer": falling_with_distance}),
+    ("distance-does-not-matter", "convolutions", {"layer": lambda draw: convolutions(draw, 4)}),
+    ("distance-does-not-matter", "an LSTM", {"layer": lstm}),
+    (
+        "recurrent-influence-fades",
+        "open forget gates",
+        {"network": lambda draw, forget_bias=0.0: lstm(draw, 6.0)},
+    ),
+    (
+        "convolutions-are-local",
+        "wider kernels",
+        {"network": lambda draw, layers: convolutions(draw, layers, kernel_size=5)},
+    ),
+    ("operations-are-quadratic", "a product too many", {"attend": two_products_more}),
+    ("operations-are-quadratic", "linear attention", {"attend": linear_attention}),
+    ("standard-attention-is-linear", "linear attention", {"attend": linear_attention}),
+    ("memory-is-quadratic", "weights are stored", {"attend": stores_everything}),
+    ("a-hundred-thousand-tokens-are-infeasible", "keys in another order", {"matrix": whole_rows_only}),
+    ("recurrence-is-cheaper-for-long-sequences", "one product a step", {"step": one_product_a_step}),
+    ("bigbird-has-what-the-theorem-needs", "no global token", {"pattern": lambda seed: masks.Window(8, 8)}),
+    (
+        "bigbird-has-what-the-theorem-needs",
+        "a global token that sees, and is not seen",
+        {"pattern": lambda seed: masks.Window(4, 4) | masks.Global([0], seen=False)},
+    ),
+    ("bigbird-has-what-the-theorem-needs", "all pairs", {"pattern": lambda seed: masks.Full()}),
+    (
+        "windows-and-random-keys-suffice",
+        "with a global token",
+        {"pattern": lambda seed: masks.Window(4, 4) | masks.Global([0])},
+    ),
+    ("features-estimate-the-kernel", "norms are left out", {"samples": without_norms}),
+    ("performer-attention-is-unbiased", "the exact kernel", {"samples": exact_kernel}),
+    ("how-many-features", "the norm itself", {"variance": variance_of_normal}),
+    ("positive-features-are-always-better", "no variance", {"positive": lambda x, y: torch.zeros(())}),
+    ("positive-features-are-always-better", "no variance at x = -y", {"trigonometric": lambda x, y: torch.zeros(())}),
+    ("attention-is-low-rank-by-projection", "no projection", {"project": identity_projection}),
+    ("a-large-negative-number-masks", "a mask", {"masked": masked}),
+    ("a-large-negative-number-masks", "a small number", {"masked": too_small_a_number}),
+    ("an-added-number-masks", "in float64", {"added": added_in_double}),
+    ("empty-rows-give-nothing", "-1e9", {"attend": mean_on_empty}),
+    ("empty-rows-give-nothing", "NaN made 0 afterwards", {"attend": nan_on_empty}),
+]

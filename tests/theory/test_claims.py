@@ -1,0 +1,114 @@
+"""Every verdict stands, and could fall: a mistake in what a check tests turns it red."""
+
+import re
+
+import pytest
+import torch
+from tests.theory.mutants import MUTANTS
+
+from saccade import theory
+from saccade.theory.claim import VERDICTS
+
+EVERY = pytest.mark.parametrize("claim", theory.CLAIMS, ids=lambda claim: claim.name)
+
+
+@EVERY
+@pytest.mark.parametrize("seed", [0, 7])
+def test_its_verdict_stands(claim, seed):
+    measurements = claim.check(seed)
+    assert measurements
+    assert [str(one) for one in measurements if not one.agrees] == []
+
+
+@pytest.mark.slow
+def test_no_verdict_falls_by_bad_luck():
+    verification = theory.verify(seed=20_000, seeds=40)
+    assert [(finding.seed, finding.claim.name) for finding in verification.contradicted] == []
+    assert verification.chance < 1e-2
+
+
+@pytest.mark.parametrize("name, mistake, wrong", MUTANTS, ids=[f"{name}: {mistake}" for name, mistake, _ in MUTANTS])
+def test_a_mistake_turns_it_red(name, mistake, wrong):
+    measurements = theory.find(name).check(0, **wrong)
+    assert measurements
+    assert [one.agrees for one in measurements].count(False) > 0, mistake
+
+
+def test_every_claim_has_a_mutant():
+    assert {claim.name for claim in theory.CLAIMS} == {name for name, _, _ in MUTANTS}
+
+
+@EVERY
+def test_it_is_complete(claim):
+    assert claim.verdict in VERDICTS
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", claim.name)
+    assert re.fullmatch(r"[a-z]+", claim.topic)
+    assert claim.statement.endswith(".")
+    assert claim.latex
+    assert claim.source
+    assert claim.conditions or claim.verdict == "holds"
+    assert not claim.conditions.endswith(".")
+    assert claim.ingredients
+
+
+def test_names_are_unique_and_topics_are_together():
+    names = [claim.name for claim in theory.CLAIMS]
+    assert len(names) == len(set(names))
+    topics = [claim.topic for claim in theory.CLAIMS]
+    assert sorted(topics, key=list(dict.fromkeys(topics)).index) == topics
+
+
+def test_every_refutation_names_what_the_claim_says():
+    for claim in theory.CLAIMS:
+        if claim.verdict == "refuted":
+            assert any(one.relation == "!=" for one in claim.check()), claim.name
+
+
+def test_a_check_leaves_random_numbers_alone():
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    for name in ("squeeze-and-excitation-is-attention", "recurrent-influence-fades", "dropout-keeps-distributions"):
+        theory.find(name).check()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_same_seed_measures_the_same():
+    claim = theory.find("variance-of-dot-products")
+    assert claim.check(3) == claim.check(3)
+    assert claim.check(3) != claim.check(4)
+
+
+def test_it_runs_where_gradients_are_off():
+    with torch.no_grad():
+        measurements = theory.find("attention-gradients").check()
+    assert all(one.agrees for one in measurements)
+
+
+@pytest.mark.parametrize(
+    "seed, error, sentence",
+    [
+        (True, TypeError, r"^Claim\.check: seed must be an int of at least 0; got True\."),
+        (1.5, TypeError, r"^Claim\.check: seed must be an int of at least 0; got 1\.5\."),
+        (-1, ValueError, r"^Claim\.check: seed must be an int of at least 0; got -1\."),
+    ],
+)
+def test_a_wrong_seed(seed, error, sentence):
+    with pytest.raises(error, match=sentence):
+        theory.find("softmax-jacobian").check(seed)
+
+
+def test_an_unknown_ingredient():
+    sentence = r"^Claim\.check: ingredients of worked-example must be among attention; got scale\."
+    with pytest.raises(TypeError, match=sentence):
+        theory.find("worked-example").check(scale=1.0)
+
+
+def test_an_unknown_claim():
+    with pytest.raises(
+        ValueError, match=r"^theory\.find: name must be that of a claim; got 'jacobian'\.\nHint: did you"
+    ):
+        theory.find("jacobian")
+    with pytest.raises(ValueError, match=r"Hint: theory\.CLAIMS has them all"):
+        theory.find("perpetual motion")
+    with pytest.raises(TypeError, match=r"^theory\.find: name must be a string; got int\."):
+        theory.find(3)
