@@ -328,6 +328,11 @@ MUTANTS = [
     ("positive-features-are-always-better", "no variance", {"positive": lambda x, y: torch.zeros(())}),
     ("positive-features-are-always-better", "no variance at x = -y", {"trigonometric": lambda x, y: torch.zeros(())}),
     ("attention-is-low-rank-by-projection", "no projection", {"project": identity_projection}),
+    (
+        "linformer-is-exact-by-construction",
+        "as many slots as keys, and no projection",
+        {"projections": lambda directions, delta: (torch.eye(128).double(), torch.eye(128).double())},
+    ),
     ("a-large-negative-number-masks", "a mask", {"masked": masked}),
     ("a-large-negative-number-masks", "a small number", {"masked": too_small_a_number}),
     ("an-added-number-masks", "in float64", {"added": added_in_double}),

@@ -3,6 +3,18 @@
 from saccade.theory.claim import Claim, Verdict
 from saccade.theory.claims import CLAIMS, find
 from saccade.theory.measurement import Measurement
+from saccade.theory.mistakes import MISTAKES, Mistake
 from saccade.theory.verification import Finding, Verification, verify
 
-__all__ = ["CLAIMS", "Claim", "Finding", "Measurement", "Verdict", "Verification", "find", "verify"]
+__all__ = [
+    "CLAIMS",
+    "MISTAKES",
+    "Claim",
+    "Finding",
+    "Measurement",
+    "Mistake",
+    "Verdict",
+    "Verification",
+    "find",
+    "verify",
+]

@@ -13,7 +13,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, estimate
 
-__all__ = ["CLAIMS", "kernel_samples", "variance_of_positive", "variance_of_trigonometric"]
+__all__ = ["CLAIMS", "kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
 
 _CHOROMANSKI = "Choromanski et al. 2021, arXiv:2009.14794"
 _WANG = "Wang et al. 2020, arXiv:2006.04768"
@@ -177,10 +177,40 @@ def attention_is_low_rank_by_projection(
     yield equal("rank of the matrix, n = 512", int(torch.linalg.matrix_rank(weights)), n)
 
 
+def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """E = δR and F = exp(-δ)R, as the proof of Linformer's second theorem prints them."""
+    return delta * directions, math.exp(-delta) * directions
+
+
+@claim(
+    "features",
+    latex=r"\lVert\operatorname{softmax}(qK^\top E^\top)FV-\operatorname{softmax}(qK^\top)V\rVert\le\varepsilon",
+    source=_WANG + ", theorem 2 and its proof",
+    verdict="refuted",
+    conditions="this is about the construction that the proof prints: for small δ and large its error is that of an output "
+    "of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
+)
+def linformer_is_exact_by_construction(
+    draw: Draw, *, projections: Callable[[Tensor, float], tuple[Tensor, Tensor]] = printed_projections
+) -> Iterator[Measurement]:
+    """Projections of keys and values to Θ(d log d) slots, drawn at random, keep the output up to a small error."""
+    n, width = 128, 16
+    query, key, value = (draw.normal(n, width) for _ in range(3))
+    scores = query @ key.T / width**0.5
+    exact = scores.softmax(-1) @ value
+    directions = draw.normal(2 * n, n) / (2 * n) ** 0.5
+    for delta in (1.0, 1 / n, 1e-6):
+        of_keys, of_values = projections(directions, delta)
+        found = (scores @ of_keys.T).softmax(-1) @ (of_values @ value)
+        error = float((found - exact).norm() / exact.norm())
+        yield apart(f"relative error of the output, δ = {delta:.1g}", error, 0.0, 0.5)
+
+
 CLAIMS = (
     features_estimate_the_kernel,
     performer_attention_is_unbiased,
     how_many_features,
     positive_features_are_always_better,
     attention_is_low_rank_by_projection,
+    linformer_is_exact_by_construction,
 )

@@ -1,0 +1,113 @@
+"""Five mistakes that everyone makes once, and the laws that find them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from saccade import testing
+
+__all__ = ["MISTAKES", "Mistake"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """An attention function with one mistake.
+
+    Attributes:
+        name: in a few words.
+        what: what is wrong with it.
+        function: ``function(query, key, value, mask)``, mask True = may attend.
+        caught_by: the law whose counter-example says most.
+        case: the case on which it is shown.
+        claims: what its author promises, if that is what is broken.
+
+    Example:
+        >>> from saccade import theory
+        >>> mistake = theory.MISTAKES[1]
+        >>> mistake.name, mistake.caught_by
+        ('missing scale', 'oracle')
+        >>> print(mistake.message)
+        oracle[full-float64] broken: the output at [0, 2, 1, 4] is 2.159, not 0.949974; error 6.8e-01, allowed 1e-11
+    """
+
+    name: str
+    what: str
+    function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    caught_by: str
+    case: str
+    claims: testing.Claims | None = None
+
+    def check(self, function: Callable[..., Tensor] | None = None) -> testing.Report:
+        """Hold the function to the law that catches the mistake, on the case on which it is shown.
+
+        Args:
+            function: another one in its place; one without the mistake keeps the law.
+        """
+        law = next(law for law in testing.LAWS if law.name == self.caught_by)
+        cases = [case for case in law.cases or testing.CASES if case.name == self.case]
+        return testing.check(
+            self.function if function is None else function,
+            gqa=False,
+            cases=cases,
+            laws=[dataclasses.replace(law, cases=None if law.cases is None else tuple(cases))],
+            dtypes=[torch.float64],
+            claims=self.claims,
+        )
+
+    @property
+    def message(self) -> str:
+        """The counter-example: what a learner reads."""
+        return str(self.check().broken[0])
+
+
+def _wrong_sides(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    scores = key @ query.mT * query.shape[-1] ** -0.5  # [kv_len, q_len]: the sides are exchanged
+    weights = scores.masked_fill(~mask.mT, -1e9).softmax(-2)
+    return weights @ value
+
+
+def _no_scale(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    scores = query @ key.mT
+    return scores.masked_fill(~mask, -1e9).softmax(-1) @ value
+
+
+def _turned_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return scores.masked_fill(mask, -1e9).softmax(-1) @ value
+
+
+def _wrong_axis(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return scores.masked_fill(~mask, -1e9).softmax(-2) @ value
+
+
+def _all_weights(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return scores.masked_fill(~mask, -1e9).softmax(-1) @ value
+
+
+MISTAKES = (
+    Mistake(
+        "mismatched dimensions",
+        "keys times queries: weights and values fit only where there are as many queries as keys, and then by accident",
+        _wrong_sides,
+        "oracle",
+        "more-keys",
+    ),
+    Mistake("missing scale", "scores are not divided by the root of head_dim", _no_scale, "oracle", "full"),
+    Mistake("wrong mask", "True is read as hidden, where it says visible", _turned_mask, "polarity", "causal"),
+    Mistake("wrong axis", "softmax runs over queries instead of keys", _wrong_axis, "ones", "full"),
+    Mistake(
+        "quadratic memory",
+        "all weights are stored, where linear memory was promised",
+        _all_weights,
+        "cost",
+        "full",
+        testing.Claims(memory_exponent=1.0),
+    ),
+)
+"""In the order in which tutorials warn of them."""

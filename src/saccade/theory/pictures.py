@@ -1,0 +1,317 @@
+"""Pictures of what the claims measure, one for each page about them. Needs matplotlib, imported when one is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix, attention
+from saccade.masks import Window
+from saccade.scores import Gaussian
+from saccade.theory.complexity import dense, recurrence
+from saccade.theory.counting import flops
+from saccade.theory.draw import Draw
+from saccade.theory.features import variance_of_positive, variance_of_trigonometric
+from saccade.theory.information import gaussian_information
+from saccade.theory.mistakes import MISTAKES
+from saccade.theory.paths import convolutions, influence, lstm
+from saccade.theory.rank import weights_of
+from saccade.theory.relatives import kalman_update
+from saccade.theory.scaling import inverse_root, movability
+from saccade.theory.softmax import jacobian, jacobian_as_printed
+from saccade.viz.canvas import DPI, INK, blank, colours
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["PICTURES"]
+
+_PURPLE, _ORANGE, _GREY, _GREEN = "#7a1f5c", "#d9772b", "#8a8f98", "#2f7d5b"
+
+
+def scaling() -> Figure:
+    """How far weights still react to scores, with and without the scale, against d_k."""
+    draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
+    found = []
+    for width in widths:
+        scores = draw.normal(4000, min(width, 64)).square().mean(-1, keepdim=True).mul(width).sqrt() * draw.normal(
+            4000, 16
+        )
+        left, kept = movability(scores), movability(scores * inverse_root(width))
+        found.append([float(x) for x in (kept.median(), left.mean(), left.median())])
+    figure, (axes,) = _panels(1, 4.6)
+    columns = list(zip(*found, strict=True))
+    told = (("scaled, median", _GREEN, "-"), ("not scaled, mean", _ORANGE, "-"), ("not scaled, median", _PURPLE, "-"))
+    for (label, colour, style), column in zip(told, columns, strict=True):
+        axes.plot(widths, column, color=colour, linestyle=style, marker="o", markersize=3, label=label)
+    axes.plot(widths, [2 / math.sqrt(width) for width in widths], color=_GREY, linestyle=":", label="2/√d_k")
+    axes.set(xscale="log", yscale="log", xlabel="d_k", ylabel="1 - |p|²", ylim=(1e-7, 2))
+    axes.set_title("What is left of softmax's gradient, 16 keys", loc="left", size=10, color=INK)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def softmax() -> Figure:
+    """The Jacobian of a row, and the one that tutorials print."""
+    weights = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0], dtype=torch.float64).softmax(0)
+    right, printed = jacobian(weights), jacobian_as_printed(weights[None])[0, :, 0]
+    figure, panels = _panels(2, 2.6)
+    for axes, matrix, title in zip(
+        panels, (right, printed), ("right: δ_ik A_ij (δ_jl - A_il)", "as printed: A_ij (δ_ik - A_kj)"), strict=True
+    ):
+        image = axes.imshow(matrix, cmap="PuOr_r", vmin=-0.25, vmax=0.25)
+        axes.set(xlabel="score l", ylabel="weight j", xticks=range(5), yticks=range(5))
+        axes.set_title(title, loc="left", size=9, color=INK)
+        for j in range(5):
+            for k in range(5):
+                axes.text(k, j, f"{matrix[j, k]:.2f}", ha="center", va="center", size=7, color=INK)
+    figure.colorbar(image, ax=panels, shrink=0.8).ax.tick_params(labelsize=7)
+    return figure
+
+
+def averages() -> Figure:
+    """Values, their hull, and outputs: of attention inside, after dropout wherever they come to lie."""
+    draw, n = Draw(3, "averages"), 9
+    value = draw.normal(1, 1, n, 2)
+    matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
+    inside, dropped = (matrix @ value)[0, 0], matrix.matmul(value, dropout_p=0.5, seed=1)[0, 0]
+    figure, (axes,) = _panels(1, 3.6)
+    corners = _hull(value[0, 0].tolist())
+    axes.fill(*zip(*corners, strict=True), color="#f1e6ee", zorder=0)
+    for points, colour, mark, label in (
+        (value[0, 0], INK, "s", "values"),
+        (inside, _PURPLE, "o", "outputs"),
+        (dropped, _ORANGE, "x", "outputs with dropout 0.5"),
+    ):
+        axes.scatter(points[:, 0], points[:, 1], s=16, color=colour, marker=mark, label=label, linewidth=1)
+    axes.set_title("Outputs lie in the hull of the values", loc="left", size=10, color=INK)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_aspect("equal")
+    return figure
+
+
+def matrices() -> Figure:
+    """Singular values of scores and weights, and eigenvalues of a sink, uniform and random weights."""
+    draw = Draw(0, "matrices")
+    q, k = draw.normal(64, 8), draw.normal(64, 8)
+    figure, (left, right) = _panels(2, 3.0)
+    numbers = range(1, 65)
+    left.semilogy(
+        numbers, torch.linalg.svdvals(q @ k.T / 8**0.5).clamp_min(1e-17), ".", color=_ORANGE, label="QKᵀ/√d_k, rank 8"
+    )
+    left.semilogy(numbers, torch.linalg.svdvals(weights_of(q, k)), ".", color=_PURPLE, label="A, rank 64")
+    left.set(xlabel="number", ylabel="singular value")
+    left.set_title("Softmax does not keep rank", loc="left", size=10, color=INK)
+    left.legend(frameon=False, fontsize=8)
+    values = torch.linalg.eigvals(weights_of(3 * q, k))
+    turn = torch.linspace(0, 2 * math.pi, 200)
+    right.plot(turn.cos(), turn.sin(), color=_GREY, linewidth=0.8)
+    right.scatter(values.real, values.imag, s=9, color=_PURPLE, label="random weights", zorder=2)
+    right.scatter(
+        [1, 0], [0, 0], s=60, facecolors="none", edgecolors=_ORANGE, label="a sink; uniform weights", zorder=3
+    )
+    right.set_aspect("equal")
+    right.set_title("Eigenvalues", loc="left", size=10, color=INK)
+    right.legend(frameon=False, fontsize=8, loc="lower left")
+    return figure
+
+
+def inference() -> Figure:
+    """Mean shift by attention, and what three patterns let through."""
+    draw = Draw(1, "inference")
+    centres = torch.tensor([[-2.0, -1.0], [2.0, -1.2], [0.2, 2.0]], dtype=torch.float64)
+    keys = (centres[:, None] + 0.6 * draw.normal(3, 25, 2)).flatten(0, 1)
+    at = 6 * draw.uniform(18, 2) - 3
+    score, path = Gaussian(0.8).double(), [at]
+    for _ in range(25):
+        at = attention(at[None, None], keys[None, None], keys[None, None], score=score)[0, 0]
+        path.append(at)
+    figure, (left, right) = _panels(2, 3.0)
+    left.scatter(keys[:, 0], keys[:, 1], s=5, color=_GREY)
+    for one in torch.stack(path, 1):
+        left.plot(one[:, 0], one[:, 1], color=_PURPLE, linewidth=0.8)
+        left.scatter(*one[-1], s=22, color=_ORANGE, zorder=3)
+    left.set_aspect("equal")
+    left.set_title("Attention to keys as values climbs their density", loc="left", size=9, color=INK)
+    n = 16
+    eye = torch.eye(n, dtype=torch.float64)
+    patterns = {"one key each": eye, "a sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
+    for place, (name, one) in enumerate(patterns.items()):
+        entropy, passed = float(torch.special.entr(one).sum(-1).mean()), gaussian_information(one, 0.01)
+        right.barh(
+            [place - 0.18], [passed], height=0.34, color=_PURPLE, label="information, nats" if not place else None
+        )
+        right.barh(
+            [place + 0.18], [entropy], height=0.34, color=_ORANGE, label="entropy of a row, nats" if not place else None
+        )
+        right.text(passed + 0.6, place - 0.18, f"{passed:.1f}", va="center", size=8, color=INK)
+        right.text(entropy + 0.6, place + 0.18, f"{entropy:.1f}", va="center", size=8, color=INK)
+    right.set_yticks(range(3), list(patterns))
+    right.set_xlim(0, 44)
+    right.invert_yaxis()
+    right.set_title("Sparse weights do not bound information", loc="left", size=9, color=INK)
+    right.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def relatives() -> Figure:
+    """A Kalman update that is no average of prediction and observation."""
+    prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
+    noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
+    prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    after = kalman_update(prior, prior_cov, seen, noise_cov)
+    figure, (axes,) = _panels(1, 3.4)
+    axes.add_patch(_rectangle((0.0, -1.0), 1.0, 1.0))
+    turn = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
+    circle = torch.stack([turn.cos(), turn.sin()])
+    for mean, cov, colour, name in ((prior, prior_cov, _GREY, "prediction"), (seen, noise_cov, _ORANGE, "observation")):
+        ring = mean[:, None] + torch.linalg.cholesky(cov) @ circle
+        axes.plot(ring[0], ring[1], color=colour, linewidth=1)
+        axes.scatter(*mean, color=colour, s=24, label=name)
+    axes.scatter(*after, color=_PURPLE, s=36, marker="D", label=f"update ({after[0]:.2f}, {after[1]:.2f})")
+    axes.set(xlim=(-1.6, 2.2), ylim=(-2.0, 1.7))
+    axes.set_aspect("equal")
+    axes.set_title("An update outside of the box that averages stay in", loc="left", size=9, color=INK)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def cost() -> Figure:
+    """Counted operations against length, and influence against distance."""
+    figure, (left, right) = _panels(2, 3.0)
+    lengths, width = [2**power for power in range(4, 14)], 64
+
+    def meta(length: int) -> Tensor:
+        return torch.empty(1, 1, length, width, device="meta")
+
+    counted: dict[str, Callable[[int], float]] = {
+        "attention": lambda n: flops(lambda: dense(meta(n), meta(n), meta(n))),
+        "window of 256": lambda n: AttentionMatrix(meta(n), meta(n), Window(255, 0)).explain().flops,
+        "recurrence": lambda n: n / 16 * flops(lambda: recurrence(meta(16))),
+    }
+    for (name, count), colour in zip(counted.items(), (_PURPLE, _ORANGE, _GREEN), strict=True):
+        left.plot(lengths, [count(n) for n in lengths], color=colour, marker="o", markersize=2.5, label=name)
+    left.axvline(width, color=_GREY, linestyle=":", linewidth=1)
+    left.set(xscale="log", yscale="log", xlabel="n (dotted: n = d = 64)", ylabel="operations in matrix products")
+    left.set_title("Counted operations", loc="left", size=10, color=INK)
+    left.legend(frameon=False, fontsize=8)
+    draw = Draw(0, "cost")
+    maps = [draw.normal(16, 16) / 4 for _ in range(3)]
+
+    def attend(x: Tensor) -> Tensor:
+        query, key, value = ((x @ one)[:, None] for one in maps)
+        return attention(query, key, value)[:, 0]
+
+    x = draw.normal(128, 65, 16)
+    layers = {
+        "attention": attend,
+        "LSTM": lstm(draw),
+        "LSTM, forget bias 6": lstm(draw, 6.0),
+        "4 convolutions": convolutions(draw, 4),
+    }
+    for (name, layer), colour in zip(layers.items(), (_PURPLE, _GREEN, _GREY, _ORANGE), strict=True):
+        found = influence(layer, x).mean(0)
+        shown = found[found > 0]
+        right.plot(range(len(shown)), shown / shown[1], color=colour, label=name)
+    right.set(yscale="log", xlabel="distance", ylabel="influence, against distance 1", ylim=(1e-14, 50))
+    right.set_title("Influence on the last output", loc="left", size=10, color=INK)
+    right.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def features() -> Figure:
+    """Variance of two kinds of random features against the angle of query and key."""
+    figure, (axes,) = _panels(1, 4.6)
+    angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
+    x = torch.tensor([0.7, 0.0], dtype=torch.float64)
+    other = 0.7 * torch.stack([angles.cos(), angles.sin()], 1)
+    for name, variance, colour in (
+        ("positive", variance_of_positive, _PURPLE),
+        ("trigonometric", variance_of_trigonometric, _ORANGE),
+    ):
+        relative = [float(variance(x, y).sqrt() / (x @ y).exp()) for y in other]
+        axes.plot(angles.rad2deg(), relative, color=colour, label=name)
+    axes.set(
+        xlabel="angle of query and key, degrees",
+        ylabel="error of one feature, relative to the kernel",
+        xticks=range(0, 181, 45),
+    )
+    axes.set_title("Neither kind of feature is always better; |x| = |y| = 0.7", loc="left", size=9, color=INK)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def mistakes() -> Figure:
+    """The matrices of the common mistakes beside the right one: what each function makes of values that are units."""
+    draw, n = Draw(0, "mistakes"), 7
+    q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
+    allowed, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
+    shown = {"right": attention(q, k, eye, allowed)}
+    shown |= {mistake.name: mistake.function(q, k, eye, allowed) for mistake in MISTAKES[:4]}
+    figure, panels = _panels(5, 1.5)
+    for axes, (name, matrix) in zip(panels, shown.items(), strict=True):
+        axes.imshow(matrix[0, 0], cmap=colours(), vmin=0, vmax=1)
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(name, loc="left", size=7.5, color=INK)
+    panels[0].set(xlabel="key", ylabel="query")
+    return figure
+
+
+def _panels(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
+    """A figure outside of pyplot with panels side by side, each about ``width`` inches wide."""
+    canvas = blank("theory.pictures")
+    figure = canvas.figure
+    figure.clear()
+    figure.set_size_inches(width * count + 0.8, min(width, 3.0) + 0.6)
+    figure.set_layout_engine("constrained")
+    panels = tuple(figure.add_subplot(1, count, number + 1) for number in range(count))
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
+        axes.xaxis.label.set(size=8, color=INK)
+        axes.yaxis.label.set(size=8, color=INK)
+    assert figure.dpi == DPI, "blank() made it so"
+    return figure, panels
+
+
+def _rectangle(corner: tuple[float, float], width: float, height: float) -> object:
+    from matplotlib.patches import Rectangle  # noqa: PLC0415  matplotlib is optional
+
+    return Rectangle(corner, width, height, facecolor="#f1e6ee", edgecolor="none")
+
+
+def _hull(points: list[list[float]]) -> list[tuple[float, float]]:
+    """Corners of the convex hull in order (Andrew's monotone chain)."""
+    ordered = sorted((x, y) for x, y in points)
+
+    def half(way: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        chain: list[tuple[float, float]] = []
+        for x, y in way:
+            while len(chain) > 1:
+                (ax, ay), (bx, by) = chain[-2:]
+                if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:
+                    break
+                chain.pop()
+            chain.append((x, y))
+        return chain[:-1]
+
+    return half(ordered) + half(ordered[::-1])
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "theory-scaling": scaling,
+    "theory-softmax": softmax,
+    "theory-averages": averages,
+    "theory-matrices": matrices,
+    "theory-inference": inference,
+    "theory-relatives": relatives,
+    "theory-cost": cost,
+    "theory-features": features,
+    "theory-mistakes": mistakes,
+}
+"""Functions that draw, by the name of the page that shows the picture."""
