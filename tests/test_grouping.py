@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from saccade.grouping import take
+from saccade.grouping import joined, take
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,10 @@ def test_take_is_indexing(ranges, dim):
     x = torch.randn(sizes)
     index = torch.tensor([number for span in ranges for number in span])
     assert torch.equal(take(x, ranges, dim), x.index_select(dim, index))
+
+
+def test_neighbouring_ranges_of_one_step_become_one() -> None:
+    assert joined((range(3), range(3, 5), range(6, 7))) == (range(5), range(6, 7))
+    assert joined((range(1, 8, 3), range(10, 14, 3))) == (range(1, 14, 3),)
+    assert joined((range(0, 4, 2), range(4, 6))) == (range(0, 4, 2), range(4, 6))
+    assert joined(()) == ()

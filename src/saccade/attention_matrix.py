@@ -11,20 +11,23 @@ import torch
 from torch import Tensor
 
 from saccade import dropout
-from saccade.complete_rows import joined, softmax_rows
+from saccade.complete_rows import softmax_rows
 from saccade.errors import value_error
 from saccade.explanation import Explanation
+from saccade.grouping import joined
 from saccade.kernels import choose
 from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.pieces import few_rows
 from saccade.masks import Mask
 from saccade.matrix import Matrix
-from saccade.plan import Ranges, Strip, Tile, Triangle
+from saccade.plan import Ranges, Strip, Tile
 from saccade.positions import Bias
 from saccade.row_order import reordered
 from saccade.score_matrix import ScoreMatrix
 from saccade.scores import Score
 from saccade.sink import with_sink
 from saccade.statistics.block import Block, as_slice
+from saccade.statistics.summary import Summary, summary_of
 from saccade.token_positions import Positions
 from saccade.traced import execute, product
 
@@ -160,6 +163,9 @@ class AttentionMatrix(Matrix):
     def is_stochastic(self) -> bool:
         """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
         return self.scores.sink_logit is None
+
+    def summary(self) -> Summary:
+        return summary_of(self, self.scores, self.lse)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
@@ -325,7 +331,7 @@ def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None)
         heads = slice(max(heads.start, head), min(heads.stop, head + 1))
     if first >= last or items.start >= items.stop or heads.start >= heads.stop:
         return
-    whole = _few_rows(tile._replace(batch=items, heads=heads), first, last)
+    whole = few_rows(tile._replace(batch=items, heads=heads), first, last)
     if (items.stop - items.start) * (heads.stop - heads.start) * whole.height * whole.width <= _BLOCK_ENTRIES:
         if whole.width:
             yield whole
@@ -336,23 +342,9 @@ def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None)
             while start < last:
                 # A triangle widens from row to row. Products of fewer than 32 rows are slow, unless rows are so long
                 # that even 32 of them are many times a block.
-                width = max(1, _few_rows(tile, start, min(last, start + math.isqrt(_BLOCK_ENTRIES))).width)
+                width = max(1, few_rows(tile, start, min(last, start + math.isqrt(_BLOCK_ENTRIES))).width)
                 height = max(1, _BLOCK_ENTRIES // width, min(32, 16 * _BLOCK_ENTRIES // width))
-                few = _few_rows(tile, start, min(last, start + height))
+                few = few_rows(tile, start, min(last, start + height))
                 if few.width:
                     yield few._replace(batch=slice(b, b + 1), heads=slice(h, h + 1))
                 start += height
-
-
-def _few_rows(tile: Tile, start: int, stop: int) -> Tile:
-    """Some rows of a tile, by their place in it, with the columns that these rows need of a triangle."""
-    columns: list[Strip] = []
-    for strip in tile.columns:
-        if not isinstance(strip.residual, Triangle):
-            columns.append(strip)
-            continue
-        # The first of these rows sees the columns that all of them see, the last one all that any of them sees.
-        sure, needed = (max(0, end + strip.residual.offset) for end in (start + 1, stop))
-        parts = (Strip(strip.keys[:sure], True), Strip(strip.keys[sure:needed], "edge"))
-        columns.extend(part for part in parts if part.keys)
-    return tile._replace(rows=tile.rows[start:stop], columns=tuple(columns))

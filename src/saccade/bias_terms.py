@@ -66,11 +66,11 @@ class DenseTerm(Term):
         return DenseTerm(self.source.index_select(2, rows)) if self.source.shape[2] > 1 else self
 
     def read(self, tile: Tile) -> Tensor:
-        part = self._rows(self.source, tile)
+        part = _rows_of(self.source, tile)
         return take(part, _ranges(tile), 3) if part.shape[3] > 1 else part
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
-        part = self._rows(grad, tile)
+        part = _rows_of(grad, tile)
         few = [axis for axis in range(3) if part.shape[axis] == 1 < grad_scores.shape[axis]]
         grad_scores = grad_scores.sum(few, keepdim=True) if few else grad_scores
         if part.shape[3] == 1:
@@ -80,11 +80,6 @@ class DenseTerm(Term):
         for span in _ranges(tile):
             part[..., span.start : span.stop : span.step] += grad_scores[..., start : start + len(span)]
             start += len(span)
-
-    def _rows(self, x: Tensor, tile: Tile) -> Tensor:
-        x = x[tile.batch] if x.shape[0] > 1 else x
-        x = x[:, tile.heads] if x.shape[1] > 1 else x
-        return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x
 
 
 class DistanceTerm(Term):
@@ -123,7 +118,7 @@ class DistanceTerm(Term):
         return DistanceTerm(source, self.lowest, 0, q, kv)
 
     def read(self, tile: Tile) -> Tensor:
-        table = self._rows(self.source, tile)
+        table = _rows_of(self.source, tile)
         if self._is_toeplitz(tile):
             parts = []
             for span in _ranges(tile):
@@ -142,7 +137,7 @@ class DistanceTerm(Term):
         return wide.gather(2, index.expand(-1, table.shape[1], -1, -1).flatten(2)).view(sizes)
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
-        table = self._rows(grad, tile)
+        table = _rows_of(grad, tile)
         addresses = (self.q_addresses, self.kv_addresses)
         if all(x is None or len(x) == 1 for x in addresses):
             grad_scores = _summed_to(grad_scores, table)  # items that stand alike are read alike
@@ -165,11 +160,6 @@ class DistanceTerm(Term):
         added = torch.zeros(*grad_scores.shape[:2], table.shape[3], dtype=table.dtype, device=table.device)
         added.scatter_add_(2, index, grad_scores.flatten(2))
         table += _summed_to(added[:, :, None], table)
-
-    def _rows(self, x: Tensor, tile: Tile) -> Tensor:
-        x = x[tile.batch] if x.shape[0] > 1 else x
-        x = x[:, tile.heads] if x.shape[1] > 1 else x
-        return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x
 
     def _is_toeplitz(self, tile: Tile) -> bool:
         steps = {tile.rows.step, *(span.step for span in _ranges(tile))}
@@ -225,6 +215,13 @@ class HidingTerm(Term):
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         if self.term is not None:
             self.term.collect(grad, tile, grad_scores)
+
+
+def _rows_of(x: Tensor, tile: Tile) -> Tensor:
+    """The part of ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
+    x = x[tile.batch] if x.shape[0] > 1 else x
+    x = x[:, tile.heads] if x.shape[1] > 1 else x
+    return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x
 
 
 def _ranges(tile: Tile) -> Ranges:

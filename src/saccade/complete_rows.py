@@ -7,11 +7,11 @@ import math
 from torch import Tensor
 
 from saccade.kernels.reference import normalised
-from saccade.plan import Ranges, Strip, Tile
+from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
 from saccade.sink import log_share
 
-__all__ = ["joined", "softmax_rows"]
+__all__ = ["softmax_rows"]
 
 _NEVER = -1000.0  # exp of it is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
 
@@ -22,21 +22,12 @@ def softmax_rows(scores: ScoreMatrix, tile: Tile, *, differentiable: bool) -> tu
     A row that may attend to nothing is 0; a sink takes its share. Logs are at least about -1000, also where the
     weight is 0. With gradients there are none (None), as everything is then computed out of place.
     """
-    sure = tuple(Strip(span, True) for span in joined(tuple(strip.keys for strip in tile.columns)))
-    values = scores.tile(tile._replace(columns=sure))
+    values = scores.tile(tile)
     if differentiable:
-        allowed = scores.allowed(tile)
-        weights, lse = normalised(values if allowed is None else values.masked_fill(~allowed, -math.inf))
+        weights, lse = normalised(values)
         if scores.sink_logit is not None:
             weights = weights * log_share(lse, scores.sink_logit[tile.heads]).exp()[..., None]
         return weights, None
-    start = 0
-    for strip in tile.columns:  # most strips have nothing to hide, and masking all of a tile costs as much as softmax
-        if strip.residual is not True:
-            allowed = scores.allowed(tile._replace(columns=(strip,)))
-            if allowed is not None:
-                values.narrow(-1, start, len(strip.keys)).masked_fill_(~allowed, -math.inf)
-        start += len(strip.keys)
     peak = values.amax(-1, keepdim=True)
     logs = values.sub_(peak.masked_fill_(peak == -math.inf, 0.0)).clamp_min_(_NEVER)
     weights = logs.exp()
@@ -46,15 +37,3 @@ def softmax_rows(scores: ScoreMatrix, tile: Tile, *, differentiable: bool) -> tu
         log_total -= log_share((log_total + peak)[..., 0], scores.sink_logit[tile.heads])[..., None]
         total = log_total.exp()
     return weights.div_(total), logs.sub_(log_total)
-
-
-def joined(columns: Ranges) -> Ranges:
-    """The same columns in as few ranges as can be: one range of keys is a view, several are a copy."""
-    spans: list[range] = []
-    for span in columns:
-        last = spans[-1] if spans else None
-        if last is not None and last.step == span.step and last.start + len(last) * last.step == span.start:
-            spans[-1] = range(last.start, span.stop, last.step)
-        else:
-            spans.append(span)
-    return tuple(spans)

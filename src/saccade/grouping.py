@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-__all__ = ["at", "folded", "grouped", "groups_of", "product", "take", "transposed_product"]
+__all__ = ["at", "folded", "grouped", "groups_of", "joined", "product", "take", "transposed_product"]
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -66,6 +66,18 @@ def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
         windows = x.narrow(dim, first, gap * (len(ranges) - 1) + width).unfold(dim, width, gap)
         return windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
     return torch.cat([at(x, span, dim) for span in ranges], dim)
+
+
+def joined(columns: Ranges) -> Ranges:
+    """The same columns in as few ranges as can be: one range of keys is a view, several are a copy."""
+    spans: list[range] = []
+    for span in columns:
+        last = spans[-1] if spans else None
+        if last is not None and last.step == span.step and last.start + len(last) * last.step == span.start:
+            spans[-1] = range(last.start, span.stop, last.step)
+        else:
+            spans.append(span)
+    return tuple(spans)
 
 
 def _is_regular(ranges: Ranges) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.bias_terms import DenseTerm, DistanceTerm, Term
 from saccade.errors import describe, type_error, value_error
-from saccade.grouping import grouped, groups_of, product, take
+from saccade.grouping import grouped, groups_of, joined, product, take
 from saccade.masks import Mask, as_mask
 from saccade.masks.base import plan_of
 from saccade.plan import Plan, Strip, Tile
@@ -22,6 +22,7 @@ from saccade.token_positions import AtPositions, Positions, check_positions, fir
 
 __all__ = ["ScoreMatrix"]
 
+_KEPT = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -146,7 +147,7 @@ class ScoreMatrix:
     def everything(self) -> Tile:
         """The whole matrix as one tile."""
         batch, heads, q_len, kv_len = self.shape
-        keys = Strip(range(kv_len), True if self.plan.is_full else "unsure")
+        keys = Strip(range(kv_len), True if self.plan.is_full else "all pairs")
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
     @property
@@ -157,17 +158,60 @@ class ScoreMatrix:
     def tile(self, tile: Tile) -> Tensor:
         """Scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf where not allowed."""
         groups = groups_of(tile.heads, self.shape[1], self.key.shape[1])
-        columns = tuple(strip.keys for strip in tile.columns)
+        columns = joined(tuple(strip.keys for strip in tile.columns))
         q = take(self.query[tile.batch, tile.heads], (tile.rows,), 2).to(self.compute_dtype)
         q = q * self.scale if self.tile_function is None else q
         k = take(self.key[tile.batch, groups], columns, 2).to(self.compute_dtype)
         scores = product(q, k.mT) if self.tile_function is None else self.compared(q, k)
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        if self.bias is not None:
-            scores = scores + self.bias.read(tile)
+        scores = self.biased(self.capped(scores), tile)
+        if not scores.requires_grad:
+            return self.hide_(scores, tile)
         allowed = self.allowed(tile)
         return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scaled scores after the softcap; in place where no gradient is recorded."""
+        if self.softcap is None:
+            return scores
+        if scores.requires_grad:
+            return self.softcap * torch.tanh(scores / self.softcap)
+        return scores.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def biased(self, scores: Tensor, tile: Tile) -> Tensor:
+        """Capped scores with the bias; in place where no gradient is recorded."""
+        if self.bias is None:
+            return scores
+        bias = self.bias.read(tile)
+        if scores.requires_grad or bias.requires_grad:
+            return scores + bias
+        return scores.add_(bias)
+
+    def hide_(self, scores: Tensor, tile: Tile) -> Tensor:
+        """-inf where not allowed, in place: most strips have nothing to hide, and to mask them all is dear."""
+        start = 0
+        for strip in tile.columns:
+            stop = start + len(strip.keys)
+            if strip.residual is not True:
+                scores[..., start:stop].masked_fill_(self._hidden(tile._replace(columns=(strip,))), -math.inf)
+            start = stop
+        return scores
+
+    def _hidden(self, tile: Tile) -> Tensor:
+        """The pairs of one strip that are not allowed; kept with the plan where the rule is a value."""
+        strip = tile.columns[0]
+        is_kept = self.rule.is_value and self.rule.shape == (1, 1)
+        key = ("hidden", self.device, tile.height, len(strip.keys), strip.residual)
+        memo = self.plan.memo
+        kept = memo.get(key) if is_kept else None
+        if isinstance(kept, Tensor):
+            return kept
+        allowed = self.allowed(tile)
+        assert allowed is not None  # the strip is unsure
+        hidden = ~(allowed[:1, :1] if is_kept else allowed)  # a rule that tells none apart may answer for each
+        room = memo.get("room for hidden", _KEPT)
+        if is_kept and isinstance(room, int) and hidden.numel() <= room:
+            memo[key], memo["room for hidden"] = hidden, room - hidden.numel()
+        return hidden
 
     def compared(self, q: Tensor, k: Tensor) -> Tensor:
         """Scores of a few queries and keys by the score's own function, scaled: ``[batch, heads, rows, columns]``."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.grouping import at, groups_of, take
+from saccade.grouping import at, groups_of, joined, take
 from saccade.kernels import aten
 from saccade.kernels.differentiable import Backward, Dropped, Tensors, run
 from saccade.kernels.pieces import pieces
@@ -128,13 +128,7 @@ class _Part(NamedTuple):
     @property
     def columns(self) -> tuple[range, ...]:
         """The columns, neighbouring ranges joined, so that most parts are one view."""
-        joined: list[range] = []
-        for strip in self.strips:
-            if joined and strip.keys.step == 1 and joined[-1].stop == strip.keys.start:
-                joined[-1] = range(joined[-1].start, strip.keys.stop)
-            else:
-                joined.append(strip.keys)
-        return tuple(joined)
+        return joined(tuple(strip.keys for strip in self.strips))
 
 
 def _parts(tile: Tile) -> Iterator[_Part]:
@@ -264,6 +258,9 @@ def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
         return kept
     allowed = scores.allowed(piece)
     assert allowed is not None  # some strip is unsure
+    if scores.rule.is_value:  # what is kept is for all items and heads that the rule does not tell apart
+        items, heads = scores.rule.shape
+        allowed = allowed[: 1 if items == 1 else None, : 1 if heads == 1 else None]
     terms = torch.zeros(allowed.shape, dtype=scores.query.dtype, device=scores.device)
     made = _Added.of(terms.masked_fill_(~allowed, -math.inf))
     held = sum(x.terms.numel() for x in memo.values() if isinstance(x, _Added) and x.terms is not None)

@@ -79,11 +79,12 @@ def _who_sees(scores: ScoreMatrix, bad: Tensor) -> Tensor:
     if columns.numel() == 0:
         return seen
     marked = bad[:, :, columns].repeat_interleave(heads // bad.shape[1], 1)[:, :, None]
-    strips = tuple(Strip(span, "unsure") for span in _runs(columns.tolist()))
+    spans = _runs(columns.tolist())
     scores = scores.detached()
     height = max(1, _PAIRS_AT_ONCE // (batch * heads * columns.numel()))
     for start in range(0, q_len, height):
         rows = range(start, min(start + height, q_len))
+        strips = tuple(Strip(span, ("pairs", rows, span)) for span in spans)
         tile = scores.tile(Tile(slice(0, batch), slice(0, heads), rows, strips, scores.rule))
         seen[:, :, start : rows.stop] = (marked & (tile != -math.inf)).any(-1)
     return seen

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from saccade.plan import Strip, Tile, Triangle
 
-__all__ = ["pieces"]
+__all__ = ["few_rows", "pieces"]
 
 _FEWEST_ROWS = 16  # of a piece that is cut: fewer make a poor matrix product
 
@@ -31,18 +31,32 @@ def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]
             batch = slice(items[i], items[min(i + together, len(items)) - 1] + 1)
             own = slice(heads[h], heads[min(h + several, len(heads)) - 1] + 1)
             for start in range(0, tile.height, height):
-                some = tile.rows[start : start + height]
-                columns = tile.columns
-                if len(some) < tile.height:
-                    columns = tuple(_cut(strip, start, len(some)) for strip in columns)
-                yield Tile(batch, own, some, columns, tile.rule)
+                some = few_rows(tile, start, min(start + height, tile.height))
+                yield some._replace(batch=batch, heads=own)
 
 
-def _cut(strip: Strip, start: int, rows: int) -> Strip:
+def few_rows(tile: Tile, start: int, stop: int) -> Tile:
+    """Some rows of a tile, by their place in it, with the columns that these rows need of a triangle."""
+    if stop - start == tile.height:
+        return tile
+    columns: list[Strip] = []
+    for strip in tile.columns:
+        columns.extend(_cut(strip, start, stop))
+    return tile._replace(rows=tile.rows[start:stop], columns=tuple(columns))
+
+
+def _cut(strip: Strip, start: int, stop: int) -> Iterator[Strip]:
     """A strip of some rows of its tile: a residual key says what the rows of the whole tile hold."""
     residual = strip.residual
     if residual is True:
-        return strip
-    if isinstance(residual, Triangle):
-        return Strip(strip.keys, Triangle(rows, residual.columns, residual.offset + start))
-    return Strip(strip.keys, ("rows", start, rows, residual))
+        yield strip
+    elif isinstance(residual, Triangle):
+        # The first of these rows sees the columns that all of them see, the last one all that any of them sees.
+        sure, needed = (min(max(0, end + residual.offset), len(strip.keys)) for end in (start + 1, stop))
+        if sure:
+            yield Strip(strip.keys[:sure], True)
+        if sure < needed:
+            edge = Triangle(stop - start, needed - sure, residual.offset + start - sure)
+            yield Strip(strip.keys[sure:needed], edge)
+    else:
+        yield Strip(strip.keys, ("rows", start, stop - start, residual))

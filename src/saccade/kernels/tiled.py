@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade import dropout
-from saccade.grouping import at, folded, groups_of, product, take, transposed_product
+from saccade.grouping import at, folded, groups_of, joined, product, take, transposed_product
 from saccade.kernels.differentiable import Backward, Dropped, Tensors, run
 from saccade.kernels.pieces import pieces
 from saccade.plan import Tile
@@ -22,7 +22,6 @@ _ROWS = 128
 _ENTRIES = 1 << 20  # scores of a block: 4 MB in float32, four heads of 128 rows at 2,048 keys
 _NARROW = 2048  # keys
 _LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
-_KEPT = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
 
 
 class Tiled:
@@ -241,48 +240,15 @@ def _blocks(scores: ScoreMatrix, value: Tensor, scratch: _Scratch, *, slopes: bo
         times = _times(tile.width)
         for piece in pieces(tile, share=heads // kv_heads, rows=times * _ROWS, entries=times * _ENTRIES):
             groups = groups_of(piece.heads, heads, kv_heads)
-            columns = tuple(strip.keys for strip in piece.columns)
+            columns = joined(tuple(strip.keys for strip in piece.columns))
             q = at(scores.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
             k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (scores.key, value))
             is_dot = scores.tile_function is None
             made = scratch.product(q * scores.scale, k.mT, 0) if is_dot else scores.compared(q, k)
-            slope = None
-            if scores.softcap is not None:
-                made = made.div_(scores.softcap).tanh_()
-                slope = 1.0 - made.square() if slopes else None
-                made.mul_(scores.softcap)
-            if scores.bias is not None:
-                made += scores.bias.read(piece)
-            _hide_(made, scores, piece)
+            made = scores.capped(made)
+            slope = 1.0 - (made / scores.softcap).square_() if slopes and scores.softcap is not None else None
+            made = scores.hide_(scores.biased(made, piece), piece)
             yield _Block(piece, q, k, v, made, slope, groups)
-
-
-def _hide_(made: Tensor, scores: ScoreMatrix, piece: Tile) -> None:
-    """-inf where not allowed."""
-    start = 0
-    for strip in piece.columns:
-        stop = start + len(strip.keys)
-        if strip.residual is not True:
-            made[..., start:stop].masked_fill_(_hidden(scores, piece._replace(columns=(strip,))), -math.inf)
-        start = stop
-
-
-def _hidden(scores: ScoreMatrix, piece: Tile) -> Tensor:
-    """The pairs of one strip that are not allowed; kept with the plan where the rule is a value."""
-    strip = piece.columns[0]
-    is_kept = scores.rule.is_value and scores.rule.shape == (1, 1)
-    key = ("hidden", scores.device, piece.height, len(strip.keys), strip.residual)
-    memo = scores.plan.memo
-    kept = memo.get(key) if is_kept else None
-    if isinstance(kept, Tensor):
-        return kept
-    allowed = scores.allowed(piece)
-    assert allowed is not None  # the strip is unsure
-    hidden = ~allowed
-    room = memo.get("room for hidden", _KEPT)
-    if is_kept and isinstance(room, int) and hidden.numel() <= room:
-        memo[key], memo["room for hidden"] = hidden, room - hidden.numel()
-    return hidden
 
 
 class _Scratch:
