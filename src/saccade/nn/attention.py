@@ -315,22 +315,25 @@ class MultiHeadAttention(nn.Module):
         for name, x in given.items():
             if not isinstance(x, Tensor):
                 raise type_error(where, name, "be a tensor", type(x).__name__)
-        facts = [describe(name, x) for name, x in given.items()]
         for name, x in given.items():
             if x.dim() != 3 or x.shape[2] != widths[name]:
                 rule = f"have shape [batch, len, {widths[name]}]"
-                raise value_error(where, name, rule, list(x.shape), facts=facts)
+                raise value_error(where, name, rule, list(x.shape), facts=_facts(given))
         own = self.query_projection.weight
         for x in given.values():
             if x.dtype != own.dtype and not torch.is_autocast_enabled(x.device.type):
                 rule = f"be {str(own.dtype).removeprefix('torch.')}, like the parameters"
-                raise value_error(where, "dtype", rule, str(x.dtype).removeprefix("torch."), facts=facts)
+                raise value_error(where, "dtype", rule, str(x.dtype).removeprefix("torch."), facts=_facts(given))
         if not query.shape[0] == key.shape[0] == value.shape[0]:
             got = f"{query.shape[0]}, {key.shape[0]} and {value.shape[0]}"
-            raise value_error(where, "batch", "be the same for all inputs", got, facts=facts)
+            raise value_error(where, "batch", "be the same for all inputs", got, facts=_facts(given))
         if key.shape[1] != value.shape[1]:
             got = f"{key.shape[1]} and {value.shape[1]}"
-            raise value_error(where, "key and value", "be equally long", got, facts=facts)
+            raise value_error(where, "key and value", "be equally long", got, facts=_facts(given))
+
+
+def _facts(given: dict[str, Tensor]) -> list[str]:
+    return [describe(name, x) for name, x in given.items()]
 
 
 def _check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, dropout_p: float) -> None:

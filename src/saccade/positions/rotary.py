@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -12,6 +13,8 @@ from saccade.positions.checks import as_positions, check_count, check_number
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
 
 __all__ = ["Rotary"]
+
+_KEPT = 1 << 13  # the most positions whose angles are kept: 4 MB for heads of 128
 
 
 class Rotary(nn.Module):
@@ -43,7 +46,8 @@ class Rotary(nn.Module):
         TypeError: a scaling, an x or positions of the wrong kind.
         UnsupportedError: a scaling that does not allow these sizes.
 
-    Cost: O(len * head_dim) for each head; angles are computed anew in every call, once for all heads.
+    Cost: O(len * head_dim) for each head; angles are computed once for all heads, and where positions are a range once
+    for all layers.
 
     Example:
         >>> rotary = Rotary(2, layout="interleaved")
@@ -97,7 +101,7 @@ class Rotary(nn.Module):
         """
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         cos, sin = self._cos_and_sin(x, positions)
-        return self._turned(x, cos * magnitude, sin * magnitude)
+        return self._turned(x, *((cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude)))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Turn x back: what `forward` was given, up to one rounding in the dtype of x.
@@ -129,16 +133,17 @@ class Rotary(nn.Module):
             raise type_error("Rotary", "x", "be a tensor of floats", got)
         if x.dim() != 4 or x.shape[3] != self.head_dim:
             raise value_error("Rotary", "x", f"have shape [batch, heads, len, {self.head_dim}]", list(x.shape))
-        place = as_positions("Rotary", positions, x.device)
         batch, _, length, _ = x.shape
-        if place.shape not in ((length,), (1, length), (batch, length)):
+        shape = (len(positions),) if isinstance(positions, range) else getattr(positions, "shape", None)
+        if shape is not None and shape not in ((length,), (1, length), (batch, length)):
             rule = f"have shape [{length}] or [{batch}, {length}]"
-            raise value_error("Rotary", "positions", rule, list(place.shape), facts=[describe("x", x)])
+            raise value_error("Rotary", "positions", rule, list(shape), facts=[describe("x", x)])
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        make = plain_frequencies if self.scaling is None else self.scaling.frequencies
-        frequencies = make(self.base, self.rotary_dim, dtype, x.device)
-        angles = torch.atleast_2d(place).clamp(min=0).to(dtype)[:, None, :, None] * frequencies
-        return angles.cos(), angles.sin()
+        turning = (self.base, self.rotary_dim, self.scaling, dtype, x.device)
+        # A compiler's tensors stand for others, and those of inference mode may not meet a gradient.
+        if isinstance(positions, range) and length <= _KEPT and type(x) is Tensor and not torch.compiler.is_compiling():
+            return _kept(positions, *turning, torch.is_inference_mode_enabled())
+        return _angles(positions, *turning)
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         part, rest = x[..., : self.rotary_dim].to(cos.dtype), x[..., self.rotary_dim :]
@@ -148,3 +153,32 @@ class Rotary(nn.Module):
         turned = torch.cat(pair, -1) if by_half else torch.stack(pair, -1).flatten(-2)
         turned = turned.to(x.dtype)
         return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+
+def _angles(
+    positions: range | Tensor,
+    base: float,
+    rotary_dim: int,
+    scaling: Scaling | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    make = plain_frequencies if scaling is None else scaling.frequencies
+    place = torch.atleast_2d(as_positions("Rotary", positions, device)).clamp(min=0)
+    angles = place.to(dtype)[:, None, :, None] * make(base, rotary_dim, dtype, device)
+    return angles.cos(), angles.sin()
+
+
+@lru_cache(maxsize=4)
+def _kept(
+    positions: range,
+    base: float,
+    rotary_dim: int,
+    scaling: Scaling | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    inference: bool,
+) -> tuple[Tensor, Tensor]:
+    """The angles that all layers of a model ask for in turn."""
+    del inference  # only tells one kind of tensor from the other
+    return _angles(positions, base, rotary_dim, scaling, dtype, device)
