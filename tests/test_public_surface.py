@@ -28,6 +28,8 @@ PACKAGES = (
     ".models",
     ".text",
     ".viz",
+    ".recording",
+    ".integrations.transformers",
     ".testing",
     ".theory",
 )

@@ -3,11 +3,12 @@
 The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`.
 """
 
-from saccade import masks, mechanisms, models, nn, positions, scores, statistics, text, vision, viz
+from saccade import integrations, masks, mechanisms, models, nn, positions, scores, statistics, text, vision, viz
 from saccade.attention_matrix import AttentionMatrix, attention, attention_with_lse
 from saccade.comparison import compare
 from saccade.errors import UnsupportedError
 from saccade.matrix import Matrix
+from saccade.recording import Recording, record
 
 __version__ = "0.1.0"
 
@@ -17,6 +18,8 @@ __all__ = [
     "AttentionMatrix",
     "Matrix",
     "compare",
+    "record",
+    "Recording",
     "masks",
     "scores",
     "positions",
@@ -27,6 +30,7 @@ __all__ = [
     "models",
     "text",
     "viz",
+    "integrations",
     "UnsupportedError",
     "__version__",
 ]

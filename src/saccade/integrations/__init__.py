@@ -1,3 +1,5 @@
 """Our kernels in other people's models, and taps that hand out their matrices: transformers, torch.nn, any SDPA."""
 
-__all__: list[str] = []
+from saccade.integrations import transformers
+
+__all__ = ["transformers"]

@@ -1,0 +1,180 @@
+"""The tap of torch's own layers: what ``nn.MultiheadAttention`` is called with, projected once more."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.attention_matrix import AttentionMatrix
+from saccade.integrations.attention_call import mask_of_tensor
+from saccade.integrations.sdpa_tap import without_mode
+from saccade.integrations.tap import Valve, instead_of_forward, names_of
+from saccade.masks import Dense, Full, Mask, from_key_padding_mask
+
+__all__ = ["tapped_torch_layers"]
+
+_ATTENTION = inspect.signature(nn.MultiheadAttention.forward)
+_LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
+# What may take torch's fast path, which leaves Python.
+_WHOLE = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerDecoderLayer)
+
+
+@contextmanager
+def tapped_torch_layers(model: nn.Module, valve: Valve) -> Iterator[None]:
+    """Hand out each call of an ``nn.MultiheadAttention``, also where an encoder layer's fast path never calls it.
+
+    The layers run as they would: training, evaluation, fast path, nested tensors. Queries and keys are projected once
+    more for the matrix, which a fast path does not hand out.
+    """
+    names = names_of(model)
+    ran: set[nn.Module] = set()
+    with ExitStack() as stack:
+        for module, name in names.items():
+            if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
+                stack.enter_context(instead_of_forward(module, _attention(module, name, valve, ran)))
+            elif (
+                isinstance(module, nn.TransformerEncoderLayer)
+                and type(module).forward is nn.TransformerEncoderLayer.forward
+            ):
+                inner = names.get(module.self_attn, name)
+                stack.enter_context(instead_of_forward(module, _layer(module, inner, valve, ran)))
+            elif isinstance(module, _WHOLE):
+                stack.enter_context(instead_of_forward(module, without_mode(module.forward)))
+        yield
+
+
+def _attention(module: nn.MultiheadAttention, name: str, valve: Valve, ran: set[nn.Module]) -> Callable[..., Any]:
+    original = module.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        ran.add(module)
+        with valve.closed():
+            out = without_mode(original)(*args, **kwargs)
+        given = _ATTENTION.bind(module, *args, **kwargs).arguments
+        masks = {key: given.get(key) for key in ("attn_mask", "key_padding_mask")}
+        batch_first = module.batch_first or given["query"].dim() == 2
+        valve.hand_out(name, lambda: _matrix(module, given["query"], given["key"], batch_first, **masks))
+        return out
+
+    return forward
+
+
+def _layer(module: nn.TransformerEncoderLayer, name: str, valve: Valve, ran: set[nn.Module]) -> Callable[..., Any]:
+    original = module.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        ran.discard(module.self_attn)
+        out = without_mode(original)(*args, **kwargs)
+        if module.self_attn in ran:
+            return out
+        given = _LAYER.bind(module, *args, **kwargs).arguments
+        masks = {"attn_mask": given.get("src_mask"), "key_padding_mask": given.get("src_key_padding_mask")}
+
+        def make() -> AttentionMatrix:
+            x = given["src"]
+            norm = module.norm1 if module.norm_first else None
+            return _matrix(module.self_attn, x, x, True, norm=norm, **masks)
+
+        valve.hand_out(name, make)
+        return out
+
+    return forward
+
+
+def _matrix(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    batch_first: bool,
+    *,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    norm: nn.Module | None = None,
+) -> AttentionMatrix:
+    """The matrix of one call, from what the layer was given."""
+    is_token = None
+    if query.is_nested:
+        is_self = key is query
+        query, is_token = _padded(query)
+        key, key_padding_mask = (query, ~is_token) if is_self else _padded(key)
+        key_padding_mask = ~is_token if is_self else ~key_padding_mask
+    is_self = key is query
+    query, key = (x if x.dim() == 3 else x[None] for x in (query, key))
+    if not batch_first:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+    if norm is not None:
+        query = norm(query)
+        key = query if is_self else norm(key)
+    q, k = _projected(module, query, key)
+    batch, kv_len = k.shape[:2]
+    heads = module.num_heads
+    q, k = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k))
+    rule, bias = _rule(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len), k.shape[1])
+    places: dict[str, Any] = {}
+    if is_token is not None:  # rows that no token asks do not exist
+        position = torch.arange(kv_len, device=k.device).expand(batch, -1)
+        places = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
+    return AttentionMatrix(q, k, rule, bias=bias, **places)
+
+
+def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys after projection, ``[batch, len, embed_dim]``, with the keys that the layer adds."""
+    width, bias = module.embed_dim, module.in_proj_bias
+    if module._qkv_same_embed_dim:
+        q_weight, k_weight = module.in_proj_weight[:width], module.in_proj_weight[width : 2 * width]
+    else:
+        q_weight, k_weight = module.q_proj_weight, module.k_proj_weight
+    q = F.linear(query, q_weight, None if bias is None else bias[:width])
+    k = F.linear(key, k_weight, None if bias is None else bias[width : 2 * width])
+    if module.bias_k is not None:
+        k = torch.cat([k, module.bias_k.to(k.dtype).expand(len(k), -1, -1)], 1)
+    if module.add_zero_attn:
+        k = torch.cat([k, k.new_zeros(len(k), 1, k.shape[2])], 1)
+    return q, k
+
+
+def _rule(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int], heads: int
+) -> tuple[Mask | None, Tensor | None]:
+    """Torch's masks, where True means *ignore* and floats are added, as a rule and a bias."""
+    batch, heads, _, kv_len = shape
+    rule: Mask = Full()
+    bias: Tensor | None = None
+    if attn_mask is not None:
+        mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
+        mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
+        allowed, bias = mask_of_tensor(_wider(mask, kv_len))
+        rule = Full() if allowed is None else Dense(allowed)
+    if key_padding_mask is not None:
+        padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
+        if padding.dtype == torch.bool:
+            padded = from_key_padding_mask(~_wider(~padding, kv_len))
+        else:
+            allowed, added = mask_of_tensor(_wider(padding, kv_len))
+            padded = Full() if allowed is None else from_key_padding_mask(~allowed)
+            if added is not None:
+                bias = added[:, None, None] if bias is None else bias + added[:, None, None]
+        rule = padded if isinstance(rule, Full) else rule & padded
+    return rule, bias
+
+
+def _wider(mask: Tensor, kv_len: int) -> Tensor:
+    """A mask with the keys that the layer adds, which all may attend to."""
+    more = kv_len - mask.shape[-1]
+    return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask
+
+
+def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A nested tensor as ``[batch, longest, width]``, and which of it are tokens."""
+    lengths = torch.tensor([len(item) for item in x.unbind()], device=x.device)
+    padded = x.to_padded_tensor(0.0)
+    return padded, torch.arange(padded.shape[1], device=x.device) < lengths[:, None]

@@ -1,0 +1,177 @@
+"""The tap of transformers: the function that a layer gets from the attention interface, with an ear beside it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import unsupported
+from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
+from saccade.integrations.lazy_mask import LazyMask, Placed
+from saccade.integrations.mask_functions import place
+from saccade.integrations.tap import Valve, names_of
+
+__all__ = ["speaks_attention_interface", "tapped_interface"]
+
+_REMEMBERED = 8
+_SMALL = 1 << 20
+_LOCK = threading.RLock()
+_listeners: list[_Listener] = []
+_restore: list[Callable[[], None]] = []
+
+
+@contextmanager
+def tapped_interface(model: nn.Module, valve: Valve) -> Iterator[None]:
+    """Hand out each call of an attention function that a module of ``model`` makes, whichever implementation is set.
+
+    The configuration stays as it is, and so do masks and kernels. Masks are read from the function that they are made
+    of, not from the tensor. Nothing happens where transformers has not been imported.
+    """
+    if "transformers" not in sys.modules:
+        yield
+        return
+    listener = _Listener(names_of(model), valve)
+    with _LOCK:
+        if not _listeners:
+            _restore.append(_tap())
+        _listeners.append(listener)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _listeners.remove(listener)
+            if not _listeners:
+                _restore.pop()()
+
+
+def speaks_attention_interface(module: nn.Module) -> bool:
+    """Whether the file that a module comes from asks transformers for its attention function."""
+    return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
+
+
+class _Listener:
+    def __init__(self, names: dict[nn.Module, str], valve: Valve):
+        self.names, self.valve = names, valve
+        self._placed: dict[int, tuple[weakref.ref[Tensor], Placed]] = {}
+        self._latest: deque[Placed] = deque(maxlen=_REMEMBERED)
+
+    def learn(self, mask: Tensor, placed: Placed) -> None:
+        """Remember what a mask tensor stands for, as long as it lives, and for a while what its copy would."""
+        number = id(mask)
+        self._latest.appendleft(placed)
+        self._placed[number] = (weakref.ref(mask, lambda _: self._placed.pop(number, None)), placed)
+
+    def meaning_of(self, mask: Tensor | None) -> Tensor | None:
+        """The rule behind a mask tensor, where it is known; else the tensor."""
+        if mask is None or mask.dim() != 4:
+            return mask
+        known = self._placed.get(id(mask))
+        if known is not None and known[0]() is mask:
+            return LazyMask(known[1], mask.shape[0], mask.device)
+        # `generate` copies masks for a static cache. Small ones are recognised by what they say.
+        for placed in self._latest if mask.numel() <= _SMALL else ():
+            if (len(placed.q_positions), len(placed.kv_positions)) == mask.shape[2:]:
+                lazy = LazyMask(placed, mask.shape[0], mask.device)
+                allowed, added = mask_of_tensor(mask)
+                if added is None and allowed is not None and torch.equal(lazy.written_out(), allowed):
+                    return lazy
+        return mask
+
+
+def _tap() -> Callable[[], None]:
+    """Put the ear in; returns what takes it out."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported by the model
+
+    get_interface, get_mask = AttentionInterface.get_interface, AttentionMaskInterface.__getitem__
+    inherited = "__getitem__" not in vars(AttentionMaskInterface)
+
+    def get_interface_tapped(self: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return _tapped(get_interface(self, *args, **kwargs))
+
+    def get_mask_tapped(self: Any, name: str) -> Callable[..., Any]:
+        return _tapped_mask(get_mask(self, name))
+
+    # The classes, not their mappings: the names that models are set to, and all that depends on them, stay as they are.
+    setattr(AttentionInterface, "get_interface", get_interface_tapped)  # noqa: B010
+    setattr(AttentionMaskInterface, "__getitem__", get_mask_tapped)  # noqa: B010
+
+    def restore() -> None:
+        setattr(AttentionInterface, "get_interface", get_interface)  # noqa: B010
+        if inherited:
+            delattr(AttentionMaskInterface, "__getitem__")
+        else:
+            setattr(AttentionMaskInterface, "__getitem__", get_mask)  # noqa: B010
+
+    return restore
+
+
+def _tapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def tapped(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        ears = [listener for listener in _listeners if module in listener.names]
+        if not ears:
+            return function(module, query, key, value, attention_mask, *args, **kwargs)
+        with _all_closed(ears):
+            out = function(module, query, key, value, attention_mask, *args, **kwargs)
+        if args:
+            reason = f"{type(module).__name__} gives {len(args)} further arguments without names"
+            raise unsupported("record", "a transformers model", [reason])
+        facts = {name: fact for name, fact in kwargs.items() if name not in ("dropout", "output_attentions")}
+        for ear in ears:
+            name = ear.names[module]
+
+            def make(ear: _Listener = ear) -> Any:
+                mask = ear.meaning_of(attention_mask)
+                return AttentionCall.of("record", module, query, key, mask, facts).matrix()
+
+            ear.valve.hand_out(name, make)
+        return out
+
+    return tapped
+
+
+def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def tapped(*args: Any, **kwargs: Any) -> Any:
+        mask = function(*args, **kwargs)
+        if type(mask) is Tensor and mask.dim() == 4 and not args and not torch.compiler.is_compiling():
+            names = ("q_length", "kv_length", "q_offset", "kv_offset")
+            sizes = {name: kwargs[name] for name in names if name in kwargs}
+            placed = place(
+                kwargs["mask_function"],
+                kwargs.get("attention_mask"),
+                one_by_one=kwargs.get("use_vmap", False),
+                **sizes,
+            )
+            for listener in _listeners:
+                listener.learn(mask, placed)
+        return mask
+
+    return tapped
+
+
+@contextmanager
+def _all_closed(ears: list[_Listener]) -> Iterator[None]:
+    """Nothing that the attention function itself calls is another layer."""
+    if not ears:
+        yield
+        return
+    with ears[0].valve.closed(), _all_closed(ears[1:]):
+        yield

@@ -1,0 +1,68 @@
+"""Whether a call goes on where the last one ended: the tokens of a generation, one after another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix
+from saccade.matrix import Matrix
+from saccade.token_positions import AtPositions
+
+__all__ = ["Mark"]
+
+
+class Mark(NamedTuple):
+    """What is remembered of a call, to recognise the one that goes on from it.
+
+    Attributes:
+        newest: the key of its last token, ``[batch, kv_heads, head_dim]``; None where keys are unknown.
+        last: the last key of all, which is another one where a cache has room to spare.
+        tokens: how many keys there were up to its last token, of the whole text.
+        kv_len: how many keys the call had.
+    """
+
+    newest: Tensor | None
+    last: Tensor | None
+    tokens: int
+    kv_len: int
+
+    @classmethod
+    def of(cls, matrix: Matrix, first_column: int = 0) -> Mark:
+        """The mark of a call whose first key is the one with this number."""
+        kv_len = matrix.shape[3]
+        if not isinstance(matrix, AttentionMatrix) or not kv_len:
+            return cls(None, None, kv_len, kv_len)
+        key, place = matrix.scores.key.detach(), _place(matrix)
+        return cls(key[:, :, place].clone(), key[:, :, -1].clone(), first_column + place + 1, kv_len)
+
+    def continued(self, matrix: Matrix) -> int | None:
+        """Number of the first key of the next call, if that goes on from this one; else None.
+
+        In self-attention the key of the last token stands before those of the new ones. In cross-attention the keys
+        are the same, and one token asks.
+        """
+        if self.newest is None or self.last is None or not isinstance(matrix, AttentionMatrix):
+            return None
+        q_len, kv_len, key = matrix.shape[2], matrix.shape[3], matrix.scores.key.detach()
+        if q_len >= kv_len or key[:, :, 0].shape != self.newest.shape or key.dtype != self.newest.dtype:
+            return None
+        place = _place(matrix)
+        before = place - q_len
+        if before >= 0 and torch.equal(key[:, :, before], self.newest):
+            first = self.tokens + q_len - 1 - place
+            return first if first >= 0 else None
+        if q_len == 1 and kv_len == self.kv_len and torch.equal(key[:, :, -1], self.last):
+            return self.tokens - 1 - place if self.tokens - 1 - place >= 0 else 0
+        return None
+
+
+def _place(matrix: AttentionMatrix) -> int:
+    """Which key is that of the last query: the last one, unless a cache has room to spare."""
+    kv_len, (q_first, kv_first) = matrix.shape[3], matrix.scores.origin
+    if isinstance(matrix.scores.rule, AtPositions):
+        return kv_len - 1
+    place = q_first + matrix.shape[2] - 1 - kv_first
+    return place if 0 <= place < kv_len else kv_len - 1

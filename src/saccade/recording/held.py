@@ -1,0 +1,89 @@
+"""Held: queries and keys of one layer, kept for later questions in memory that grows with the tokens."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from saccade.attention_matrix import AttentionMatrix
+from saccade.matrix import Matrix
+from saccade.recording.joined_rows import JoinedRows
+
+__all__ = ["Held"]
+
+
+class Held:
+    """The matrices of the calls of one run; keys that were there before are kept once.
+
+    Tensors are copied, so that a cache that is written to later changes nothing; masks and biases that a model wrote
+    out are held as they are.
+    """
+
+    def __init__(self) -> None:
+        self._matrices: list[Matrix] = []
+        self._first_columns: list[int] = []
+        self._keys: Tensor | None = None  # with room for more, if they grow
+        self._shared: list[bool] = []
+
+    def add(self, matrix: Matrix, first_column: int) -> None:
+        """Keep one more call."""
+        self._first_columns.append(first_column)
+        if not isinstance(matrix, AttentionMatrix):
+            self._matrices.append(matrix)
+            self._shared.append(False)
+            return
+        key = matrix.scores.key.detach()
+        shared = first_column == 0 and self._takes(key)
+        own = key[:, :, :0] if shared else key.clone()
+        if not self._matrices:
+            self._keys, own, shared = own, key[:, :, :0], True
+            self._length = key.shape[2]
+        self._matrices.append(_copied(matrix, own))
+        self._shared.append(shared)
+
+    def matrix(self) -> Matrix:
+        """All calls as one matrix."""
+        matrices = [
+            self._with_keys(matrix) if shared else matrix
+            for matrix, shared in zip(self._matrices, self._shared, strict=True)
+        ]
+        return matrices[0] if len(matrices) == 1 else JoinedRows(matrices, self._first_columns)
+
+    def _takes(self, key: Tensor) -> bool:
+        """Take in keys that go on where those that are held end; False if they do not."""
+        held, length = self._keys, getattr(self, "_length", 0)
+        if held is None or key.shape[2] < length or not torch.equal(held[:, :, :length], key[:, :, :length]):
+            return False
+        if key.shape[2] > held.shape[2]:
+            room = max(2 * held.shape[2], key.shape[2])
+            wider = key.new_empty(*key.shape[:2], room, key.shape[3])
+            wider[:, :, :length] = held[:, :, :length]
+            self._keys = held = wider
+        held[:, :, length : key.shape[2]] = key[:, :, length:]
+        self._length = key.shape[2]
+        return True
+
+    def _with_keys(self, matrix: Matrix) -> AttentionMatrix:
+        assert isinstance(matrix, AttentionMatrix)
+        assert self._keys is not None
+        return _made_of(matrix, matrix.scores.query, self._keys[:, :, : matrix.shape[3]])
+
+
+def _copied(matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
+    other = _made_of(matrix, matrix.scores.query.detach().clone(), key)
+    scores = other.scores
+    scores.parameters = tuple(x.detach().clone() for x in scores.parameters)
+    if scores.sink_logit is not None:
+        scores.sink_logit = scores.sink_logit.detach().clone()
+    if scores.bias is not None:
+        scores.bias = scores.bias.of(scores.bias.source.detach())
+    return other
+
+
+def _made_of(matrix: AttentionMatrix, query: Tensor, key: Tensor) -> AttentionMatrix:
+    other = copy.copy(matrix)
+    other.scores = matrix.scores.replaced(query, key)
+    other._lse = None
+    return other

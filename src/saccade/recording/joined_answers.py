@@ -1,0 +1,70 @@
+"""Answers of several calls as those of all their rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from saccade.errors import unsupported
+from saccade.statistics import Fold, Outline, Received, TopK
+
+__all__ = ["joined_answers"]
+
+_PROBE = (2, 3, 5, 7)  # sizes that tell the axes of an answer apart
+
+
+def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: Sequence[int]) -> Any:
+    """One answer for the rows of several calls.
+
+    Args:
+        fold: the question.
+        answers: of the calls, in order.
+        first_columns: which key of the whole the first key of each call is.
+
+    Raises:
+        UnsupportedError: an answer that is not about single rows, and no sum over them that is known here.
+    """
+    if isinstance(fold, Received):
+        width = max(first + answer.shape[2] for first, answer in zip(first_columns, answers, strict=True))
+        padded = [
+            F.pad(answer, (first, width - first - answer.shape[2]))
+            for first, answer in zip(first_columns, answers, strict=True)
+        ]
+        return torch.stack(padded).sum(0)
+    if isinstance(fold, TopK):
+        moved = [
+            answer._replace(indices=torch.where(answer.indices < 0, -1, answer.indices + first))
+            for first, answer in zip(first_columns, answers, strict=True)
+        ]
+        return _stacked(moved, [2, 2])
+    axes = _row_axes(fold)
+    if any(axis is None for axis in axes) or any(first_columns):
+        reason = f"the answers of {len(answers)} calls to {fold} do not make one answer for all rows"
+        hint = 'keep="qk" joins the matrices instead; Run.calls holds the answer of each call'
+        raise unsupported("Run.ask", "the recording", [reason], hint=hint)
+    return _stacked(answers, [axis for axis in axes if axis is not None])
+
+
+def _stacked(answers: Sequence[Any], axes: Sequence[int]) -> Any:
+    leaves = [tree_flatten(answer)[0] for answer in answers]
+    joined = [torch.cat(parts, axis) for parts, axis in zip(zip(*leaves, strict=True), axes, strict=True)]
+    return tree_unflatten(joined, tree_flatten(answers[0])[1])
+
+
+def _row_axes(fold: Fold[Any, Any]) -> list[int | None]:
+    """Along which axis the rows stand in each tensor of an answer; None where they do not, or keys do too.
+
+    Read off the answer for a matrix with no rows computed, whose four sizes differ.
+    """
+    outline = Outline(_PROBE, torch.float32, torch.device("cpu"))
+    found: list[int | None] = []
+    for leaf in tree_flatten(fold.finish(fold.start(outline)))[0]:
+        shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
+        rows = [axis for axis, size in enumerate(shape) if size == _PROBE[2]]
+        found.append(rows[0] if len(rows) == 1 and _PROBE[3] not in shape else None)
+    return found

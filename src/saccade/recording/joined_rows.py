@@ -1,0 +1,71 @@
+"""JoinedRows: the rows of several calls, one below the other, as one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from saccade.matrix import Matrix
+from saccade.statistics import Block
+
+__all__ = ["JoinedRows"]
+
+
+class JoinedRows(Matrix):
+    """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
+
+    Args:
+        matrices: of the calls, in order; equal batches and heads.
+        first_columns: which key of the whole the first key of each call is.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.randn(1, 1, 5, 8)
+        >>> prompt = AttentionMatrix(x[:, :, :4], x[:, :, :4], masks.Causal())
+        >>> step = AttentionMatrix(x[:, :, 4:], x, masks.Causal())
+        >>> whole = AttentionMatrix(x, x, masks.Causal())
+        >>> torch.allclose(JoinedRows([prompt, step], [0, 0]).to_dense(), whole.to_dense())
+        True
+    """
+
+    def __init__(self, matrices: Sequence[Matrix], first_columns: Sequence[int]):
+        self._parts = tuple(zip(matrices, first_columns, strict=True))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, _, _ = self._parts[0][0].shape
+        q_len = sum(matrix.shape[2] for matrix, _ in self._parts)
+        return (batch, heads, q_len, max(first + matrix.shape[3] for matrix, first in self._parts))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._parts[0][0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._parts[0][0].device
+
+    @property
+    def kv_heads(self) -> int:
+        return self._parts[0][0].kv_heads
+
+    @property
+    def is_stochastic(self) -> bool:
+        return all(matrix.is_stochastic for matrix, _ in self._parts)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        start = 0
+        for matrix, first in self._parts:
+            q_len = matrix.shape[2]
+            own = range(q_len) if rows is None else range(max(rows.start - start, 0), min(rows.stop - start, q_len))
+            if len(own):
+                for block in matrix.blocks(batch, head, own):
+                    yield block._replace(
+                        rows=_moved(block.rows, start), columns=tuple(_moved(span, first) for span in block.columns)
+                    )
+            start += q_len
+
+
+def _moved(span: range, by: int) -> range:
+    return range(span.start + by, span.stop + by, span.step)

@@ -1,0 +1,135 @@
+"""record(): run a model as it is, and keep what it attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+from torch import nn
+
+from saccade.errors import type_error, unsupported, value_error
+from saccade.integrations.taps import tapped
+from saccade.matrix import Matrix
+from saccade.recording.choice import Choice
+from saccade.recording.recorder import Kept, Recorder
+from saccade.recording.recording import Recording
+from saccade.statistics import Entropy, Fold, Pooled, Received, TopK
+
+__all__ = ["Keep", "record"]
+
+Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
+"""What is kept of a call: a question's answer, some by name, or queries and keys."""
+
+_NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
+    "statistics": (Entropy(), Received()),
+    "topk": (TopK(8),),
+    "pooled": (Pooled(64),),
+    "qk": (),
+}
+
+
+def record(
+    model: nn.Module,
+    *,
+    layers: int | str | Iterable[int | str] | None = None,
+    heads: int | Iterable[int] | None = None,
+    keep: Keep | Iterable[Keep] = "statistics",
+    callback: Callable[[str, Matrix], None] | None = None,
+) -> AbstractContextManager[Recording]:
+    """Keep what a model attends to while it runs, on its own kernels, with the same outputs to the bit.
+
+    Within the ``with`` block every call of an attention layer is heard: of transformers models, whichever attention
+    implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
+    and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
+    timm's do; and of saccade's own. Weights are those of the softmax, before dropout. ``output_attentions`` is never
+    asked for, and no n × n matrix is built.
+
+    Args:
+        model: any torch model.
+        layers: which attention layers: numbers, in the order in which they speak, or names of modules, in which ``*``
+            stands for anything. All when None.
+        heads: which heads, by number; all when None.
+        keep: what of each call: questions of `saccade.statistics`, or names. "statistics": entropy, where rows sum to
+            1, and the attention each key receives. "topk": the 8 strongest keys of each query. "pooled": a map of
+            64 × 64 cells. "qk": queries and keys, for questions that come later. An empty tuple keeps nothing, for a
+            callback.
+        callback: called as ``callback(name, matrix)`` after each call of a layer, with the lazy matrix, whose tensors
+            are those of the model: ask now, or keep "qk".
+
+    Returns:
+        A context manager that gives a `Recording`.
+
+    Raises:
+        TypeError, ValueError: arguments that are none of these; before the model runs.
+        UnsupportedError: at the end, if the model ran and no attention layer was heard, or none of those named; and
+            where a layer does something that changes its matrix in a way that is not known.
+
+    Cost: a sweep over the weights for the questions, about as much as two products, and O(length) memory; for "qk" a
+    copy, O(length · width). ``nn.MultiheadAttention`` projects queries and keys once more.
+
+    Example:
+        >>> from torch import nn
+        >>> from saccade.statistics import Entropy
+        >>> layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+        >>> with record(layer) as recording:
+        ...     out = layer(torch.zeros(1, 5, 16))
+        >>> recording.layers
+        ('self_attn',)
+        >>> recording["self_attn"].ask(Entropy())[0].shape
+        torch.Size([1, 2, 5])
+    """
+    if not isinstance(model, nn.Module):
+        got = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise type_error("record", "model", "be a torch module", got)
+    if callback is not None and not callable(callback):
+        raise type_error("record", "callback", "be a function (name, matrix), or None", type(callback).__name__)
+    kept = _kept(keep)
+    if not (kept.folds or kept.matrices or callback):
+        raise value_error("record", "keep", "name something where there is no callback", "nothing")
+    choice = Choice(layers, heads, "record")
+    return _recording(model, Recorder(kept, choice, callback), choice)
+
+
+@contextmanager
+def _recording(model: nn.Module, recorder: Recorder, choice: Choice) -> Iterator[Recording]:
+    with tapped(model, recorder.hear):
+        yield Recording(recorder.runs)
+    _check_heard(model, choice)
+
+
+def _check_heard(model: nn.Module, choice: Choice) -> None:
+    """Nothing heard is no answer; say what could be wrong."""
+    name = type(model).__name__
+    if not choice.heard:
+        reason = (
+            "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
+        )
+        hint = (
+            "timm: timm.layers.set_fused_attn(True) before the model is made; any module can call "
+            "torch.nn.functional.scaled_dot_product_attention, or make a saccade.AttentionMatrix"
+        )
+        raise unsupported("record", name, [reason], hint=hint)
+    if choice.unused:
+        reason = f"{', '.join(map(str, choice.unused))} was not heard; {', '.join(choice.heard)} were"
+        raise unsupported("record", name, [reason], hint="layers= takes numbers and names of these")
+
+
+def _kept(keep: object) -> Kept:
+    given = [keep] if isinstance(keep, str | Fold) else list(keep) if isinstance(keep, Iterable) else [keep]
+    folds: list[Fold[Any, Any]] = []
+    optional: list[Fold[Any, Any]] = []
+    for one in given:
+        if isinstance(one, str) and one in _NAMED:
+            added = [fold for fold in _NAMED[one] if fold not in folds]
+            folds += added
+            optional += added
+        elif isinstance(one, Fold):
+            folds += [one] if one not in folds else []
+            optional = [fold for fold in optional if fold != one]
+        else:
+            names = ", ".join(f'"{name}"' for name in _NAMED)
+            got = one.__name__ if isinstance(one, type) else repr(one)
+            rule = f"be questions of saccade.statistics, or of {names}"
+            raise type_error("record", "keep", rule, got, hint="give instances: keep=[Entropy()]")
+    return Kept(tuple(folds), tuple(optional), "qk" in given)

@@ -1,0 +1,67 @@
+"""Recording: what was kept of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from saccade.recording.run import Run
+from saccade.statistics import Fold
+
+__all__ = ["Recording"]
+
+
+class Recording(Mapping[str, Run]):
+    """What was kept of every attention layer, by its name, in the order in which the layers first spoke.
+
+    ``recording[name]`` is the last `Run` of a layer, ``recording[number]`` that of the layer with this number;
+    ``recording.runs(name)`` are all of them. `record` makes it, and fills it while the model runs.
+
+    Args:
+        runs: of each layer, in order.
+    """
+
+    def __init__(self, runs: dict[str, list[Run]]):
+        self._runs = runs
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers that were recorded."""
+        return tuple(self._runs)
+
+    def runs(self, layer: str | int) -> tuple[Run, ...]:
+        """All runs of a layer: a new one begins with each call that does not go on from the one before.
+
+        Raises:
+            KeyError: no such layer was recorded.
+        """
+        return tuple(self._runs[self._name(layer)])
+
+    def ask(self, *folds: Fold[Any, Any]) -> dict[str, tuple[Any, ...]]:
+        """Answers of every layer's last run, by name; see `Run.ask`."""
+        return {name: self[name].ask(*folds) for name in self._runs}
+
+    def __getitem__(self, layer: str | int) -> Run:
+        return self._runs[self._name(layer)][-1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"    {name}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, the last of shape {list(runs[-1].shape)}"
+            for name, runs in self._runs.items()
+        ]
+        return "\n".join([f"Recording of {len(self)} layers", *lines])
+
+    def _name(self, layer: str | int) -> str:
+        names = list(self._runs)
+        if isinstance(layer, int) and not isinstance(layer, bool) and -len(names) <= layer < len(names):
+            return names[layer]
+        if layer in self._runs:
+            return str(layer)
+        there = ", ".join(names) or "none, since nothing was recorded"
+        raise KeyError(f"Recording: layer must be one of {there}; got {layer!r}.")
