@@ -10,6 +10,7 @@ from saccade import theory
 from saccade.cli import verify as command
 from saccade.cli.app import app
 from saccade.theory.measurement import equal
+from saccade.theory.pictures import PICTURES
 
 
 @pytest.fixture
@@ -148,6 +149,17 @@ def test_markdown_is_the_table_of_verdicts(verify):
     lines = result.stdout.splitlines()
     assert lines[0] == "| claim | verdict | what is said |"
     assert len(lines) == 2 + len(theory.CLAIMS)
+
+
+def test_pictures_are_drawn(verify, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "PICTURES", {"theory-softmax": PICTURES["theory-softmax"]})
+    result = verify("--pictures", str(tmp_path / "new" / "folder"))
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "new" / "folder" / "theory-softmax.png").read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "file").write_text("")
+    result = verify("--pictures", str(tmp_path / "file"))
+    assert result.exit_code == 2
+    assert "--pictures must be a folder that can be written; got" in result.output
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -10,9 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from saccade import viz
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
+from saccade.theory.pictures import PICTURES
 
 __all__ = ["verify"]
 
@@ -27,6 +30,9 @@ def verify(
     seed: Annotated[int, typer.Option(min=0, help="The first seed of the random numbers.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run, one after the other.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run as JSON.")] = False,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Draw the pictures of the documents into this folder, and check nothing.")
+    ] = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a table of claims and verdicts, and check nothing.")
     ] = False,
@@ -39,6 +45,9 @@ def verify(
     claims = _chosen(only or [])
     if as_markdown:
         typer.echo(table(claims), nl=False)
+        return
+    if pictures is not None:
+        _draw(pictures)
         return
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -56,6 +65,15 @@ def verify(
         _print(verification, claims, seeds)
     if not verification.ok:
         raise typer.Exit(1)
+
+
+def _draw(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, picture in PICTURES.items():
+            typer.echo(f"wrote {visible(str(viz.save(picture(), folder / f'{name}.png')))}")
+    except OSError as error:
+        _refuse(f"--pictures must be a folder that can be written; got {folder} ({error.strerror})")
 
 
 def table(claims: Sequence[Claim]) -> str:

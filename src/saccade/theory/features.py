@@ -187,8 +187,8 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
     latex=r"\lVert\operatorname{softmax}(qK^\top E^\top)FV-\operatorname{softmax}(qK^\top)V\rVert\le\varepsilon",
     source=_WANG + ", theorem 2 and its proof",
     verdict="refuted",
-    conditions="this is about the construction that the proof prints: for small δ and large its error is that of an output "
-    "of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
+    conditions="this is about the construction that the proof prints: for small δ and large its error is that of an "
+    "output of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
 )
 def linformer_is_exact_by_construction(
     draw: Draw, *, projections: Callable[[Tensor, float], tuple[Tensor, Tensor]] = printed_projections

@@ -28,6 +28,7 @@ from saccade.viz.canvas import DPI, INK, blank, colours
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
 __all__ = ["PICTURES"]
 
@@ -39,9 +40,7 @@ def scaling() -> Figure:
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
     found = []
     for width in widths:
-        scores = draw.normal(4000, min(width, 64)).square().mean(-1, keepdim=True).mul(width).sqrt() * draw.normal(
-            4000, 16
-        )
+        scores = draw.normal(2000, width).norm(dim=-1, keepdim=True) * draw.normal(2000, 16)
         left, kept = movability(scores), movability(scores * inverse_root(width))
         found.append([float(x) for x in (kept.median(), left.mean(), left.median())])
     figure, (axes,) = _panels(1, 4.6)
@@ -64,7 +63,7 @@ def softmax() -> Figure:
     for axes, matrix, title in zip(
         panels, (right, printed), ("right: δ_ik A_ij (δ_jl - A_il)", "as printed: A_ij (δ_ik - A_kj)"), strict=True
     ):
-        image = axes.imshow(matrix, cmap="PuOr_r", vmin=-0.25, vmax=0.25)
+        image = axes.imshow(matrix.numpy(), cmap="PuOr_r", vmin=-0.4, vmax=0.4)
         axes.set(xlabel="score l", ylabel="weight j", xticks=range(5), yticks=range(5))
         axes.set_title(title, loc="left", size=9, color=INK)
         for j in range(5):
@@ -80,13 +79,13 @@ def averages() -> Figure:
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
     inside, dropped = (matrix @ value)[0, 0], matrix.matmul(value, dropout_p=0.5, seed=1)[0, 0]
-    figure, (axes,) = _panels(1, 3.6)
+    figure, (axes,) = _panels(1, 5.0)
     corners = _hull(value[0, 0].tolist())
     axes.fill(*zip(*corners, strict=True), color="#f1e6ee", zorder=0)
     for points, colour, mark, label in (
-        (value[0, 0], INK, "s", "values"),
-        (inside, _PURPLE, "o", "outputs"),
-        (dropped, _ORANGE, "x", "outputs with dropout 0.5"),
+        (value[0, 0].numpy(), INK, "s", "values"),
+        (inside.numpy(), _PURPLE, "o", "outputs"),
+        (dropped.numpy(), _ORANGE, "x", "outputs with dropout 0.5"),
     ):
         axes.scatter(points[:, 0], points[:, 1], s=16, color=colour, marker=mark, label=label, linewidth=1)
     axes.set_title("Outputs lie in the hull of the values", loc="left", size=10, color=INK)
@@ -102,20 +101,25 @@ def matrices() -> Figure:
     figure, (left, right) = _panels(2, 3.0)
     numbers = range(1, 65)
     left.semilogy(
-        numbers, torch.linalg.svdvals(q @ k.T / 8**0.5).clamp_min(1e-17), ".", color=_ORANGE, label="QKᵀ/√d_k, rank 8"
+        numbers,
+        torch.linalg.svdvals(q @ k.T / 8**0.5).clamp_min(1e-17).numpy(),
+        ".",
+        color=_ORANGE,
+        label="QKᵀ/√d_k, rank 8",
     )
-    left.semilogy(numbers, torch.linalg.svdvals(weights_of(q, k)), ".", color=_PURPLE, label="A, rank 64")
+    left.semilogy(numbers, torch.linalg.svdvals(weights_of(q, k)).numpy(), ".", color=_PURPLE, label="A, rank 64")
     left.set(xlabel="number", ylabel="singular value")
     left.set_title("Softmax does not keep rank", loc="left", size=10, color=INK)
     left.legend(frameon=False, fontsize=8)
-    values = torch.linalg.eigvals(weights_of(3 * q, k))
+    values = torch.linalg.eigvals(weights_of(3 * q, k)).numpy()
     turn = torch.linspace(0, 2 * math.pi, 200)
-    right.plot(turn.cos(), turn.sin(), color=_GREY, linewidth=0.8)
+    right.plot(turn.cos().numpy(), turn.sin().numpy(), color=_GREY, linewidth=0.8)
     right.scatter(values.real, values.imag, s=9, color=_PURPLE, label="random weights", zorder=2)
     right.scatter(
         [1, 0], [0, 0], s=60, facecolors="none", edgecolors=_ORANGE, label="a sink; uniform weights", zorder=3
     )
     right.set_aspect("equal")
+    right.set(xlim=(-1.15, 1.15), ylim=(-1.6, 1.15))
     right.set_title("Eigenvalues", loc="left", size=10, color=INK)
     right.legend(frameon=False, fontsize=8, loc="lower left")
     return figure
@@ -132,16 +136,16 @@ def inference() -> Figure:
         at = attention(at[None, None], keys[None, None], keys[None, None], score=score)[0, 0]
         path.append(at)
     figure, (left, right) = _panels(2, 3.0)
-    left.scatter(keys[:, 0], keys[:, 1], s=5, color=_GREY)
-    for one in torch.stack(path, 1):
+    left.scatter(*keys.T.numpy(), s=5, color=_GREY)
+    for one in torch.stack(path, 1).numpy():
         left.plot(one[:, 0], one[:, 1], color=_PURPLE, linewidth=0.8)
-        left.scatter(*one[-1], s=22, color=_ORANGE, zorder=3)
+        left.scatter(one[-1, :1], one[-1, 1:], s=22, color=_ORANGE, zorder=3)
     left.set_aspect("equal")
     left.set_title("Attention to keys as values climbs their density", loc="left", size=9, color=INK)
     n = 16
     eye = torch.eye(n, dtype=torch.float64)
     patterns = {"one key each": eye, "a sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
-    for place, (name, one) in enumerate(patterns.items()):
+    for place, one in enumerate(patterns.values()):
         entropy, passed = float(torch.special.entr(one).sum(-1).mean()), gaussian_information(one, 0.01)
         right.barh(
             [place - 0.18], [passed], height=0.34, color=_PURPLE, label="information, nats" if not place else None
@@ -165,15 +169,22 @@ def relatives() -> Figure:
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
     after = kalman_update(prior, prior_cov, seen, noise_cov)
-    figure, (axes,) = _panels(1, 3.4)
+    figure, (axes,) = _panels(1, 5.0)
     axes.add_patch(_rectangle((0.0, -1.0), 1.0, 1.0))
     turn = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
     circle = torch.stack([turn.cos(), turn.sin()])
     for mean, cov, colour, name in ((prior, prior_cov, _GREY, "prediction"), (seen, noise_cov, _ORANGE, "observation")):
-        ring = mean[:, None] + torch.linalg.cholesky(cov) @ circle
+        ring = (mean[:, None] + torch.linalg.cholesky(cov) @ circle).numpy()
         axes.plot(ring[0], ring[1], color=colour, linewidth=1)
-        axes.scatter(*mean, color=colour, s=24, label=name)
-    axes.scatter(*after, color=_PURPLE, s=36, marker="D", label=f"update ({after[0]:.2f}, {after[1]:.2f})")
+        axes.scatter(mean[:1].numpy(), mean[1:].numpy(), color=colour, s=24, label=name)
+    axes.scatter(
+        after[:1].numpy(),
+        after[1:].numpy(),
+        color=_PURPLE,
+        s=36,
+        marker="D",
+        label=f"update ({after[0]:.2f}, {after[1]:.2f})",
+    )
     axes.set(xlim=(-1.6, 2.2), ylim=(-2.0, 1.7))
     axes.set_aspect("equal")
     axes.set_title("An update outside of the box that averages stay in", loc="left", size=9, color=INK)
@@ -215,7 +226,7 @@ def cost() -> Figure:
         "4 convolutions": convolutions(draw, 4),
     }
     for (name, layer), colour in zip(layers.items(), (_PURPLE, _GREEN, _GREY, _ORANGE), strict=True):
-        found = influence(layer, x).mean(0)
+        found = influence(layer, x).mean(0).numpy()
         shown = found[found > 0]
         right.plot(range(len(shown)), shown / shown[1], color=colour, label=name)
     right.set(yscale="log", xlabel="distance", ylabel="influence, against distance 1", ylim=(1e-14, 50))
@@ -235,7 +246,7 @@ def features() -> Figure:
         ("trigonometric", variance_of_trigonometric, _ORANGE),
     ):
         relative = [float(variance(x, y).sqrt() / (x @ y).exp()) for y in other]
-        axes.plot(angles.rad2deg(), relative, color=colour, label=name)
+        axes.plot(angles.rad2deg().numpy(), relative, color=colour, label=name)
     axes.set(
         xlabel="angle of query and key, degrees",
         ylabel="error of one feature, relative to the kernel",
@@ -255,7 +266,7 @@ def mistakes() -> Figure:
     shown |= {mistake.name: mistake.function(q, k, eye, allowed) for mistake in MISTAKES[:4]}
     figure, panels = _panels(5, 1.5)
     for axes, (name, matrix) in zip(panels, shown.items(), strict=True):
-        axes.imshow(matrix[0, 0], cmap=colours(), vmin=0, vmax=1)
+        axes.imshow(matrix[0, 0].numpy(), cmap=colours(), vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[])
         axes.set_title(name, loc="left", size=7.5, color=INK)
     panels[0].set(xlabel="key", ylabel="query")
@@ -279,10 +290,10 @@ def _panels(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
     return figure, panels
 
 
-def _rectangle(corner: tuple[float, float], width: float, height: float) -> object:
-    from matplotlib.patches import Rectangle  # noqa: PLC0415  matplotlib is optional
+def _rectangle(corner: tuple[float, float], width: float, height: float) -> Rectangle:
+    from matplotlib import patches  # noqa: PLC0415  matplotlib is optional
 
-    return Rectangle(corner, width, height, facecolor="#f1e6ee", edgecolor="none")
+    return patches.Rectangle(corner, width, height, facecolor="#f1e6ee", edgecolor="none")
 
 
 def _hull(points: list[list[float]]) -> list[tuple[float, float]]:
