@@ -19,6 +19,8 @@ from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.pooled import How, Pooled
 from saccade.statistics.received import Received
+from saccade.statistics.sparse import SPARSE_LIMIT, sparse_of
+from saccade.statistics.summary import Summary, summary_of
 from saccade.statistics.topk import Strongest, TopK
 
 __all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
@@ -177,6 +179,28 @@ class Matrix(ABC):
     def pooled(self, bins: int, *, how: How = "mean") -> Tensor:
         """A map of at most ``bins`` × ``bins`` cells for each batch item and head; see `saccade.statistics.Pooled`."""
         return self.ask(Pooled(bins, how))[0]
+
+    def summary(self) -> Summary:
+        """Statistics of every head in a table, beside those of uniform attention; see `saccade.statistics.Summary`.
+
+        Raises:
+            UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
+
+        Cost: about two sweeps of `blocks`, and one product for the largest logit; O(q_len + kv_len) memory.
+        """
+        return summary_of(self)
+
+    def to_sparse(self, *, limit: int = SPARSE_LIMIT) -> Tensor:
+        """The weights other than 0, as a sparse COO tensor ``[batch, heads, q_len, kv_len]`` in float32 or wider.
+
+        Args:
+            limit: most weights to write out; each takes 36 bytes (40 in float64).
+
+        Raises:
+            TypeError: ``limit`` is not an int.
+            ValueError: more weights than that; found out during the sweep.
+        """
+        return sparse_of(self, limit)
 
     def __matmul__(self, value: Tensor) -> Tensor:
         return self.matmul(value)

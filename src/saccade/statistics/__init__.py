@@ -1,10 +1,46 @@
 """Questions to a matrix as folds over its complete rows: many are answered in one sweep, in linear memory."""
 
 from saccade.statistics.block import Block
+from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.information import PositionInformation
+from saccade.statistics.lag_profile import LagProfile, Lags
+from saccade.statistics.logits import LargestLogit, LogitVariance
+from saccade.statistics.masses import LagMass, LocalMass, SinkMass
+from saccade.statistics.peaks import Coverage, LargestWeight, SquaredNorm
+from saccade.statistics.per_row import PerRow
+from saccade.statistics.places import Places
 from saccade.statistics.pooled import Pooled
 from saccade.statistics.received import Received
+from saccade.statistics.summary import Measure, Summary
 from saccade.statistics.topk import Strongest, TopK
+from saccade.statistics.uniform import Uniform
 
-__all__ = ["Entropy", "TopK", "Strongest", "Received", "Pooled", "Fold", "Outline", "Block"]
+__all__ = [
+    "Entropy",
+    "LargestWeight",
+    "TopK",
+    "Strongest",
+    "Coverage",
+    "SquaredNorm",
+    "SinkMass",
+    "LagMass",
+    "LocalMass",
+    "Distance",
+    "Received",
+    "PositionInformation",
+    "LagProfile",
+    "Lags",
+    "Pooled",
+    "LogitVariance",
+    "LargestLogit",
+    "Summary",
+    "Measure",
+    "Uniform",
+    "Places",
+    "Fold",
+    "PerRow",
+    "Outline",
+    "Block",
+]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from saccade.plan import Ranges
@@ -11,8 +13,22 @@ from saccade.plan import Ranges
 __all__ = ["Block", "as_slice"]
 
 
-class Block(NamedTuple):
+_LEAST_LOG = -1000.0  # below that of any number above 0 in any dtype; its square is finite too
+
+
+class _Fields(NamedTuple):
+    batch: slice
+    heads: slice
+    rows: range
+    columns: Ranges
+    weights: Tensor
+    log_weights: Tensor | None = None
+
+
+class Block(_Fields):
     """Complete rows of a matrix, with the columns in which they can be other than 0.
+
+    What several statistics need of a block is computed once, when the first of them asks.
 
     Attributes:
         batch, heads: slices of batch items and heads; the heads are one head, or whole groups that share keys.
@@ -23,12 +39,43 @@ class Block(NamedTuple):
             None otherwise. What is close to 0 or 1 keeps its precision here.
     """
 
-    batch: slice
-    heads: slice
-    rows: range
-    columns: Ranges
-    weights: Tensor
-    log_weights: Tensor | None = None
+    @cached_property
+    def logs(self) -> Tensor:
+        """Natural log of the weights, finite even where a weight is 0: 0 · log 0 is then 0, not NaN."""
+        if self.log_weights is not None:
+            return self.log_weights
+        return self.weights.log().clamp_min_(_LEAST_LOG)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Shannon entropy of the rows in nats, ``[batch, heads, rows]``."""
+        # Subtracted from 0, not negated: a row with one key is 0, not -0.
+        return 0.0 - torch.linalg.vecdot(self.weights, self.logs)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Indices of the columns' keys, int64 ``[columns]``, ascending as the ranges are."""
+        device = self.weights.device
+        spans = [torch.arange(span.start, span.stop, span.step, device=device) for span in self.columns]
+        return spans[0] if len(spans) == 1 else torch.cat(spans)
+
+    @cached_property
+    def is_ascending(self) -> bool:
+        """Whether the ranges follow one another."""
+        return all(one[-1] < other[0] for one, other in zip(self.columns, self.columns[1:], strict=False))
+
+    def at_keys(self, indices: Tensor) -> Tensor:
+        """Weights at chosen keys, ``[batch, heads, rows, n]``; 0 where a key is in no column.
+
+        Args:
+            indices: indices of keys, int64 ``[rows, n]``; they need not exist.
+        """
+        keys, order = (self.keys, None) if self.is_ascending else self.keys.sort()
+        places = torch.searchsorted(keys, indices).clamp_max_(len(keys) - 1)
+        is_there = keys[places] == indices
+        places = places if order is None else order[places]
+        found = self.weights.gather(-1, places.expand(*self.weights.shape[:2], -1, -1))
+        return torch.where(is_there, found, 0.0)
 
 
 def as_slice(span: range) -> slice:

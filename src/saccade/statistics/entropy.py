@@ -45,11 +45,7 @@ class Entropy(Fold[Tensor, Tensor]):
         return torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
 
     def add(self, state: Tensor, block: Block) -> Tensor:
-        weights, logs = block.weights, block.log_weights
-        if logs is None:
-            logs = weights.log().clamp_min_(torch.finfo(weights.dtype).min)  # 0 · log 0 is 0, not NaN
-        # Subtracted from 0, not negated: a row with one key is 0, not -0.
-        state[block.batch, block.heads, as_slice(block.rows)] = 0.0 - torch.linalg.vecdot(weights, logs)
+        state[block.batch, block.heads, as_slice(block.rows)] = block.entropy
         return state
 
     def merge(self, state: Tensor, other: Tensor) -> Tensor:

@@ -11,16 +11,18 @@ from torch import Tensor
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
 
-__all__ = ["Received"]
+__all__ = ["Received", "ReceivedSums"]
 
 
-class _Sums(NamedTuple):
+class ReceivedSums(NamedTuple):
+    """Column sums, and what they are of."""
+
     sums: Tensor
     outline: Outline
 
 
 @dataclasses.dataclass(frozen=True)
-class Received(Fold[_Sums, Tensor]):
+class Received(Fold[ReceivedSums, Tensor]):
     r"""Sum of each column, ``[batch, heads, kv_len]``: the attention that a key gets from all queries together.
 
     .. math:: c_j = \sum_i A_{ij}, \qquad \sum_j c_j = \text{number of queries that may attend to something}
@@ -40,19 +42,20 @@ class Received(Fold[_Sums, Tensor]):
     Reference: Zhang et al. 2023 (H2O), arXiv:2306.14048, section 4.
     """
 
-    def start(self, outline: Outline) -> _Sums:
+    def start(self, outline: Outline) -> ReceivedSums:
         batch, heads, _, kv_len = outline.shape
-        return _Sums(torch.zeros(batch, heads, kv_len, dtype=outline.sum_dtype, device=outline.device), outline)
+        return ReceivedSums(torch.zeros(batch, heads, kv_len, dtype=outline.sum_dtype, device=outline.device), outline)
 
-    def add(self, state: _Sums, block: Block) -> _Sums:
-        sums, start = block.weights.sum(-2), 0
+    def add(self, state: ReceivedSums, block: Block) -> ReceivedSums:
+        # A product with ones reads the weights once, in the order in which they lie; half the cost of sum(-2).
+        sums, start = (block.weights.new_ones(1, block.weights.shape[2]) @ block.weights)[..., 0, :], 0
         for span in block.columns:
             state.sums[block.batch, block.heads, as_slice(span)] += sums[..., start : start + len(span)]
             start += len(span)
         return state
 
-    def merge(self, state: _Sums, other: _Sums) -> _Sums:
+    def merge(self, state: ReceivedSums, other: ReceivedSums) -> ReceivedSums:
         return state._replace(sums=state.sums + other.sums)
 
-    def finish(self, state: _Sums) -> Tensor:
+    def finish(self, state: ReceivedSums) -> Tensor:
         return state.sums.to(state.outline.dtype)

@@ -1,0 +1,69 @@
+"""PositionInformation: how much the place of a query says about where it looks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.statistics.block import Block
+from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.received import Received, ReceivedSums
+
+__all__ = ["PositionInformation"]
+
+
+class _State(NamedTuple):
+    received: ReceivedSums
+    entropy: Tensor
+    seeing: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionInformation(Fold[_State, Tensor]):
+    r"""Mutual information of a query's place and a key's, ``[batch, heads]``, in nats.
+
+    .. math:: I = H(\bar a) - \frac1n \sum_i H(a_i), \qquad \bar a = \frac1n \sum_i a_i
+
+    with the n rows that attend to something. 0 if all rows are alike, as with a sink or with uniform attention; at
+    most log n, if every query looks at a key of its own. Low entropy of the rows with little of this is a sink; with
+    much of it, a pattern. A causal mask alone gives more than 0: compare with uniform attention.
+
+    Raises:
+        UnsupportedError: asked of a matrix whose rows are not distributions.
+
+    Cost: that of `Entropy` and `Received`, which it shares with them; O(kv_len) memory.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.zeros(1, 1, 4, 4)
+        >>> AttentionMatrix(x, x, masks.Window(0, 0)).ask(PositionInformation())[0].exp()
+        tensor([[4.]])
+    """
+
+    @property
+    def needs_distributions(self) -> bool:
+        return True
+
+    def start(self, outline: Outline) -> _State:
+        zeros = torch.zeros(outline.shape[:2], dtype=outline.sum_dtype, device=outline.device)
+        return _State(Received().start(outline), zeros, zeros.clone())
+
+    def add(self, state: _State, block: Block) -> _State:
+        Received().add(state.received, block)
+        own = (block.batch, block.heads)
+        state.entropy[own] += block.entropy.sum(-1, dtype=state.entropy.dtype)
+        state.seeing[own] += (block.weights.amax(-1) > 0).sum(-1)
+        return state
+
+    def merge(self, state: _State, other: _State) -> _State:
+        received = Received().merge(state.received, other.received)
+        return _State(received, state.entropy + other.entropy, state.seeing + other.seeing)
+
+    def finish(self, state: _State) -> Tensor:
+        sums, outline = state.received
+        count = state.seeing.clamp_min(1)
+        mean = torch.special.entr(sums / count[..., None]).sum(-1)
+        return (mean - state.entropy / count).clamp_min(0.0).to(outline.dtype)

@@ -1,0 +1,145 @@
+"""How much of a row goes to certain places: the first tokens, a query's own, the one before, its neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.statistics.block import Block
+from saccade.statistics.per_row import PerRow, Placing
+from saccade.statistics.places import Places
+
+__all__ = ["LagMass", "LocalMass", "SinkMass", "check_int", "check_places"]
+
+
+def check_int(where: str, name: str, value: object, least: int | None) -> None:
+    """Raise unless it is an int, of at least so much."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise type_error(where, name, "be an int", type(value).__name__)
+    if least is not None and value < least:
+        raise value_error(where, name, f"be at least {least}", value)
+
+
+def check_places(where: str, places: object) -> None:
+    """Raise unless these are places, or none."""
+    if places is not None and not isinstance(places, Places):
+        raise type_error(where, "places", "be Places or None", type(places).__name__, hint="Places.of(A)")
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkMass(PerRow):
+    """What each query gives to the first tokens, ``[batch, heads, q_len]``: the sum of its weights there.
+
+    Trained decoders park attention on the first token that needs nothing. The first queries see little else, under a
+    causal mask, and give much to it in any case; compare with uniform attention (`Matrix.summary` does).
+
+    Args:
+        sink_tokens: how many tokens count as first: those at positions 0 to ``sink_tokens - 1``.
+        places: where the tokens stand; bottom-right when None.
+
+    Raises:
+        TypeError, ValueError: ``sink_tokens`` is not an int of at least 1; ``places`` are none.
+
+    Cost: reads the first columns only; O(q_len) memory.
+
+    Reference: Xiao et al. 2023 (StreamingLLM), arXiv:2309.17453, section 3.1.
+    """
+
+    sink_tokens: int = 1
+    places: Places | None = None
+
+    def __post_init__(self) -> None:
+        check_int("SinkMass", "sink_tokens", self.sink_tokens, 1)
+        check_places("SinkMass", self.places)
+
+    @property
+    def given_places(self) -> Places | None:
+        return self.places
+
+    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+        _, kv = placing.places.of_block(block)
+        is_first = (kv >= 0) & (kv < self.sink_tokens)
+        if len(is_first) == 1:
+            return block.weights[..., is_first[0, 0, 0]].sum(-1)
+        return torch.where(is_first, block.weights, 0.0).sum(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LagMass(PerRow):
+    """What each query gives to the token ``lag`` places before it, ``[batch, heads, q_len]``.
+
+    ``LagMass(0)`` is what a query gives to its own token, ``LagMass(1)`` to the previous one.
+
+    Args:
+        lag: how far back; below 0 it is ahead.
+        places: where the tokens stand; bottom-right when None.
+
+    Raises:
+        TypeError: ``lag`` is not an int; ``places`` are none.
+
+    Cost: reads one weight a row; O(q_len) memory.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.zeros(1, 1, 4, 4)
+        >>> AttentionMatrix(x, x, masks.Causal()).ask(LagMass(1))[0]
+        tensor([[[0.0000, 0.5000, 0.3333, 0.2500]]])
+    """
+
+    lag: int = 0
+    places: Places | None = None
+
+    def __post_init__(self) -> None:
+        check_int("LagMass", "lag", self.lag, None)
+        check_places("LagMass", self.places)
+
+    @property
+    def given_places(self) -> Places | None:
+        return self.places
+
+    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+        return _between(block, placing, self.lag, self.lag)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalMass(PerRow):
+    """What each query gives to the tokens at most ``width`` places away, its own included, ``[batch, heads, q_len]``.
+
+    Args:
+        width: the largest distance that is near, at least 0.
+        places: where the tokens stand; bottom-right when None.
+
+    Raises:
+        TypeError, ValueError: ``width`` is not an int of at least 0; ``places`` are none.
+
+    Cost: reads 2 · width + 1 weights a row; O(q_len) memory.
+    """
+
+    width: int = 16
+    places: Places | None = None
+
+    def __post_init__(self) -> None:
+        check_int("LocalMass", "width", self.width, 0)
+        check_places("LocalMass", self.places)
+
+    @property
+    def given_places(self) -> Places | None:
+        return self.places
+
+    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+        return _between(block, placing, -self.width, self.width)
+
+
+def _between(block: Block, placing: Placing, least: int, most: int) -> Tensor:
+    """Sum of the weights whose lag, query minus key, lies between two bounds."""
+    if placing.offset is None or most - least >= block.weights.shape[-1]:
+        q, kv = placing.places.of_block(block)
+        is_near = (q - kv >= least) & (q - kv <= most) & (kv >= 0)
+        return torch.where(is_near, block.weights, 0.0).sum(-1)
+    device = block.weights.device
+    rows = torch.arange(block.rows.start, block.rows.stop, block.rows.step, device=device)
+    indices = rows[:, None] + placing.offset - torch.arange(least, most + 1, device=device)
+    return block.at_keys(indices).sum(-1)

@@ -1,0 +1,60 @@
+"""PerRow: questions whose answer is one number a query."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.statistics.block import Block, as_slice
+from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.places import Places, default_places
+
+__all__ = ["PerRow", "Placing", "RowState"]
+
+
+class RowState(NamedTuple):
+    """One number a query, and where the tokens stand."""
+
+    values: Tensor
+    placing: Placing
+
+
+class Placing(NamedTuple):
+    """Where the tokens stand, and by how much query i is ahead of key i if all follow one by one."""
+
+    places: Places
+    offset: int | None
+
+
+class PerRow(Fold[RowState, Tensor]):
+    """A question that each row answers by itself, with one number: ``[batch, heads, q_len]``, 0 for an empty row."""
+
+    @property
+    def given_places(self) -> Places | None:
+        """Where the tokens stand, if the question was told; bottom-right if not."""
+        return None
+
+    @abstractmethod
+    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+        """The rows' numbers, ``[batch, heads, rows]``."""
+
+    def start(self, outline: Outline) -> RowState:
+        values = torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
+        places = self.given_places
+        if places is None:
+            _, _, q_len, kv_len = outline.shape
+            return RowState(values, Placing(default_places(outline), kv_len - q_len))
+        return RowState(values, Placing(places, places.offset))
+
+    def add(self, state: RowState, block: Block) -> RowState:
+        state.values[block.batch, block.heads, as_slice(block.rows)] = self.of_rows(block, state.placing)
+        return state
+
+    def merge(self, state: RowState, other: RowState) -> RowState:
+        return state._replace(values=state.values + other.values)
+
+    def finish(self, state: RowState) -> Tensor:
+        return state.values

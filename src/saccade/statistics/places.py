@@ -1,0 +1,90 @@
+"""Places: where queries and keys stand, for statistics of distance."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.plan import Ranges
+from saccade.statistics.block import Block
+from saccade.statistics.fold import Outline
+
+__all__ = ["Places", "Placed", "default_places"]
+
+
+class Placed(Protocol):
+    """A matrix that says where its tokens stand, as `saccade.Matrix` does."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, q_len, kv_len)."""
+        ...
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        """Positions, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places:
+    """Where the tokens of a matrix stand. A statistic that is given none counts bottom-right: the last query at the
+    last key.
+
+    Args:
+        q: positions of the queries, int64 ``[batch | 1, q_len]``.
+        kv: positions of the keys, int64 ``[batch | 1, kv_len]``; a key below 0 is no token.
+
+    Raises:
+        TypeError, ValueError: not two int64 tensors of these shapes.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> from saccade.statistics import LagMass, Places
+        >>> x = torch.zeros(1, 1, 3, 4)
+        >>> A = AttentionMatrix(x[:, :, :1], x, masks.Causal(), q_positions=range(1, 2), kv_positions=range(3))
+        >>> A.ask(LagMass(0), LagMass(0, Places.of(A)))
+        (tensor([[[0.]]]), tensor([[[0.5000]]]))
+    """
+
+    q: Tensor
+    kv: Tensor
+
+    def __post_init__(self) -> None:
+        for name, x in (("q", self.q), ("kv", self.kv)):
+            if not isinstance(x, Tensor) or x.dtype != torch.int64:
+                raise type_error("Places", name, "be an int64 tensor", getattr(x, "dtype", type(x).__name__))
+            if x.dim() != 2:
+                raise value_error("Places", name, "be [batch or 1, len]", list(x.shape))
+
+    @classmethod
+    def of(cls, matrix: Placed) -> Places:
+        """Where a matrix says that its tokens stand."""
+        _, _, q_len, kv_len = matrix.shape
+        q, kv = matrix.positions(range(q_len), (range(kv_len),))
+        return cls(q.expand(-1, 1, q_len, 1)[:, 0, :, 0], kv.expand(-1, 1, 1, kv_len)[:, 0, 0])
+
+    @property
+    def offset(self) -> int | None:
+        """What query i is ahead of key i, if queries and keys follow one by one; None if they do not."""
+        if len(self.q) != 1 or len(self.kv) != 1 or not (self.q.numel() and self.kv.numel()):
+            return None
+        regular = all(bool((x.diff() == 1).all()) for x in (self.q[0], self.kv[0]))
+        return int(self.q[0, 0] - self.kv[0, 0]) if regular else None
+
+    def of_block(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Positions of a block's rows and columns: ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
+        rows = slice(block.rows.start, block.rows.stop, block.rows.step)
+        q = (self.q if len(self.q) == 1 else self.q[block.batch])[:, None, rows, None]
+        kv = (self.kv if len(self.kv) == 1 else self.kv[block.batch])[:, None, None, block.keys]
+        return q, kv
+
+
+def default_places(outline: Outline) -> Places:
+    """Bottom-right: key j stands at j, query i at ``kv_len - q_len + i``."""
+    _, _, q_len, kv_len = outline.shape
+    q = torch.arange(kv_len - q_len, kv_len, device=outline.device)[None]
+    return Places(q, torch.arange(kv_len, device=outline.device)[None])
