@@ -40,7 +40,7 @@ def scaling() -> Figure:
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
     found = []
     for width in widths:
-        scores = draw.normal(2000, width).norm(dim=-1, keepdim=True) * draw.normal(2000, 16)
+        scores = draw.normal(800, width).norm(dim=-1, keepdim=True) * draw.normal(800, 16)
         left, kept = movability(scores), movability(scores * inverse_root(width))
         found.append([float(x) for x in (kept.median(), left.mean(), left.median())])
     figure, (axes,) = _panels(1, 4.6)
@@ -136,7 +136,7 @@ def inference() -> Figure:
         at = attention(at[None, None], keys[None, None], keys[None, None], score=score)[0, 0]
         path.append(at)
     figure, (left, right) = _panels(2, 3.0)
-    left.scatter(*keys.T.numpy(), s=5, color=_GREY)
+    left.scatter(keys[:, 0].numpy(), keys[:, 1].numpy(), s=5, color=_GREY)
     for one in torch.stack(path, 1).numpy():
         left.plot(one[:, 0], one[:, 1], color=_PURPLE, linewidth=0.8)
         left.scatter(one[-1, :1], one[-1, 1:], s=22, color=_ORANGE, zorder=3)
@@ -200,10 +200,11 @@ def cost() -> Figure:
     def meta(length: int) -> Tensor:
         return torch.empty(1, 1, length, width, device="meta")
 
+    steps = flops(lambda: recurrence(meta(16))) / 16
     counted: dict[str, Callable[[int], float]] = {
         "attention": lambda n: flops(lambda: dense(meta(n), meta(n), meta(n))),
         "window of 256": lambda n: AttentionMatrix(meta(n), meta(n), Window(255, 0)).explain().flops,
-        "recurrence": lambda n: n / 16 * flops(lambda: recurrence(meta(16))),
+        "recurrence": lambda n: n * steps,
     }
     for (name, count), colour in zip(counted.items(), (_PURPLE, _ORANGE, _GREEN), strict=True):
         left.plot(lengths, [count(n) for n in lengths], color=colour, marker="o", markersize=2.5, label=name)
@@ -218,7 +219,7 @@ def cost() -> Figure:
         query, key, value = ((x @ one)[:, None] for one in maps)
         return attention(query, key, value)[:, 0]
 
-    x = draw.normal(128, 65, 16)
+    x = draw.normal(32, 65, 16)
     layers = {
         "attention": attend,
         "LSTM": lstm(draw),
