@@ -2,11 +2,14 @@
 
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cross_cache import CrossCache
+from saccade.caches.fingerprint import fingerprint
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.model_cache import Cache
+from saccade.caches.prefix_store import PrefixStore
 from saccade.caches.ragged import padded_positions
 from saccade.caches.recurrent import RecurrentCache
+from saccade.caches.saving import load_cache, save_cache
 from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.sink_window import SinkWindowCache
 
@@ -24,4 +27,8 @@ __all__ = [
     "Traffic",
     "MakesMatrix",
     "padded_positions",
+    "save_cache",
+    "load_cache",
+    "PrefixStore",
+    "fingerprint",
 ]

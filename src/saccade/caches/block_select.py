@@ -101,19 +101,24 @@ class BlockSelectCache(KVCache):
         self.scorer = BoundScorer() if scorer is None else scorer
         self._keys, self._values = Columns(max_len, block_size), Columns(max_len, block_size)
         self._summaries, self._summarized = Columns(), 0
-        self._ranking: Tensor | None = None
-        self._age = 0
+        self.ranking: tuple[Tensor | None, int] = (None, 0)  # the last one, if it is to be used again, and its uses
         self._step_traffic: Traffic | None = None
+        self.exact_until: int | None = None  # columns before the first step that left something out
 
     @property
     def nbytes(self) -> int:
-        ranking = 0 if self._ranking is None else self._ranking.untyped_storage().nbytes()
-        return super().nbytes + self._summaries.nbytes + ranking
+        ranking, _ = self.ranking
+        own = 0 if ranking is None else ranking.untyped_storage().nbytes()
+        return super().nbytes + self._summaries.nbytes + own
 
     @property
     def traffic(self) -> Traffic:
         """Summaries that were read count as bytes read; a ranking that is used again counts with its own size."""
         return super().traffic if self._step_traffic is None else self._step_traffic
+
+    @property
+    def exact_len(self) -> int:
+        return self.length if self.exact_until is None else min(self.length, self.exact_until)
 
     @property
     def summary(self) -> Tensor | None:
@@ -146,13 +151,16 @@ class BlockSelectCache(KVCache):
         if like is None:
             return
         self._summaries.reorder(index, self._summarized)
-        if self._ranking is not None:
-            self._ranking = self._ranking[index.to(self._ranking.device)]
+        ranking, age = self.ranking
+        if ranking is not None:
+            self.ranking = ranking[index.to(ranking.device)], age
 
     def crop(self, length: int) -> None:
         super().crop(length)
         self._summarized = min(self._summarized, length // self.block_size)
-        self._ranking = None
+        self.ranking = (None, 0)
+        if self.exact_until is not None and length <= self.exact_until:
+            self.exact_until = None
 
     def fork(self) -> Self:
         other = type(self)(
@@ -166,7 +174,7 @@ class BlockSelectCache(KVCache):
         )
         other._keys, other._values, other._places = self._keys.fork(), self._values.fork(), self._places
         other._summaries, other._summarized = self._summaries.fork(), self._summarized
-        other._ranking, other._age = self._ranking, self._age
+        other.ranking, other.exact_until = self.ranking, self.exact_until
         return other
 
     def __repr__(self) -> str:
@@ -205,7 +213,8 @@ class BlockSelectCache(KVCache):
         if is_graph(mechanism, query, key, value):
             reading.newest = (key, value)  # gradients reach the new token; what is remembered is a constant
         out = self._product(mechanism, query, reading, rule, seen, dropout_p, where)
-        self._places, self._ranking, self._age = places, ranking if self.rescore_every > 1 else None, age
+        self._places, self.ranking = places, (ranking if self.rescore_every > 1 else None, age)
+        self.exact_until = start if self.exact_until is None else self.exact_until
         self._moved = (0, 1)
         self._step_traffic = Traffic(reading.nbytes + bytes_ranked, reading.column_bytes * key.shape[0] * key.shape[1])
         return out
@@ -247,10 +256,10 @@ class BlockSelectCache(KVCache):
     def _ranked(self, query: Tensor, summary: Tensor, where: str) -> tuple[Tensor, int, int]:
         """How high each finished block ranks, ``[batch, kv_heads, blocks]``; the age of this, and bytes read for it."""
         batch, kv_heads, blocks, width = summary.shape
-        held = self._ranking
-        if held is not None and self._age < self.rescore_every:
+        held, age = self.ranking
+        if held is not None and age < self.rescore_every:
             newer = held.new_full((batch, kv_heads, blocks - held.shape[2]), -torch.inf)
-            return torch.cat([held, newer], 2), self._age + 1, held.numel() * held.element_size()
+            return torch.cat([held, newer], 2), age + 1, held.numel() * held.element_size()
         with torch.no_grad():
             scores = self.scorer.score(query[:, :, 0], summary)
         expected = (batch, query.shape[1], blocks)

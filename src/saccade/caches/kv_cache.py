@@ -125,6 +125,34 @@ class KVCache(LayerCache):
         self._moved = (_columns_read(matrix), q_len)
         return out
 
+    @property
+    def exact_len(self) -> int:
+        """How many of the columns held, from the first on, come of attention to everything that the mask allows."""
+        return self.length
+
+    def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
+        """Remember tokens whose keys and values are known, such as those of a prefix, without attending to them.
+
+        Args:
+            key: ``[batch, kv_heads, len, head_dim]``.
+            value: ``[batch, kv_heads, len, value_dim]``.
+            positions: where they stand; from 0 on when None.
+
+        Raises:
+            ValueError: something is held already, or the shapes do not fit.
+        """
+        where = f"{type(self).__name__}.fill"
+        if self.length:
+            raise value_error(where, "cache", "be empty", f"one of {self.length} columns", hint="crop(0) empties it")
+        self._check(key, key, value, where)
+        length = key.shape[2]
+        places, _ = _EMPTY.extended(
+            range(length) if positions is None else positions, len(key), length, key.device, where
+        )
+        self._keys.written(0, key)
+        self._values.written(0, value)
+        self._places, self._moved = places, (0, length)
+
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         like = self._keys.like
         index = checked_rows(f"{type(self).__name__}.reorder", rows, None if like is None else like[0])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -188,6 +188,24 @@ class SinkWindowCache(LayerCache):
         other._length, other._next = self._length, self._next
         self._is_shared = other._is_shared = True
         return other
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is held, to be written to a file."""
+        held = {"keys": self._keys, "values": self._values, "sinks": self._sinks, "table": self._table}
+        held["next"] = self._next if isinstance(self._next, Tensor) else None
+        return {name: x for name, x in held.items() if x is not None}
+
+    def counts(self) -> dict[str, int | bool]:
+        """The numbers beside `tensors`."""
+        following_one = -1 if isinstance(self._next, Tensor) else self._next
+        return {"length": self._length, "next": following_one, "is_run": self._is_run}
+
+    def restore(self, tensors: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:
+        """Take up what `tensors` and `counts` of another cache of these sizes said."""
+        self._keys, self._values = tensors.get("keys"), tensors.get("values")
+        self._sinks, self._table = tensors.get("sinks"), tensors.get("table")
+        self._length, self._is_run = counts["length"], counts["is_run"]
+        self._next = tensors.get("next", counts["next"])
 
     def __repr__(self) -> str:
         inside = "" if self.rotary is None else ", rotary"

@@ -1,0 +1,212 @@
+"""Caches as files: what each kind writes, and how it is made anew of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade import positions as encodings
+from saccade.caches.block_select import BlockSelectCache
+from saccade.caches.cross_cache import CrossCache
+from saccade.caches.files import encoded, read_tensors, write_whole
+from saccade.caches.kv_cache import KVCache
+from saccade.caches.layer_cache import LayerCache
+from saccade.caches.model_cache import Cache
+from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
+from saccade.caches.sink_window import SinkWindowCache
+from saccade.errors import type_error, unsupported, value_error
+
+__all__ = ["load_cache", "save_cache"]
+
+_KIND = "cache"
+_SCORERS: dict[str, type[BlockScorer]] = {"MeanScorer": MeanScorer, "BoundScorer": BoundScorer}
+_Tree = dict[str, Any]
+
+
+def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, fingerprint: str | None = None) -> None:
+    """Write a cache to a file, to go on from it later or in another process.
+
+    The file is in safetensors format and never pickled. It is written beside its place and renamed when it is whole: a
+    process that is killed leaves the old file or the new one.
+
+    Args:
+        cache: of a layer or a model.
+        path: the file.
+        fingerprint: of the model that made it, from `fingerprint`; `load_cache` then asks for the same.
+
+    Raises:
+        TypeError: not a cache.
+        UnsupportedError: a cache, or a scorer, that a file cannot hold.
+        OSError: the file cannot be written.
+
+    Cost: a copy of what is held, on the disk.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from saccade import caches, mechanisms
+        >>> cache, x = caches.KVCache(), torch.randn(1, 2, 5, 8)
+        >>> out = cache.attend(mechanisms.Softmax(), x, x, x)
+        >>> path = Path(tempfile.mkdtemp()) / "text.cache"
+        >>> save_cache(cache, path)
+        >>> load_cache(path)
+        KVCache(max_len=None, length=5, nbytes=640)
+    """
+    where = "save_cache"
+    if not isinstance(cache, Cache | LayerCache):
+        raise type_error(where, "cache", "be a cache of a layer or a model", type(cache).__name__)
+    _check_fingerprint(where, fingerprint)
+    tensors: dict[str, Tensor] = {}
+    tree = _written(cache, "", tensors, where)
+    write_whole(Path(path), encoded(tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
+
+
+def load_cache(
+    path: str | os.PathLike[str], *, fingerprint: str | None = None, device: torch.device | str = "cpu"
+) -> Cache | LayerCache:
+    """Read what `save_cache` wrote.
+
+    Args:
+        path: the file.
+        fingerprint: of the model that is to go on from it; must be what the file was saved with.
+        device: where the cache is to be.
+
+    Returns:
+        A cache of the same kind that goes on as if it had never been away.
+
+    Raises:
+        ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model.
+    """
+    where = "load_cache"
+    _check_fingerprint(where, fingerprint)
+    tensors, about = read_tensors(where, Path(path), _KIND)
+    held = about.get("fingerprint")
+    if held != fingerprint:
+        rule = "be that which the file was saved with" if held else "be None, as when the file was saved"
+        hint = "other weights or another configuration make other keys and values: read the text anew"
+        got = "none" if fingerprint is None else "that of another model"
+        raise value_error(where, "fingerprint", rule, got, hint=hint if fingerprint and held else "see fingerprint()")
+    return _read(about["cache"], "", {name: x.to(device) for name, x in tensors.items()})
+
+
+def _check_fingerprint(where: str, fingerprint: object) -> None:
+    if fingerprint is not None and (not isinstance(fingerprint, str) or not fingerprint):
+        hint = "caches.fingerprint(model)"
+        raise type_error(where, "fingerprint", "be a string or None", type(fingerprint).__name__, hint=hint)
+
+
+def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], where: str) -> _Tree:
+    """What describes a cache; its tensors are added under names that begin with ``name``."""
+    if isinstance(cache, Cache):
+        layers = [_written(layer, f"{name}{i}.", tensors, where) for i, layer in enumerate(cache)]
+        return {"kind": "Cache", "layers": layers}
+    if type(cache) in (KVCache, BlockSelectCache):
+        assert isinstance(cache, KVCache)
+        tree = {"kind": type(cache).__name__, "max_len": cache.max_len, **_columns(cache, name, tensors)}
+        return tree | (_selection(cache, name, tensors, where) if isinstance(cache, BlockSelectCache) else {})
+    if type(cache) is SinkWindowCache:
+        return _ring(cache, name, tensors)
+    if type(cache) is CrossCache:
+        return _context(cache, name, tensors)
+    reason = "it is none of KVCache, BlockSelectCache, SinkWindowCache and CrossCache, which a file can hold"
+    raise unsupported(where, type(cache).__name__, [reason], hint="read the text anew, with a cache that can be saved")
+
+
+def _read(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> Cache | LayerCache:
+    kind = tree["kind"]
+    if kind == "Cache":
+        return Cache(_read(layer, f"{name}{i}.", tensors) for i, layer in enumerate(tree["layers"]))
+    if kind == "KVCache":
+        return _with_columns(KVCache(tree["max_len"]), tree, name, tensors)
+    if kind == "BlockSelectCache":
+        cache = BlockSelectCache(**tree["settings"], scorer=_SCORERS[tree["scorer"]](), max_len=tree["max_len"])
+        _with_columns(cache, tree, name, tensors)
+        cache.exact_until, cache.ranking = tree["exact_until"], (tensors.get(f"{name}ranking"), tree["age"])
+        return cache
+    if kind == "SinkWindowCache":
+        return _with_ring(tree, name, tensors)
+    cross = CrossCache()
+    if f"{name}key" in tensors:
+        where = tree["kv_positions"]
+        kv_positions = tensors.get(f"{name}kv_positions") if where is None else range(*where)
+        cross.fill(tensors[f"{name}key"], tensors[f"{name}value"], kv_positions=kv_positions)
+        cross._has_been_read = True  # what follows is no longer new
+        cross._is_new = False
+    return cross
+
+
+def _columns(cache: KVCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
+    if cache.key is None or cache.value is None or not cache.length:
+        return {"first": None}
+    tensors[f"{name}key"], tensors[f"{name}value"] = cache.key, cache.value
+    if isinstance(cache.kv_positions, Tensor):
+        tensors[f"{name}positions"] = cache.kv_positions
+        return {"first": 0}
+    return {"first": cache.kv_positions.start}
+
+
+def _with_columns(cache: KVCache, tree: _Tree, name: str, tensors: dict[str, Tensor]) -> KVCache:
+    if tree["first"] is not None:
+        key, value = tensors[f"{name}key"], tensors[f"{name}value"]
+        table = tensors.get(f"{name}positions")
+        first = tree["first"]
+        positions = range(first, first + key.shape[2]) if table is None else table
+        cache.fill(key, value, positions=positions)
+    return cache
+
+
+def _selection(cache: BlockSelectCache, name: str, tensors: dict[str, Tensor], where: str) -> _Tree:
+    scorer = type(cache.scorer).__name__
+    if type(cache.scorer) not in _SCORERS.values():
+        reason = f"its scorer {scorer} is one of your own, and a file holds no code"
+        raise unsupported(where, "BlockSelectCache", [reason], hint="MeanScorer() and BoundScorer() can be saved")
+    names = ("block_size", "budget", "sink_blocks", "local_blocks", "rescore_every")
+    settings = {name: getattr(cache, name) for name in names}
+    ranking, age = cache.ranking
+    if ranking is not None:
+        tensors[f"{name}ranking"] = ranking
+    return {"settings": settings, "scorer": scorer, "exact_until": cache.exact_until, "age": age}
+
+
+def _ring(cache: SinkWindowCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
+    rotary = cache.rotary
+    tree: _Tree = {"kind": "SinkWindowCache", "sink_tokens": cache.sink_tokens, "window": cache.window, "rotary": None}
+    if rotary is not None:
+        scaling = rotary.scaling
+        tree["rotary"] = {
+            "head_dim": rotary.head_dim,
+            "base": rotary.base,
+            "rotary_dim": rotary.rotary_dim,
+            "layout": rotary.layout,
+            "scaling": None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)],  # type: ignore[call-overload]
+        }
+    for own, x in cache.tensors().items():
+        tensors[f"{name}{own}"] = x
+    return tree | cache.counts()
+
+
+def _with_ring(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> SinkWindowCache:
+    rotary = None
+    if tree["rotary"] is not None:
+        how = dict(tree["rotary"])
+        scaling = how.pop("scaling")
+        made = None if scaling is None else getattr(encodings, scaling[0])(**scaling[1])
+        rotary = encodings.Rotary(how.pop("head_dim"), scaling=made, **how)
+    cache = SinkWindowCache(tree["sink_tokens"], tree["window"], rotary=rotary)
+    cache.restore({own.removeprefix(name): x for own, x in tensors.items() if own.startswith(name)}, tree)
+    return cache
+
+
+def _context(cache: CrossCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
+    where = cache.kv_positions
+    if cache.key is not None and cache.value is not None:
+        tensors[f"{name}key"], tensors[f"{name}value"] = cache.key, cache.value
+        if isinstance(where, Tensor):
+            tensors[f"{name}kv_positions"] = where
+    is_range = isinstance(where, range)
+    return {"kind": "CrossCache", "kv_positions": [where.start, where.stop, where.step] if is_range else None}  # type: ignore[union-attr]
