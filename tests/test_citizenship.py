@@ -1,6 +1,7 @@
 """Beside torch's own tools: autocast, compilation, checkpointing, inference mode, copies, threads."""
 
 import copy
+import inspect
 import pickle
 import threading
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
 from saccade import masks, positions, scores
+from saccade.masks import program
 from saccade.masks.program import decode, encode
 from saccade.testing import oracle
 
@@ -77,6 +79,8 @@ OPTIONS = {
     "shaw": lambda: {"bias": positions.ShawKeys(8, 5)},
     "cosine": lambda: {"score": scores.Cosine(), "scale": 4.0},
     "bilinear": lambda: {"score": scores.Bilinear(8, 8)},
+    "additive": lambda: {"score": scores.Additive(8, 8, 5)},
+    "additive with a bias": lambda: {"score": scores.Additive(8, 8, 5), "bias": positions.T5(4)},
     "sink": lambda: {"sink_logit": torch.randn(4, requires_grad=True)},
     "positions": lambda: {"q_positions": torch.arange(20), "kv_positions": torch.arange(20)},
 }
@@ -99,6 +103,18 @@ def test_options_compile_in_one_graph(name: str) -> None:
     torch.testing.assert_close(out, expected)
     for own, other in zip(*(torch.autograd.grad(x.sin().sum(), leaves) for x in (out, expected)), strict=True):
         torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("score", [scores.Cosine(), scores.Additive(8, 8, 5)], ids=["cosine", "additive"])
+def test_prepared_scores_keep_half_precision_outside(score: scores.Score) -> None:
+    torch.compiler.reset()
+    q = torch.randn(1, 2, 20, 8).bfloat16()
+
+    def answer(q: torch.Tensor) -> torch.Tensor:
+        return sc.attention(q, q, q, MASK, score=score)
+
+    torch.testing.assert_close(torch.compile(answer, backend="aot_eager", fullgraph=True)(q), answer(q))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -149,7 +165,7 @@ def test_an_exported_module_runs_at_other_lengths() -> None:
 
 def test_the_operations_keep_torch_s_rules() -> None:
     x = torch.randn(1, 2, 6, 4, requires_grad=True)
-    program = [0, 0, 0, 0, 0, 0, 0, *encode(masks.Causal())[0]]
+    program = [0, 0, 0, 0, 0, 0, 0, 0, *encode(masks.Causal())[0]]
     arguments = (x, x, x, [], [torch.zeros((), dtype=torch.int64)], program, [0.5, float("nan"), 0.0], "auto")
     torch.library.opcheck(torch.ops.saccade.product.default, arguments)
 
@@ -218,13 +234,27 @@ def test_masks_can_be_copied_and_pickled(mask: masks.Mask) -> None:
         assert torch.equal(other.to_dense(9, batch=2), mask.to_dense(9, batch=2))
 
 
-@pytest.mark.parametrize("mask", [mask for mask in ATOMS if not isinstance(mask, masks.Predicate)], ids=str)
+GRIDS = [
+    masks.Neighborhood(3, 3, 1),
+    masks.Axial(3, 3, "rows"),
+    masks.ShiftedWindows(3, 3, 2, shift=1),
+    masks.Neighborhood(2, 4, 1).after(1),
+]
+
+
+@pytest.mark.parametrize("mask", [*(x for x in ATOMS if not isinstance(x, masks.Predicate)), *GRIDS], ids=str)
 def test_masks_survive_as_numbers_and_tensors(mask: masks.Mask) -> None:
     joined = ~mask & (masks.Causal() | mask)
     encoded = encode(joined)
     assert encoded is not None
     assert all(isinstance(number, int) for number in encoded[0])
     assert torch.equal(decode(*encoded).to_dense(9, batch=2), joined.to_dense(9, batch=2))
+
+
+def test_every_mask_has_a_number() -> None:
+    kinds = {x for x in vars(masks).values() if isinstance(x, type) and issubclass(x, masks.Mask)}
+    ours = {x for x in kinds if not inspect.isabstract(x) and x is not masks.Predicate}
+    assert ours <= set(program._CLASSES)
 
 
 def test_a_function_cannot_become_numbers() -> None:

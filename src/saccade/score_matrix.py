@@ -106,18 +106,21 @@ class ScoreMatrix:
         rule: Mask,
         origin: tuple[int, int],
         *,
+        dtype: torch.dtype,
         bias: Term | None,
         scale: float,
         softcap: float | None,
+        tile_function: TileFunction | None,
+        parameters: tuple[Tensor, ...],
     ) -> ScoreMatrix:
-        """From checked and prepared ingredients, as another one holds them; for dot products, without a sink."""
+        """From checked and prepared ingredients, as another one holds them; without a sink."""
         other = cls.__new__(cls)
         other.where, other.answers, other.row_positions, other._plan = "attention", None, None, None
         other.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        other.query, other.key, other.dtype = query, key, query.dtype
+        other.query, other.key, other.dtype = query, key, dtype
         other.rule, other.origin, other.bias = rule, origin, bias
         other.scale, other.softcap, other.sink_logit = scale, softcap, None
-        other.tile_function, other.parameters = None, ()
+        other.tile_function, other.parameters = tile_function, parameters
         return other
 
     @property

@@ -19,12 +19,14 @@ from saccade.kernels.differentiable import Backward, Dropped, Kernel, gradients
 from saccade.masks.program import decode, encode
 from saccade.row_order import reordered
 from saccade.score_matrix import ScoreMatrix
+from saccade.scores.additive import compare
 from saccade.token_positions import AtPositions
 
 __all__ = ["execute", "product"]
 
 _OTHER_MASKS = (AtPositions,)
-_HEAD = 7  # numbers of a program before those of the mask
+_HEAD = 8  # numbers of a program before those of the mask
+_FUNCTIONS = (None, compare)  # of scores, by number: a function itself cannot cross
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 
 
@@ -41,10 +43,10 @@ def product(
 ) -> tuple[Tensor, Tensor] | None:
     """The same as a traced operation; None where something would have to cross that cannot.
 
-    That is a function, as a mask or as a score that is no dot product, and the reference kernel.
+    That is a function, as a mask or as a user's own score that is no dot product, and the reference kernel.
     """
     encoded = encode(scores.rule, _OTHER_MASKS)
-    if encoded is None or impl == "reference" or scores.tile_function is not None:
+    if encoded is None or impl == "reference" or scores.tile_function not in _FUNCTIONS:
         return None
     mask_program, mask_tensors = encoded
     bias = scores.bias
@@ -54,13 +56,14 @@ def product(
         lowest, first = bias.lowest, bias.first
         addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
     wants_bias = bias is not None and bias.source.requires_grad and torch.is_grad_enabled()
-    head = [kind, lowest, first, len(addresses), int(wants_bias), *scores.origin]
+    function = _FUNCTIONS.index(scores.tile_function)
+    head = [kind, lowest, first, len(addresses), int(wants_bias), function, *scores.origin]
     numbers = [scores.scale, math.nan if scores.softcap is None else scores.softcap, float(dropout_p)]
     if dropout_p and seed is None:
         drawn = torch.randint(0, 1 << 31, ())
     else:
         drawn = torch.full((), seed or 0, dtype=torch.int64)
-    sources = [] if bias is None else [bias.source]
+    sources = [*([] if bias is None else [bias.source]), *scores.parameters]
     constants = [*mask_tensors, *addresses, drawn]
     out, lse = _product(scores.query, scores.key, value, sources, constants, [*head, *mask_program], numbers, impl)
     return out, lse
@@ -69,13 +72,14 @@ def product(
 def _assembled(
     query: Tensor,
     key: Tensor,
+    value: Tensor,
     sources: Sequence[Tensor],
     constants: Sequence[Tensor],
     program: Sequence[int],
     numbers: Sequence[float],
 ) -> ScoreMatrix:
     """The score matrix again, on the other side."""
-    kind, lowest, first, count, _, *origin = program[:_HEAD]
+    kind, lowest, first, count, _, function, *origin = program[:_HEAD]
     bias: Term | None = None
     if kind == _DENSE:
         bias = DenseTerm(sources[0])
@@ -87,9 +91,12 @@ def _assembled(
         key,
         decode(program[_HEAD:], constants[: -1 - count], _OTHER_MASKS),
         (origin[0], origin[1]),
+        dtype=value.dtype,
         bias=bias,
         scale=scale,
         softcap=None if math.isnan(softcap) else softcap,
+        tile_function=_FUNCTIONS[function],
+        parameters=tuple(sources if kind == _NO_TERM else sources[1:]),
     )
 
 
@@ -109,7 +116,7 @@ def _product(
     numbers: Sequence[float],
     impl: str,
 ) -> tuple[Tensor, Tensor]:
-    scores = _assembled(query, key, sources, constants, program, numbers)
+    scores = _assembled(query, key, value, sources, constants, program, numbers)
     seed = int(constants[-1]) if numbers[2] else None
     out, lse = execute(scores, value, numbers[2], _kernel_name(program, impl), seed)
     # A compiler counts on this layout: [batch, len, heads, width] in memory.
@@ -149,11 +156,12 @@ def _product_backward(
     grad_out: Tensor,
     grad_lse: Tensor,
 ) -> list[Tensor]:
-    scores = _assembled(query, key, sources, constants, program, numbers)
+    scores = _assembled(query, key, value, sources, constants, program, numbers)
     dropout_p = numbers[2]
     dropped = Dropped(dropout_p, int(constants[-1])) if dropout_p else None
     kernel = cast("Kernel", choose(scores, dropout_p, _kernel_name(program, impl)).kernel)  # not the reference
-    wanted = (True, True, True, bool(program[4]))
+    parameters = len(scores.parameters)
+    wanted = (True, True, True, bool(program[4]), *(True,) * parameters)
     given = Backward(out, lse, grad_out, grad_lse)
     grads = list(gradients(kernel, scores, value, dropped, given, wanted))
     if program[0] == _NO_TERM:

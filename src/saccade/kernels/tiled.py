@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -151,12 +151,7 @@ def _backward_of_scores(
         if gk is not None:
             block.add_transposed(gk, grad_scores, block.query * scores.scale)
         return
-    leaves = [x.detach().requires_grad_() for x in (block.query, block.key, *scores.parameters)]
-    own = scores.replaced(scores.query, scores.key)
-    own.parameters = tuple(leaves[2:])
-    with torch.enable_grad():
-        made = own.compared(leaves[0], leaves[1])
-    of_query, of_key, *others = torch.autograd.grad(made, leaves, grad_scores, allow_unused=True)
+    of_query, of_key, *others = _gradients_of_tile(scores, block, grad_scores * scores.scale)
     if gq is not None and of_query is not None:
         block.rows(gq).add_(of_query)
     if gk is not None and of_key is not None:
@@ -164,6 +159,22 @@ def _backward_of_scores(
     for total, part in zip(gp, others, strict=True):
         if total is not None and part is not None:
             total.add_(part)
+
+
+def _gradients_of_tile(scores: ScoreMatrix, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
+    """Those of a block's query, its key and the parameters, by the score's own rule or else by autograd."""
+    function, groups = scores.tile_function, block.key.shape[1]
+    assert function is not None  # who calls has looked
+    q, grad = folded(block.query, groups), folded(grad, groups)
+    given = getattr(function, "gradients", None)
+    if given is not None:
+        of_query, *others = given(grad, q, block.key, *scores.parameters)
+        return (of_query.reshape(block.query.shape), *others)
+    leaves = [x.detach().requires_grad_() for x in (q, block.key, *scores.parameters)]
+    with torch.enable_grad():
+        made = function(*leaves)
+    of_query, *others = torch.autograd.grad(made, leaves, grad, allow_unused=True)
+    return (None if of_query is None else of_query.reshape(block.query.shape), *others)
 
 
 class _Block(NamedTuple):

@@ -45,14 +45,20 @@ def _kept(program: tuple[int, ...], classes: tuple[type[Mask], ...]) -> Mask:
 
 
 def _known(classes: tuple[type[Mask], ...]) -> tuple[type[Mask], ...]:
-    return (*_CLASSES, *classes)
+    """By number: ours from 0 on, the others from -1 down, so that a new one of ours leaves all numbers as they are."""
+    return (*_CLASSES, *reversed(classes))
+
+
+def _number(kind: type[Mask], known: tuple[type[Mask], ...]) -> int:
+    place = known.index(kind)
+    return place if place < len(_CLASSES) else place - len(known)
 
 
 def _write_mask(mask: Mask, known: tuple[type[Mask], ...], program: list[int], tensors: list[Tensor]) -> bool:
     kind = type(mask)
     if kind not in known:
         return False
-    program.append(known.index(kind))
+    program.append(_number(kind, known))
     fields: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
     return all(_write(getattr(mask, name), known, program, tensors) for name in fields)
 
@@ -122,5 +128,9 @@ _CLASSES: tuple[type[Mask], ...] = (
     Or,
     And,
     Not,
+    masks.After,
+    masks.Axial,
+    masks.Neighborhood,
+    masks.ShiftedWindows,
 )
 """In this order for good: a program that was exported counts on it. New ones go to the end."""

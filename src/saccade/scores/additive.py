@@ -74,9 +74,35 @@ class Additive(Score):
         return "query_dim={}, key_dim={}, hidden_dim={}".format(*self.widths, len(self.output_weight))
 
 
-def compare(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+class _Compare:
     """Raw scores of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]`` by ``v [hidden]``."""
-    scores: Tensor = _Tile.apply(q, k, v)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
+            return _compared(q, k, v)
+        scores: Tensor = _Tile.apply(q, k, v)
+        return scores
+
+    @staticmethod
+    def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of q, k and v, from that of the scores."""
+        gq, gk, gv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for rows, columns in _pieces(q, k):
+            hidden, part = _hidden(q, k, rows, columns), grad[..., rows, columns]
+            gv += part.flatten() @ hidden.flatten(0, -2)
+            slope = hidden.square_().neg_().add_(1.0)
+            gq[..., rows, :] += (part[..., None, :] @ slope)[..., 0, :]
+            gk[..., columns, :] += (part[..., None] * slope).sum(-3)
+        return gq * v, gk * v, gv
+
+
+compare = _Compare()
+
+
+def _compared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q.new_empty(*q.shape[:-1], k.shape[-2])
+    for rows, columns in _pieces(q, k):
+        scores[..., rows, columns] = _hidden(q, k, rows, columns) @ v
     return scores
 
 
@@ -86,10 +112,7 @@ class _Tile(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        scores = q.new_empty(*q.shape[:-1], k.shape[-2])
-        for rows, columns in _pieces(q, k):
-            scores[..., rows, columns] = _hidden(q, k, rows, columns) @ v
-        return scores
+        return _compared(q, k, v)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
@@ -100,14 +123,7 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         del ctx
-        gq, gk, gv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for rows, columns in _pieces(q, k):
-            hidden, part = _hidden(q, k, rows, columns), grad[..., rows, columns]
-            gv += part.flatten() @ hidden.flatten(0, -2)
-            slope = hidden.square_().neg_().add_(1.0)
-            gq[..., rows, :] += (part[..., None, :] @ slope)[..., 0, :]
-            gk[..., columns, :] += (part[..., None] * slope).sum(-3)
-        return gq * v, gk * v, gv
+        return compare.gradients(grad, q, k, v)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:

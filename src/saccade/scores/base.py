@@ -14,7 +14,11 @@ from saccade.errors import describe, value_error
 __all__ = ["Prepared", "Score", "TileFunction", "check_size", "widened"]
 
 TileFunction = Callable[..., Tensor]
-"""``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable."""
+"""``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
+
+Gradients are autograd's, unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that returns one
+for each argument: that saves a pass over the pairs.
+"""
 
 
 class Prepared(NamedTuple):
