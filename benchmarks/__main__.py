@@ -12,13 +12,16 @@ from benchmarks import (
     decode,
     denoising,
     dropout,
+    generation,
     growth,
     linear,
     longformer,
     neighbourhood,
     plans,
+    recording,
     reporting,
     short,
+    sparse_decode,
     window,
 )
 from benchmarks.measuring import Referee
@@ -37,7 +40,10 @@ QUESTIONS: dict[str, ModuleType] = {
     "plans": plans,
     "short": short,
     "decode": decode,
+    "sparse_decode": sparse_decode,
+    "generation": generation,
     "linear": linear,
+    "recording": recording,
 }
 
 
