@@ -55,7 +55,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
         >>> path = Path(tempfile.mkdtemp()) / "text.cache"
         >>> save_cache(cache, path)
         >>> load_cache(path)
-        KVCache(max_len=None, length=5, nbytes=640)
+        KVCache(max_len=None, length=5, nbytes=2048)
     """
     where = "save_cache"
     if not isinstance(cache, Cache | LayerCache):
@@ -185,9 +185,9 @@ def _ring(cache: SinkWindowCache, name: str, tensors: dict[str, Tensor]) -> _Tre
             "layout": rotary.layout,
             "scaling": None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)],  # type: ignore[call-overload]
         }
-    for own, x in cache.tensors().items():
+    for own, x in cache._tensors().items():
         tensors[f"{name}{own}"] = x
-    return tree | cache.counts()
+    return tree | cache._counts()
 
 
 def _with_ring(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> SinkWindowCache:
@@ -198,7 +198,7 @@ def _with_ring(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> SinkWindow
         made = None if scaling is None else getattr(encodings, scaling[0])(**scaling[1])
         rotary = encodings.Rotary(how.pop("head_dim"), scaling=made, **how)
     cache = SinkWindowCache(tree["sink_tokens"], tree["window"], rotary=rotary)
-    cache.restore({own.removeprefix(name): x for own, x in tensors.items() if own.startswith(name)}, tree)
+    cache._restore({own.removeprefix(name): x for own, x in tensors.items() if own.startswith(name)}, tree)
     return cache
 
 

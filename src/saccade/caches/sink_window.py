@@ -189,19 +189,19 @@ class SinkWindowCache(LayerCache):
         self._is_shared = other._is_shared = True
         return other
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         """What is held, to be written to a file."""
         held = {"keys": self._keys, "values": self._values, "sinks": self._sinks, "table": self._table}
         held["next"] = self._next if isinstance(self._next, Tensor) else None
         return {name: x for name, x in held.items() if x is not None}
 
-    def counts(self) -> dict[str, int | bool]:
-        """The numbers beside `tensors`."""
+    def _counts(self) -> dict[str, int | bool]:
+        """The numbers beside them."""
         following_one = -1 if isinstance(self._next, Tensor) else self._next
         return {"length": self._length, "next": following_one, "is_run": self._is_run}
 
-    def restore(self, tensors: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:
-        """Take up what `tensors` and `counts` of another cache of these sizes said."""
+    def _restore(self, tensors: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:
+        """Take up what another cache of these sizes held."""
         self._keys, self._values = tensors.get("keys"), tensors.get("values")
         self._sinks, self._table = tensors.get("sinks"), tensors.get("table")
         self._length, self._is_run = counts["length"], counts["is_run"]
