@@ -51,6 +51,8 @@ def _read(text: list[int]) -> Cache:
 def _agrees(cache: Cache, text: list[int]) -> bool:
     """Whether a cache holds what reading the text makes."""
     full = _read(text)
+    if cache.length == 0:
+        return True
     return all(
         torch.allclose(own.key, own_full.key[:, :, : own.length], atol=1e-5)
         and torch.allclose(own.value, own_full.value[:, :, : own.length], atol=1e-5)

@@ -2,6 +2,7 @@
 
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cross_cache import CrossCache
+from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
 from saccade.caches.fingerprint import fingerprint
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
@@ -18,6 +19,8 @@ __all__ = [
     "KVCache",
     "SinkWindowCache",
     "BlockSelectCache",
+    "HeavyHitterCache",
+    "SnapKVCache",
     "BlockScorer",
     "BoundScorer",
     "MeanScorer",
