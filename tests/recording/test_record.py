@@ -50,6 +50,23 @@ def test_statistics(llama):
     assert torch.equal(asked["model.layers.1.self_attn"][0], recording[1].ask(Received())[0])
 
 
+def test_summaries(llama):
+    ids = ids_of()
+    with torch.no_grad(), record(llama) as recording:
+        llama(ids)
+    dense = weights_of("llama", ids)[1]
+    statistics, summary = recording[1].statistics, recording[1].summary()
+    close(statistics["previous_mass"][:, :, 1:], dense.diagonal(-1, 2, 3))
+    close(statistics["largest_weight"], dense.amax(-1))
+    close(statistics["received"], dense.sum(2))
+    close(summary.named("first_mass").values, dense[..., 0].mean(-1))
+    close(summary.named("first_mass").uniform[0, 0], (1 / torch.arange(1.0, 12)).mean())
+    with torch.no_grad(), record(llama, keep="qk") as later:
+        llama(ids)
+    close(later[1].statistics["distance"], statistics["distance"])
+    assert str(later[1].summary()) == str(summary)
+
+
 def test_everything_else_that_has_a_name(llama):
     ids = ids_of()
     with torch.no_grad(), record(llama, keep=("topk", "pooled", Pooled(3, "max"), "qk")) as recording:
@@ -128,6 +145,50 @@ def test_chosen_layers_and_heads(llama):
     close(recording["model.layers.0.self_attn"].ask(Received())[0], weights[0][:, [2]].sum(2))
 
 
+@pytest.mark.parametrize("name", ["gpt_oss", "t5", "gemma2"])
+def test_heads_of_models_with_sinks_biases_and_caps(name):
+    network, inputs = zoo.model(name), zoo.batch(name, padded=0)
+    found = []
+    for heads in (None, [2, 1]):
+        with torch.no_grad(), record(network, heads=heads, keep=("statistics", "qk")) as recording:
+            network(**inputs)
+        found.append(recording)
+    for layer in found[0]:
+        every, few = found[0][layer], found[1][layer]
+        close(few.matrix.to_dense(), every.matrix.to_dense()[:, [2, 1]])
+        for key, values in every.statistics.items():
+            close(few.statistics[key], values[:, [2, 1]])
+
+
+def test_heads_of_our_own_layers():
+    mask = masks.Predicate(lambda b, h, q, kv: (kv <= q) & ((q - kv) % (h + 1) == 0))
+    bias = sc.positions.ALiBi(4)
+    x = torch.randn(2, 9, 16)
+    for mechanism in (sc.mechanisms.Softmax(bias=bias), sc.mechanisms.Softmax(score=sc.scores.Additive(4, 4, 4)), None):
+        layer = sc.nn.MultiHeadAttention(16, 4, num_kv_heads=2, mechanism=mechanism)
+        with torch.no_grad(), record(layer, heads=[3, 0, 1], keep=("qk", Received())) as recording:
+            layer(x, mask=mask)
+        expected = layer.matrix(x, mask=mask).to_dense()[:, [3, 0, 1]]
+        close(recording[0].matrix.to_dense(), expected)
+        close(recording[0].ask(Received())[0], expected.sum(2))
+        close(recording[0].matrix[1, 1, 5], expected[1, 1, 5])
+        assert not recording[0].matrix.to_dense().requires_grad
+
+
+def test_heads_of_other_mechanisms():
+    layer = sc.nn.MultiHeadAttention(16, 4, mechanism=sc.mechanisms.Linear(), mask=masks.Causal())
+    x = torch.randn(2, 9, 16)
+    with torch.no_grad(), record(layer, heads=[3, 0], keep=("qk", TopK(2))) as recording:
+        layer(x)
+        expected = layer.matrix(x).to_dense()[:, [3, 0]]
+    matrix = recording[0].matrix
+    close(matrix.to_dense(), expected)
+    close(recording[0].ask(TopK(2))[0].weights, expected.topk(2).values)
+    value = torch.randn(2, 2, 9, 3)
+    close(matrix @ value, expected @ value)
+    assert matrix.positions(range(9), (range(9),))[0].shape == (1, 1, 9, 1)
+
+
 def test_rows_with_a_sink_are_no_distributions():
     network = zoo.model("gpt_oss")
     ids = ids_of()
@@ -136,7 +197,7 @@ def test_rows_with_a_sink_are_no_distributions():
     weights = weights_of("gpt_oss", ids)[0]
     assert weights.sum(-1).max() < 0.999
     close(recording[0].ask(Received())[0], weights.sum(2))
-    with pytest.raises(sc.UnsupportedError, match=r"Entropy\(\) was not asked while recording; Received\(\) was"):
+    with pytest.raises(sc.UnsupportedError, match=r"Entropy\(\) was not asked while recording"):
         recording[0].ask(Entropy())
     with torch.no_grad(), record(network, keep=Entropy()), pytest.raises(sc.UnsupportedError, match="do not sum to 1"):
         network(ids)
@@ -205,6 +266,11 @@ def test_rows_of_a_generation_accumulate(keep, implementation, cache):
         close(strongest.weights, weights.topk(8).values)
         sure = strongest.weights > 0
         assert torch.equal(strongest.indices[sure], weights.topk(8).indices[sure])
+        near = run.statistics
+        close(near["first_mass"], weights[..., 0])
+        close(near["self_mass"], weights.diagonal(0, 2, 3))
+        close(near["previous_mass"][:, :, 1:], weights.diagonal(-1, 2, 3))
+        assert near["received"].shape[2] == run.shape[3]
 
 
 @pytest.mark.parametrize("keep", ["qk", ("statistics", "topk")])
@@ -217,6 +283,7 @@ def test_a_cache_that_lets_go_of_keys(keep):
     assert len(recording.runs(1)) == 1
     assert run.calls[-1].shape[3] < weights.shape[3]
     close(run.ask(Received())[0], weights.sum(2))
+    close(run.statistics["previous_mass"][:, :, 1:], weights.diagonal(-1, 2, 3))
     strongest = run.ask(TopK(8))[0]
     sure = strongest.weights > 0
     close(strongest.weights, weights.topk(8).values)
@@ -268,6 +335,19 @@ def test_another_text_in_a_cache_is_another_run():
         block(x[1, :, :5], cache=second)
         block(x[0, :, 5:], cache=first)  # not after the last call
     assert [len(run.calls) for run in recording.runs(0)] == [1, 1, 1]
+
+
+def test_a_table_for_each_step():
+    network, ids = zoo.model("llama"), ids_of()
+    with record(network) as recording:
+        generated(network, ids)
+    assert recording[0].calls[3].summary.named("entropy").values.shape == (2, 4)
+    with pytest.raises(sc.UnsupportedError, match=r"one for each of 6 calls(.|\n)*Run.statistics joins"):
+        recording[0].summary()
+    with record(network, keep=Entropy()) as recording:
+        generated(network, ids)
+    with pytest.raises(sc.UnsupportedError, match=r"statistics of model.layers.0.self_attn were not kept"):
+        recording[0].summary()
 
 
 def test_answers_that_do_not_make_one():
@@ -357,13 +437,11 @@ def test_questions_that_nothing_was_kept_for(llama):
         sc.UnsupportedError, match=r'queries and keys of model.layers.0.self_attn were not kept(.|\n)*keep="qk"'
     ):
         recording[0].matrix.entropy()
-    with pytest.raises(
-        sc.UnsupportedError, match=r"TopK\(k=3\) was not asked while recording; Entropy\(\), Received\(\) was"
-    ):
+    with pytest.raises(sc.UnsupportedError, match=r"TopK\(k=3\) was not asked(.|\n)*name it in keep= or keep="):
         recording[0].ask(TopK(3))
     with pytest.raises(KeyError, match=r"layer must be one of model.layers.0.self_attn, .*; got 'decoder'"):
         recording["decoder"]
     with pytest.raises(KeyError, match="got 2"):
         recording[2]
     assert "2 layers" in repr(recording)
-    assert "Entropy()" in repr(recording[0])
+    assert "kept=statistics" in repr(recording[0])

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from saccade.errors import unsupported
 from saccade.statistics import Fold, Outline, Received, TopK
 
-__all__ = ["joined_answers"]
+__all__ = ["joined_answers", "joined_sums"]
 
 _PROBE = (2, 3, 5, 7)  # sizes that tell the axes of an answer apart
 
@@ -30,12 +29,7 @@ def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: 
         UnsupportedError: an answer that is not about single rows, and no sum over them that is known here.
     """
     if isinstance(fold, Received):
-        width = max(first + answer.shape[2] for first, answer in zip(first_columns, answers, strict=True))
-        padded = [
-            F.pad(answer, (first, width - first - answer.shape[2]))
-            for first, answer in zip(first_columns, answers, strict=True)
-        ]
-        return torch.stack(padded).sum(0)
+        return joined_sums(answers, first_columns)
     if isinstance(fold, TopK):
         moved = [
             answer._replace(indices=torch.where(answer.indices < 0, -1, answer.indices + first))
@@ -48,6 +42,15 @@ def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: 
         hint = 'keep="qk" joins the matrices instead; Run.calls holds the answer of each call'
         raise unsupported("Run.ask", "the recording", [reason], hint=hint)
     return _stacked(answers, [axis for axis in axes if axis is not None])
+
+
+def joined_sums(sums: Sequence[Tensor], first_columns: Sequence[int]) -> Tensor:
+    """Sums over the rows of several calls, ``[batch, heads, kv_len]`` each, as one over all rows."""
+    placed = list(zip(first_columns, sums, strict=True))
+    total = sums[0].new_zeros(*sums[0].shape[:2], max(first + own.shape[2] for first, own in placed))
+    for first, own in placed:
+        total[:, :, first : first + own.shape[2]] += own
+    return total
 
 
 def _stacked(answers: Sequence[Any], axes: Sequence[int]) -> Any:

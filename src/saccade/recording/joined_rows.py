@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from saccade.matrix import Matrix
+from saccade.plan import Ranges
 from saccade.statistics import Block
 
 __all__ = ["JoinedRows"]
@@ -53,6 +55,23 @@ class JoinedRows(Matrix):
     @property
     def is_stochastic(self) -> bool:
         return all(matrix.is_stochastic for matrix, _ in self._parts)
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        kv_len = self.shape[3]
+        q_parts = []
+        kv = torch.full((1, kv_len), -1, dtype=torch.int64, device=self.device)
+        for matrix, first in self._parts:
+            own_q, own_kv = matrix.positions(range(matrix.shape[2]), (range(matrix.shape[3]),))
+            own_q, own_kv = own_q[:, 0, :, 0], own_kv[:, 0, 0]
+            # A call that does not know where it stands counts its keys from 0.
+            moved = first if first and not bool(own_kv[:, 0].any()) else 0
+            q_parts.append(own_q + moved)
+            kv = kv.expand(max(len(kv), len(own_kv)), -1).clone()
+            kv[:, first : first + matrix.shape[3]] = own_kv + moved
+        items = max(map(len, q_parts))
+        q = torch.cat([part.expand(items, -1) for part in q_parts], 1)
+        keys = torch.cat([torch.arange(span.start, span.stop, span.step, device=self.device) for span in columns])
+        return q[:, None, rows.start : rows.stop : rows.step, None], kv[:, None, None, keys]
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         start = 0

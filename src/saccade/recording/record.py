@@ -14,7 +14,7 @@ from saccade.matrix import Matrix
 from saccade.recording.choice import Choice
 from saccade.recording.recorder import Kept, Recorder
 from saccade.recording.recording import Recording
-from saccade.statistics import Entropy, Fold, Pooled, Received, TopK
+from saccade.statistics import Fold, Pooled, TopK
 
 __all__ = ["Keep", "record"]
 
@@ -22,7 +22,7 @@ Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
 """What is kept of a call: a question's answer, some by name, or queries and keys."""
 
 _NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
-    "statistics": (Entropy(), Received()),
+    "statistics": (),
     "topk": (TopK(8),),
     "pooled": (Pooled(64),),
     "qk": (),
@@ -50,10 +50,10 @@ def record(
         layers: which attention layers: numbers, in the order in which they speak, or names of modules, in which ``*``
             stands for anything. All when None.
         heads: which heads, by number; all when None.
-        keep: what of each call: questions of `saccade.statistics`, or names. "statistics": entropy, where rows sum to
-            1, and the attention each key receives. "topk": the 8 strongest keys of each query. "pooled": a map of
-            64 × 64 cells. "qk": queries and keys, for questions that come later. An empty tuple keeps nothing, for a
-            callback.
+        keep: what of each call: questions of `saccade.statistics`, or names. "statistics": all of a summary (entropy,
+            masses, distance, attention received, …) with its uniform baseline. "topk": the 8 strongest keys of each
+            query. "pooled": a map of 64 × 64 cells. "qk": queries and keys, for questions that come later. An empty
+            tuple keeps nothing, for a callback.
         callback: called as ``callback(name, matrix)`` after each call of a layer, with the lazy matrix, whose tensors
             are those of the model: ask now, or keep "qk".
 
@@ -65,8 +65,9 @@ def record(
         UnsupportedError: at the end, if the model ran and no attention layer was heard, or none of those named; and
             where a layer does something that changes its matrix in a way that is not known.
 
-    Cost: a sweep over the weights for the questions, about as much as two products, and O(length) memory; for "qk" a
-    copy, O(length · width). ``nn.MultiheadAttention`` projects queries and keys once more.
+    Cost: sweeps over the weights for the questions (see `saccade.Matrix.summary`, `saccade.Matrix.ask`) and O(length)
+    memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
+    ``nn.MultiheadAttention`` projects queries and keys once more.
 
     Example:
         >>> from torch import nn
@@ -85,7 +86,7 @@ def record(
     if callback is not None and not callable(callback):
         raise type_error("record", "callback", "be a function (name, matrix), or None", type(callback).__name__)
     kept = _kept(keep)
-    if not (kept.folds or kept.matrices or callback):
+    if not (any(kept) or callback):
         raise value_error("record", "keep", "name something where there is no callback", "nothing")
     choice = Choice(layers, heads, "record")
     return _recording(model, Recorder(kept, choice, callback), choice)
@@ -118,18 +119,15 @@ def _check_heard(model: nn.Module, choice: Choice) -> None:
 def _kept(keep: object) -> Kept:
     given = [keep] if isinstance(keep, str | Fold) else list(keep) if isinstance(keep, Iterable) else [keep]
     folds: list[Fold[Any, Any]] = []
-    optional: list[Fold[Any, Any]] = []
     for one in given:
         if isinstance(one, str) and one in _NAMED:
-            added = [fold for fold in _NAMED[one] if fold not in folds]
-            folds += added
-            optional += added
+            added = _NAMED[one]
         elif isinstance(one, Fold):
-            folds += [one] if one not in folds else []
-            optional = [fold for fold in optional if fold != one]
+            added = (one,)
         else:
             names = ", ".join(f'"{name}"' for name in _NAMED)
             got = one.__name__ if isinstance(one, type) else repr(one)
             rule = f"be questions of saccade.statistics, or of {names}"
             raise type_error("record", "keep", rule, got, hint="give instances: keep=[Entropy()]")
-    return Kept(tuple(folds), tuple(optional), "qk" in given)
+        folds += [fold for fold in added if fold not in folds]
+    return Kept(tuple(folds), "statistics" in given, "qk" in given)

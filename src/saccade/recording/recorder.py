@@ -10,7 +10,7 @@ from saccade.recording.choice import Choice
 from saccade.recording.continuation import Mark
 from saccade.recording.held import Held
 from saccade.recording.run import Run
-from saccade.recording.some_heads import SomeHeads
+from saccade.recording.some_heads import some_heads
 from saccade.statistics import Fold
 
 __all__ = ["Kept", "Recorder"]
@@ -21,12 +21,12 @@ class Kept(NamedTuple):
 
     Attributes:
         folds: questions.
-        optional: those of them that are left out where rows are no distributions, since nobody named them.
+        summaries: whether all statistics are kept.
         matrices: whether queries and keys are kept.
     """
 
     folds: tuple[Fold[Any, Any], ...]
-    optional: tuple[Fold[Any, Any], ...]
+    summaries: bool
     matrices: bool
 
 
@@ -48,28 +48,22 @@ class Recorder:
         """Take in one call of a layer."""
         if not self._choice.has_layer(name):
             return
-        matrix, heads = make(), self._choice.heads
+        matrix = make() if self._choice.heads is None else some_heads(make(), self._choice.heads)
         if self._callback is not None:
-            self._callback(name, matrix if heads is None else SomeHeads(matrix, heads))
-        if self._kept.folds or self._kept.matrices:
-            run, first_column = self._run_of(name, matrix)
-            run.take(matrix, first_column)
-            self._marks[name] = Mark.of(matrix, first_column)
-            self.runs.setdefault(name, [])
-            if not self.runs[name] or self.runs[name][-1] is not run:
-                self.runs[name].append(run)
+            self._callback(name, matrix)
+        if any(self._kept):
+            self._take(name, matrix)
 
-    def _run_of(self, name: str, matrix: Matrix) -> tuple[Run, int]:
-        """The run that a call belongs to, and which key of it the call's first one is."""
+    def _take(self, name: str, matrix: Matrix) -> None:
         runs, mark = self.runs.get(name, []), self._marks.get(name)
+        first_column = None
         if mark is not None and runs[-1].fits(matrix):
             first_column = mark.continued(matrix)
-            if first_column is not None:
-                return runs[-1], first_column
+        goes_on = first_column is not None
         held = Held() if self._kept.matrices else None
-        return Run(name, self._fitting(matrix), held, self._choice.heads), 0
-
-    def _fitting(self, matrix: Matrix) -> tuple[Fold[Any, Any], ...]:
-        if matrix.is_stochastic:
-            return self._kept.folds
-        return tuple(x for x in self._kept.folds if not (x.needs_distributions and x in self._kept.optional))
+        run = runs[-1] if goes_on else Run(name, self._kept.folds, held)
+        # Answers first: what cannot be answered leaves no trace.
+        run.take(matrix, first_column or 0, with_summary=self._kept.summaries)
+        self._marks[name] = Mark.of(matrix, first_column or 0)
+        if not goes_on:
+            self.runs[name] = [*runs, run]

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from saccade.errors import unsupported
+import torch
+from torch import Tensor
+
+from saccade.errors import UnsupportedError, unsupported
 from saccade.matrix import Matrix
 from saccade.recording.held import Held
-from saccade.recording.joined_answers import joined_answers
-from saccade.recording.some_heads import SomeHeads
-from saccade.statistics import Fold
+from saccade.recording.joined_answers import joined_answers, joined_sums
+from saccade.statistics import Entropy, Fold, LargestWeight, LogitVariance, Received, SquaredNorm, Summary
 
 __all__ = ["Call", "Run"]
+
+# Questions that a summary answers anyway.
+_IN_SUMMARY: dict[Fold[Any, Any], str] = {
+    Entropy(): "entropy",
+    LargestWeight(): "largest_weight",
+    LogitVariance(): "logit_variance",
+    Received(): "received",
+    SquaredNorm(): "squared_norm",
+}
 
 
 class Call(NamedTuple):
@@ -21,11 +32,13 @@ class Call(NamedTuple):
         shape: (batch, heads, q_len, kv_len) of its matrix.
         first_column: which key of the whole text its first key is; not 0 where a cache has let go of some.
         answers: to the questions that were asked while recording, in their order.
+        summary: all statistics, if they were kept.
     """
 
     shape: tuple[int, int, int, int]
     first_column: int
     answers: tuple[Any, ...]
+    summary: Summary | None
 
 
 class Run:
@@ -36,23 +49,21 @@ class Run:
         calls: every call, in order.
     """
 
-    def __init__(
-        self, name: str, folds: tuple[Fold[Any, Any], ...], held: Held | None, heads: tuple[int, ...] | None = None
-    ):
+    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: Held | None):
         self.name = name
         self.calls: list[Call] = []
-        self._folds, self._held, self._heads = folds, held, heads
+        self._folds, self._held = folds, held
         self._like: tuple[object, ...] = ()
 
     def fits(self, matrix: Matrix) -> bool:
         """Whether the rows of a matrix can stand below those that are here."""
         return _kind(matrix) == self._like
 
-    def take(self, matrix: Matrix, first_column: int) -> None:
-        """Take in a call, with all its heads."""
+    def take(self, matrix: Matrix, first_column: int, *, with_summary: bool) -> None:
+        """Take in a call."""
+        summary = matrix.summary() if with_summary else None
+        self.calls.append(Call(matrix.shape, first_column, matrix.ask(*self._folds), summary))
         self._like = _kind(matrix)
-        few = self._few(matrix)
-        self.calls.append(Call(few.shape, first_column, few.ask(*self._folds)))
         if self._held is not None:
             self._held.add(matrix, first_column)
 
@@ -71,9 +82,44 @@ class Run:
             UnsupportedError: they were not kept.
         """
         if self._held is None:
-            reason = f"queries and keys of {self.name} were not kept"
-            raise unsupported("Run.matrix", "the recording", [reason], hint='record(model, keep="qk")')
-        return self._few(self._held.matrix())
+            raise self._missing("Run.matrix", f"queries and keys of {self.name} were not kept")
+        return self._held.matrix()
+
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """Statistics of every query, ``[batch, heads, q_len]``, and of every key, ``[batch, heads, kv_len]``, by name.
+
+        Those of queries are "entropy", "largest_weight", "first_mass", "self_mass", "previous_mass", "local_mass",
+        "distance" and more (`saccade.statistics.Summary.rows`); "received" is what each key gets. Rows of several
+        calls stand one below the other.
+
+        Raises:
+            UnsupportedError: neither statistics nor queries and keys were kept.
+        """
+        if all(call.summary is None for call in self.calls):
+            summary = self.summary()
+            return {**summary.rows, "received": summary.received}
+        summaries = [call.summary for call in self.calls if call.summary is not None]
+        rows = {name: torch.cat([one.rows[name] for one in summaries], 2) for name in summaries[0].rows}
+        first_columns = [call.first_column for call in self.calls]
+        return {**rows, "received": joined_sums([one.received for one in summaries], first_columns)}
+
+    def summary(self) -> Summary:
+        """Statistics of every head as a table, beside those of uniform attention; ``print`` shows it.
+
+        Raises:
+            UnsupportedError: they were not kept, or of single calls only.
+
+        Cost: none if they were kept; else see `saccade.Matrix.summary`.
+        """
+        if len(self.calls) == 1 and self.calls[0].summary is not None:
+            return self.calls[0].summary
+        if self._held is not None:
+            return self._held.matrix().summary()
+        if self.calls[0].summary is None:
+            raise self._missing("Run.summary", f"statistics of {self.name} were not kept", 'keep="statistics"')
+        reason = f"there is one for each of {len(self.calls)} calls, in Run.calls; Run.statistics joins their rows"
+        raise self._missing("Run.summary", reason)
 
     def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
         """Answers to questions: those that were asked while recording, or any where queries and keys were kept.
@@ -91,20 +137,23 @@ class Run:
         return tuple(self._answer(fold) for fold in folds)
 
     def _answer(self, fold: Fold[Any, Any]) -> Any:
-        if fold not in self._folds:
-            asked = ", ".join(map(str, self._folds)) or "nothing"
-            reason = f"{fold} was not asked while recording; {asked} was"
-            raise unsupported("Run.ask", "the recording", [reason], hint='name it in keep=, or keep="qk"')
-        answers = [call.answers[self._folds.index(fold)] for call in self.calls]
-        if len(answers) == 1:
-            return answers[0]
-        return joined_answers(fold, answers, [call.first_column for call in self.calls])
+        if fold in self._folds:
+            answers = [call.answers[self._folds.index(fold)] for call in self.calls]
+            if len(answers) == 1:
+                return answers[0]
+            return joined_answers(fold, answers, [call.first_column for call in self.calls])
+        name = next((own for known, own in _IN_SUMMARY.items() if known == fold), "")
+        if self.calls[0].summary is not None and name in self.statistics:
+            return self.statistics[name]
+        raise self._missing("Run.ask", f"{fold} was not asked while recording", "name it in keep=")
 
-    def _few(self, matrix: Matrix) -> Matrix:
-        return matrix if self._heads is None else SomeHeads(matrix, self._heads)
+    def _missing(self, where: str, reason: str, hint: str = "") -> UnsupportedError:
+        hint = " or ".join(filter(None, [hint, 'keep="qk", which answers every question later']))
+        return unsupported(where, "the recording", [reason], hint=hint)
 
     def __repr__(self) -> str:
         kept = ["queries and keys"] if self._held is not None else []
+        kept += ["statistics"] if self.calls[0].summary is not None else []
         return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._folds)])})"
 
 

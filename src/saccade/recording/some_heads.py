@@ -1,18 +1,91 @@
-"""SomeHeads: a few heads of a matrix, as a matrix."""
+"""A few heads of a matrix, as a matrix."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from saccade.attention_matrix import AttentionMatrix
 from saccade.errors import value_error
+from saccade.masks import Mask
+from saccade.masks.base import plan_of
 from saccade.matrix import Matrix
 from saccade.plan import Ranges
 from saccade.statistics import Block
+from saccade.token_positions import AtPositions
 
-__all__ = ["SomeHeads"]
+__all__ = ["SomeHeads", "some_heads"]
+
+
+def some_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
+    """Chosen heads of a matrix, in the order in which they are named.
+
+    Args:
+        matrix: of all heads.
+        heads: which, counted from 0.
+
+    Raises:
+        ValueError: a head that is not there.
+
+    Cost: softmax attention gets copies of these heads' queries and keys; of any other matrix nothing is copied, and
+    the heads are asked one at a time.
+    """
+    there = matrix.shape[1]
+    if not all(0 <= head < there for head in heads):
+        raise value_error("record", "heads", f"be 0 to {there - 1}", list(heads))
+    if not isinstance(matrix, AttentionMatrix) or matrix.scores.tile_function is not None:
+        return SomeHeads(matrix, heads)
+    scores, own = matrix.scores, list(heads)
+    share = there // scores.key.shape[1]
+    few = scores.replaced(scores.query[:, own], scores.key[:, [head // share for head in own]])
+    few.shape = (scores.shape[0], len(own), *scores.shape[2:])
+    if scores.sink_logit is not None:
+        few.sink_logit = scores.sink_logit[own]
+    if scores.bias is not None and scores.bias.source.shape[1] > 1:
+        few.bias = scores.bias.of(scores.bias.source[:, own])
+    if scores.rule.shape[1] > 1 or scores.rule.asks_functions:  # functions may tell heads apart and not say so
+        few.rule = _of_heads(scores.rule, tuple(own))
+    few._plan = plan_of(few.rule, few.shape, *few.origin)
+    other = copy.copy(matrix)
+    other.scores, other._lse = few, None
+    return other
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfHeads(Mask):
+    """A mask that tells heads apart, for some of them."""
+
+    mask: Mask
+    heads: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.mask.shape[0], len(self.heads))
+
+    @property
+    def is_value(self) -> bool:
+        return self.mask.is_value
+
+    @property
+    def asks_functions(self) -> bool:
+        return self.mask.asks_functions
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return self.mask.allows(b, torch.tensor(self.heads, device=h.device)[h], q, kv)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.mask.tensors()
+
+
+def _of_heads(rule: Mask, heads: tuple[int, ...]) -> Mask:
+    """The rule for some heads; one that is read at given positions stays so."""
+    if isinstance(rule, AtPositions):
+        return dataclasses.replace(rule, mask=_OfHeads(rule.mask, heads))
+    return _OfHeads(rule, heads)
 
 
 class SomeHeads(Matrix):
@@ -22,9 +95,6 @@ class SomeHeads(Matrix):
         matrix: the matrix of all heads.
         heads: which, counted from 0.
 
-    Raises:
-        ValueError: a head that is not there.
-
     Example:
         >>> from saccade import AttentionMatrix
         >>> SomeHeads(AttentionMatrix(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)), [3, 1]).shape
@@ -32,9 +102,6 @@ class SomeHeads(Matrix):
     """
 
     def __init__(self, matrix: Matrix, heads: Sequence[int]):
-        there = matrix.shape[1]
-        if not all(0 <= head < there for head in heads):
-            raise value_error("SomeHeads", "heads", f"be 0 to {there - 1}", list(heads))
         self._matrix, self._heads = matrix, tuple(heads)
 
     @property
