@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.attention_matrix import AttentionMatrix
 from saccade.matrix import Matrix
 from saccade.recording.joined_rows import JoinedRows
+from saccade.recording.some_heads import SomeHeads
 
 __all__ = ["Held"]
 
@@ -17,8 +18,8 @@ __all__ = ["Held"]
 class Held:
     """The matrices of the calls of one run; keys that were there before are kept once.
 
-    Tensors are copied, so that a cache that is written to later changes nothing; masks and biases that a model wrote
-    out are held as they are.
+    Tensors of softmax attention are copied, so that a cache that is written to later changes nothing; masks and biases
+    that a model wrote out are held as they are, and so are the matrices of other mechanisms.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,9 @@ class Held:
         """Keep one more call."""
         self._first_columns.append(first_column)
         if not isinstance(matrix, AttentionMatrix):
+            if isinstance(matrix, SomeHeads) and isinstance(matrix.whole, AttentionMatrix):
+                own = _copied(matrix.whole, matrix.whole.scores.key.detach().clone())
+                matrix = SomeHeads(own, matrix.heads)
             self._matrices.append(matrix)
             self._shared.append(False)
             return

@@ -57,13 +57,13 @@ class Recorder:
     def _take(self, name: str, matrix: Matrix) -> None:
         runs, mark = self.runs.get(name, []), self._marks.get(name)
         first_column = None
-        if mark is not None and runs[-1].fits(matrix):
+        if mark is not None and runs[-1]._fits(matrix):
             first_column = mark.continued(matrix)
         goes_on = first_column is not None
         held = Held() if self._kept.matrices else None
         run = runs[-1] if goes_on else Run(name, self._kept.folds, held)
         # Answers first: what cannot be answered leaves no trace.
-        run.take(matrix, first_column or 0, with_summary=self._kept.summaries)
+        run._take(matrix, first_column or 0, with_summary=self._kept.summaries)
         self._marks[name] = Mark.of(matrix, first_column or 0)
         if not goes_on:
             self.runs[name] = [*runs, run]

@@ -55,11 +55,11 @@ class Run:
         self._folds, self._held = folds, held
         self._like: tuple[object, ...] = ()
 
-    def fits(self, matrix: Matrix) -> bool:
+    def _fits(self, matrix: Matrix) -> bool:
         """Whether the rows of a matrix can stand below those that are here."""
         return _kind(matrix) == self._like
 
-    def take(self, matrix: Matrix, first_column: int, *, with_summary: bool) -> None:
+    def _take(self, matrix: Matrix, first_column: int, *, with_summary: bool) -> None:
         """Take in a call."""
         summary = matrix.summary() if with_summary else None
         self.calls.append(Call(matrix.shape, first_column, matrix.ask(*self._folds), summary))

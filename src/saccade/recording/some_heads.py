@@ -95,6 +95,10 @@ class SomeHeads(Matrix):
         matrix: the matrix of all heads.
         heads: which, counted from 0.
 
+    Attributes:
+        whole: the matrix of all heads.
+        heads: which of them these are.
+
     Example:
         >>> from saccade import AttentionMatrix
         >>> SomeHeads(AttentionMatrix(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)), [3, 1]).shape
@@ -102,35 +106,35 @@ class SomeHeads(Matrix):
     """
 
     def __init__(self, matrix: Matrix, heads: Sequence[int]):
-        self._matrix, self._heads = matrix, tuple(heads)
+        self.whole, self.heads = matrix, tuple(heads)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        batch, _, q_len, kv_len = self._matrix.shape
-        return (batch, len(self._heads), q_len, kv_len)
+        batch, _, q_len, kv_len = self.whole.shape
+        return (batch, len(self.heads), q_len, kv_len)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._matrix.dtype
+        return self.whole.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._matrix.device
+        return self.whole.device
 
     @property
     def kv_heads(self) -> int:
         """As many as heads: values for a product are those of each head chosen."""
-        return len(self._heads)
+        return len(self.heads)
 
     @property
     def is_stochastic(self) -> bool:
-        return self._matrix.is_stochastic
+        return self.whole.is_stochastic
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        for number, own in enumerate(self._heads):
+        for number, own in enumerate(self.heads):
             if head is None or head == number:
-                for block in self._matrix.blocks(batch, own, rows):
+                for block in self.whole.blocks(batch, own, rows):
                     yield block._replace(heads=slice(number, number + 1))
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        return self._matrix.positions(rows, columns)
+        return self.whole.positions(rows, columns)
