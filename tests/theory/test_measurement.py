@@ -67,6 +67,8 @@ def test_an_estimate_is_as_sure_as_it_says():
 
 def test_it_says_what_it_saw():
     assert str(equal("x", 1.0, 2.0)) == "x: seen 1, expected 2 (± 1e-12, rounding)"
+    assert str(equal("x", 2e-16, 0.0)) == "x: seen 0, expected 0 (± 1e-12, rounding)"
+    assert str(equal("x", 2e-10, 0.0)) == "x: seen 2e-10, expected 0 (± 1e-12, rounding)"
     assert str(at_most("x", 1.0, 2.0)) == "x: seen 1, at most 2 (bound)"
     assert str(at_least("x", 1.0, 2.0, 0.5)) == "x: seen 1, at least 2 (+ 0.5, rounding)"
     assert str(apart("x", 1.0, 2.0, 0.5)) == "x: seen 1, claimed 2 (refuted if more than 0.5 off)"

@@ -16,6 +16,7 @@ from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
 from saccade.theory.pictures import PICTURES
+from saccade.theory.telling import CONDITION, sections, table
 
 __all__ = ["verify"]
 
@@ -34,7 +35,7 @@ def verify(
         Path | None, typer.Option(help="Draw the pictures of the documents into this folder, and check nothing.")
     ] = None,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a table of claims and verdicts, and check nothing.")
+        bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown, and check nothing.")
     ] = False,
 ) -> None:
     """Check what is said about attention, theorem by theorem.
@@ -44,7 +45,7 @@ def verify(
     """
     claims = _chosen(only or [])
     if as_markdown:
-        typer.echo(table(claims), nl=False)
+        typer.echo(f"{table(claims)}\n{sections(claims)}", nl=False)
         return
     if pictures is not None:
         _draw(pictures)
@@ -76,13 +77,6 @@ def _draw(folder: Path) -> None:
         _refuse(f"--pictures must be a folder that can be written; got {folder} ({error.strerror})")
 
 
-def table(claims: Sequence[Claim]) -> str:
-    """Claims and verdicts as a Markdown table."""
-    lines = ["| claim | verdict | what is said |", "|---|---|---|"]
-    lines += [f"| `{claim.name}` | {claim.verdict} | {claim.statement} |" for claim in claims]
-    return "\n".join(lines) + "\n"
-
-
 def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:
     unknown = [name for name in only if all(name not in (claim.name, claim.topic) for claim in CLAIMS)]
     if unknown:
@@ -104,8 +98,7 @@ def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> N
         console.print(Text.assemble(mark, (claim.name, "bold"), "  ", (claim.verdict, _STYLES[claim.verdict])))
         console.print(Text(f"      {claim.statement}"))
         if claim.conditions:
-            word = {"holds": "With", "holds if": "If", "refuted": "But"}[claim.verdict]
-            console.print(Text(f"      {word}: {claim.conditions}.", "dim"))
+            console.print(Text(f"      {CONDITION[claim.verdict]}: {claim.conditions}.", "dim"))
         for finding in own:
             if finding is own[0] or not finding.agrees:
                 _print_finding(console, finding, seeds)

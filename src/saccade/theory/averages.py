@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.attention_matrix import AttentionMatrix, attention
-from saccade.masks import Causal, Mask
+from saccade.masks import Causal, Mask, Padding
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_most, equal, same
@@ -76,6 +76,8 @@ def uniform_weights_are_mean_pooling(
     yield same("queries of 0: output against the mean of the values", attention(q, k, v), mean)
     running = v.cumsum(2) / torch.arange(1, n + 1)[:, None]
     yield same("causal: output against the running mean", attention(q, k, v, mask), running)
+    padded = attention(q, k, v, Padding([7]))
+    yield same("7 of 10 are tokens: output against their mean", padded, v[:, :, :7].mean(2, keepdim=True).expand_as(v))
     yield apart("causal: first output against the mean of all", float((running - mean)[0, 0, 0].abs().max()), 0, 1e-3)
 
 

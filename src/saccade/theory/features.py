@@ -69,7 +69,7 @@ def features_estimate_the_kernel(
     latex=r"\mathbb{E}\,\frac{\phi(q)\cdot\phi(k_j)}{\sum_l\phi(q)\cdot\phi(k_l)}=A_{ij}",
     source="a conclusion often drawn from " + _CHOROMANSKI + ", lemma 1",
     verdict="refuted",
-    conditions="numerator and denominator are unbiased, their quotient is not: its bias falls as 1/m",
+    conditions="numerator and denominator are unbiased, their quotient is not; its bias falls with more features",
 )
 def performer_attention_is_unbiased(
     draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples

@@ -35,9 +35,9 @@ def other_weights(weights: Tensor, value: Tensor) -> Tensor:
     A row may move along anything orthogonal to the columns of the values and to the ones, until a weight reaches 0.
     """
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
-    _, s, vh = torch.linalg.svd(constraints.T)
-    free = vh[int((s > 1e-10 * s[0]).sum()) :]
-    direction = free[-1]
+    basis = torch.linalg.qr(constraints).Q
+    towards = torch.linspace(-1, 1, len(value), dtype=value.dtype).square()
+    direction = towards - basis @ (basis.T @ towards)
     room = torch.where(direction < 0, -weights / direction, torch.inf).amin(-1, keepdim=True)
     return weights + room * direction
 
@@ -89,7 +89,7 @@ def sparse_weights_bound_information(
 def position_information(
     draw: Draw, *, divergence: Callable[[Tensor], float] = divergence_from_mean_row
 ) -> Iterator[Measurement]:
-    """How much the place of a query says about where it looks is exact, and takes linear memory."""
+    """How much the place of a query says about where it looks follows exactly from entropies and column sums."""
     n = 24
     for name, one in _patterns(n).items():
         expected = math.log(n) if name == "one key each" else 0.0

@@ -53,7 +53,8 @@ class Measurement:
 
     def __str__(self) -> str:
         sign = {"=": "expected", "<=": "at most", ">=": "at least", "!=": "claimed"}[self.relation]
-        return f"{self.what}: seen {self.seen:.4g}, {sign} {self.expected:.4g} ({self.why})"
+        seen = round(self.seen, 9) + 0.0 if self.agrees and abs(self.seen) < 1e-9 else self.seen  # rounding is noise
+        return f"{self.what}: seen {seen:.4g}, {sign} {self.expected:.4g} ({self.why})"
 
 
 def equal(what: str, seen: float, expected: float, tolerance: float = 1e-12, why: str = "rounding") -> Measurement:
