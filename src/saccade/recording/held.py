@@ -23,41 +23,32 @@ class Held:
     """
 
     def __init__(self) -> None:
-        self._matrices: list[Matrix] = []
-        self._first_columns: list[int] = []
-        self._keys: Tensor | None = None  # with room for more, if they grow
-        self._shared: list[bool] = []
+        self._parts: list[tuple[Matrix, int, bool]] = []  # with its first column, and whether it reads the shared keys
+        self._keys: Tensor | None = None  # shared: [batch, kv_heads, length and room for more, head_dim]
+        self._length = 0
 
     def add(self, matrix: Matrix, first_column: int) -> None:
         """Keep one more call."""
-        self._first_columns.append(first_column)
         if not isinstance(matrix, AttentionMatrix):
-            if isinstance(matrix, SomeHeads) and isinstance(matrix.whole, AttentionMatrix):
-                own = _copied(matrix.whole, matrix.whole.scores.key.detach().clone())
-                matrix = SomeHeads(own, matrix.heads)
-            self._matrices.append(matrix)
-            self._shared.append(False)
+            self._parts.append((_copied_heads(matrix), first_column, False))
             return
         key = matrix.scores.key.detach()
-        shared = first_column == 0 and self._takes(key)
-        own = key[:, :, :0] if shared else key.clone()
-        if not self._matrices:
-            self._keys, own, shared = own, key[:, :, :0], True
-            self._length = key.shape[2]
-        self._matrices.append(_copied(matrix, own))
-        self._shared.append(shared)
+        if not self._parts:
+            self._keys, self._length = key.clone(), key.shape[2]
+            is_shared = True
+        else:
+            is_shared = first_column == 0 and self._takes(key)
+        # What reads the shared keys gets them when it is asked for.
+        self._parts.append((_copied(matrix, key[:, :, :0] if is_shared else key.clone()), first_column, is_shared))
 
     def matrix(self) -> Matrix:
         """All calls as one matrix."""
-        matrices = [
-            self._with_keys(matrix) if shared else matrix
-            for matrix, shared in zip(self._matrices, self._shared, strict=True)
-        ]
-        return matrices[0] if len(matrices) == 1 else JoinedRows(matrices, self._first_columns)
+        matrices = [self._with_keys(matrix) if is_shared else matrix for matrix, _, is_shared in self._parts]
+        return matrices[0] if len(matrices) == 1 else JoinedRows(matrices, [first for _, first, _ in self._parts])
 
     def _takes(self, key: Tensor) -> bool:
         """Take in keys that go on where those that are held end; False if they do not."""
-        held, length = self._keys, getattr(self, "_length", 0)
+        held, length = self._keys, self._length
         if held is None or key.shape[2] < length or not torch.equal(held[:, :, :length], key[:, :, :length]):
             return False
         if key.shape[2] > held.shape[2]:
@@ -73,6 +64,12 @@ class Held:
         assert isinstance(matrix, AttentionMatrix)
         assert self._keys is not None
         return _made_of(matrix, matrix.scores.query, self._keys[:, :, : matrix.shape[3]])
+
+
+def _copied_heads(matrix: Matrix) -> Matrix:
+    if not (isinstance(matrix, SomeHeads) and isinstance(matrix.whole, AttentionMatrix)):
+        return matrix
+    return SomeHeads(_copied(matrix.whole, matrix.whole.scores.key.detach().clone()), matrix.heads)
 
 
 def _copied(matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
