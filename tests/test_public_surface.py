@@ -22,6 +22,7 @@ PACKAGES = (
     ".positions",
     ".statistics",
     ".caches",
+    ".tasks",
     ".mechanisms",
     ".nn",
     ".vision",

@@ -1,0 +1,69 @@
+"""Needle: queries and keys among which a few keys are known to matter; no model is needed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.errors import value_error
+from saccade.tasks.recall import check_sizes, generator
+
+__all__ = ["Needle", "needle"]
+
+
+class Needle(NamedTuple):
+    """A query, keys, and where those stand that it is meant to find.
+
+    Args:
+        query: ``[examples, 1, 1, head_dim]``.
+        key: ``[examples, 1, kv_len, head_dim]``.
+        value: ``[examples, 1, kv_len, head_dim]``, random.
+        start: int64 ``[examples]``: the first of the keys that matter.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    start: Tensor
+
+
+def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, strength: float, seed: int) -> Needle:
+    """Gaussian queries and keys; ``needle_len`` neighbouring keys lean towards the query.
+
+    Scores (``query @ key / sqrt(head_dim)``) of the others have standard deviation about 1; those of the needle are
+    higher by ``strength``.
+
+    Args:
+        examples: number of queries.
+        kv_len: number of keys.
+        head_dim: width of a head.
+        needle_len: keys that matter, from a random one on.
+        strength: by how much their scores are higher.
+        seed: of all draws.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+
+    Example:
+        >>> query, key, _, start = needle(1, 100, 16, needle_len=2, strength=20.0, seed=0)
+        >>> scores = (query @ key.mT)[0, 0, 0]
+        >>> sorted(scores.topk(2).indices.tolist()) == [int(start), int(start) + 1]
+        True
+    """
+    where = "needle"
+    check_sizes(where, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len, seed=seed)
+    if needle_len > kv_len:
+        raise value_error(where, "needle_len", f"be at most kv_len {kv_len}", needle_len)
+    is_number = isinstance(strength, int | float) and not isinstance(strength, bool)
+    if not is_number or not torch.isfinite(torch.tensor(float(strength))):
+        raise value_error(where, "strength", "be a finite number", repr(strength))
+    random = generator(seed)
+    query = torch.randn(examples, 1, 1, head_dim, generator=random)
+    key, value = (torch.randn(examples, 1, kv_len, head_dim, generator=random) for _ in range(2))
+    start = torch.randint(kv_len - needle_len + 1, (examples,), generator=random)
+    index = torch.arange(kv_len)
+    is_needle = (index >= start[:, None]) & (index < start[:, None] + needle_len)
+    lean = strength * head_dim**0.5 * query / query.square().sum(-1, keepdim=True)
+    return Needle(query, key + is_needle[:, None, :, None] * lean, value, start)

@@ -1,0 +1,57 @@
+"""Recall: texts, and what has to come next at the places that count."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from saccade.errors import value_error
+
+__all__ = ["IGNORED", "Recall", "check_sizes", "generator"]
+
+IGNORED = -100
+"""The target where nothing is asked, as torch's cross entropy has it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recall:
+    """Texts whose later tokens ask for earlier ones.
+
+    Args:
+        tokens: int64 ``[examples, length]``.
+        targets: int64 ``[examples, length]``: what comes after each token where it can be known, else `IGNORED`.
+        context_len: tokens that a model may read at once; what comes after them asks, and is read token by token, so
+            that nothing can be prepared for the question.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    context_len: int
+
+    def accuracy(self, logits: Tensor) -> float:
+        """Share of the targets that are the likeliest token.
+
+        Args:
+            logits: ``[examples, length, vocab]``, or those of the last tokens only, ``[examples, n, vocab]``.
+        """
+        targets = self.targets[:, self.targets.shape[1] - logits.shape[1] :]
+        asked = targets != IGNORED
+        if logits.dim() != 3 or len(logits) != len(targets) or not bool(asked.any()):
+            rule = "be [examples, length, vocab], with a target among the tokens"
+            raise value_error("Recall.accuracy", "logits", rule, list(logits.shape))
+        return float((logits.argmax(-1) == targets)[asked].double().mean())
+
+
+def check_sizes(where: str, **sizes: object) -> None:
+    """Raise unless all are ints of at least 1; ``seed`` of at least 0."""
+    for name, size in sizes.items():
+        least = 0 if name == "seed" else 1
+        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+            raise value_error(where, name, f"be an int of at least {least}", repr(size))
+
+
+def generator(seed: int) -> torch.Generator:
+    """Random numbers of this task alone."""
+    return torch.Generator().manual_seed(seed)
