@@ -273,6 +273,31 @@ def test_rows_of_a_generation_accumulate(keep, implementation, cache):
         assert near["received"].shape[2] == run.shape[3]
 
 
+def bytes_held(matrix):
+    """Of queries and keys, whatever they share counted once."""
+    parts = [part for part, _ in matrix._parts] if hasattr(matrix, "_parts") else [matrix]
+    tensors = [x for part in parts for x in (part.scores.query, part.scores.key)]
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "saccade"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_keys_are_held_once(implementation, cache):
+    network = zoo.model("llama", implementation)
+    with record(network, keep="qk", layers=0) as recording:
+        network.generate(
+            ids_of(),
+            max_new_tokens=60,
+            do_sample=False,
+            disable_compile=True,
+            cache_implementation=cache,
+            eos_token_id=-1,
+        )
+    tokens, query, key = 70, 2 * 4 * 8 * 4, 2 * 2 * 8 * 4
+    assert len(recording[0].calls) == 60
+    assert bytes_held(recording[0].matrix) <= tokens * (query + 2 * key)  # room for twice as many keys
+
+
 @pytest.mark.parametrize("keep", ["qk", ("statistics", "topk")])
 def test_a_cache_that_lets_go_of_keys(keep):
     network, ids = zoo.model("mistral", "sdpa"), ids_of()

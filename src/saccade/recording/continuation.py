@@ -11,7 +11,7 @@ from saccade.attention_matrix import AttentionMatrix
 from saccade.matrix import Matrix
 from saccade.token_positions import AtPositions
 
-__all__ = ["Mark"]
+__all__ = ["Mark", "place_of_last"]
 
 
 class Mark(NamedTuple):
@@ -35,7 +35,7 @@ class Mark(NamedTuple):
         kv_len = matrix.shape[3]
         if not isinstance(matrix, AttentionMatrix) or not kv_len:
             return cls(None, None, kv_len, kv_len)
-        key, place = matrix.scores.key.detach(), _place(matrix)
+        key, place = matrix.scores.key.detach(), place_of_last(matrix)
         return cls(key[:, :, place].clone(), key[:, :, -1].clone(), first_column + place + 1, kv_len)
 
     def continued(self, matrix: Matrix) -> int | None:
@@ -49,7 +49,7 @@ class Mark(NamedTuple):
         q_len, kv_len, key = matrix.shape[2], matrix.shape[3], matrix.scores.key.detach()
         if q_len >= kv_len or key[:, :, 0].shape != self.newest.shape or key.dtype != self.newest.dtype:
             return None
-        place = _place(matrix)
+        place = place_of_last(matrix)
         before = place - q_len
         if before >= 0 and torch.equal(key[:, :, before], self.newest):
             first = self.tokens + q_len - 1 - place
@@ -59,7 +59,7 @@ class Mark(NamedTuple):
         return None
 
 
-def _place(matrix: AttentionMatrix) -> int:
+def place_of_last(matrix: AttentionMatrix) -> int:
     """Which key is that of the last query: the last one, unless a cache has room to spare."""
     kv_len, (q_first, kv_first) = matrix.shape[3], matrix.scores.origin
     if isinstance(matrix.scores.rule, AtPositions):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from saccade.attention_matrix import AttentionMatrix
 from saccade.matrix import Matrix
+from saccade.recording.continuation import place_of_last
 from saccade.recording.joined_rows import JoinedRows
 from saccade.recording.some_heads import SomeHeads
 
@@ -26,6 +27,7 @@ class Held:
         self._parts: list[tuple[Matrix, int, bool]] = []  # with its first column, and whether it reads the shared keys
         self._keys: Tensor | None = None  # shared: [batch, kv_heads, length and room for more, head_dim]
         self._length = 0
+        self._tokens = 0  # keys that will not be written to any more; a cache may have room behind them
 
     def add(self, matrix: Matrix, first_column: int) -> None:
         """Keep one more call."""
@@ -38,6 +40,8 @@ class Held:
             is_shared = True
         else:
             is_shared = first_column == 0 and self._takes(key)
+        if is_shared:
+            self._tokens = place_of_last(matrix) + 1
         # What reads the shared keys gets them when it is asked for.
         self._parts.append((_copied(matrix, key[:, :, :0] if is_shared else key.clone()), first_column, is_shared))
 
@@ -48,15 +52,16 @@ class Held:
 
     def _takes(self, key: Tensor) -> bool:
         """Take in keys that go on where those that are held end; False if they do not."""
-        held, length = self._keys, self._length
-        if held is None or key.shape[2] < length or not torch.equal(held[:, :, :length], key[:, :, :length]):
+        held, length, tokens = self._keys, self._length, self._tokens
+        if held is None or key.shape[2] < length or not torch.equal(held[:, :, :tokens], key[:, :, :tokens]):
             return False
         if key.shape[2] > held.shape[2]:
             room = max(2 * held.shape[2], key.shape[2])
             wider = key.new_empty(*key.shape[:2], room, key.shape[3])
             wider[:, :, :length] = held[:, :, :length]
             self._keys = held = wider
-        held[:, :, length : key.shape[2]] = key[:, :, length:]
+        # What was room before is new keys now, which no earlier query may attend to.
+        held[:, :, tokens : key.shape[2]] = key[:, :, tokens:]
         self._length = key.shape[2]
         return True
 
