@@ -31,7 +31,7 @@ def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Ten
 
 @claim(
     "averages",
-    latex=r"o_i\in\operatorname{conv}\{v_j: j\in V(i)\}",
+    latex=r"o_i\in\mathrm{conv}\{v_j: j\in V(i)\}",
     source="tutorials; rows of weights are not below 0 and sum to 1",
     verdict="holds if",
     conditions="one head is looked at before the output projection, without dropout, and over the values of the keys "
@@ -83,7 +83,7 @@ def uniform_weights_are_mean_pooling(
 
 @claim(
     "averages",
-    latex=r"\sum_j \operatorname{dropout}(A)_{ij}=1",
+    latex=r"\sum_j \mathrm{dropout}(A)_{ij}=1",
     source="code of tutorials that drops weights and returns them",
     verdict="refuted",
     conditions="dropout keeps the expected sum, not the sum: it belongs to the product, and weights that are looked at "

@@ -93,7 +93,7 @@ def performer_attention_is_unbiased(
 
 @claim(
     "features",
-    latex=r"\operatorname{Var}_+(x,y)=\tfrac1m e^{|x+y|^2}e^{2x\cdot y}\bigl(1-e^{-|x+y|^2}\bigr)",
+    latex=r"\mathrm{Var}_+(x,y)=\tfrac1m e^{|x+y|^2}e^{2x\cdot y}\bigl(1-e^{-|x+y|^2}\bigr)",
     source=_CHOROMANSKI + ", lemma 2",
     verdict="holds",
     conditions="independent directions: the error relative to the kernel is √((e^{|x+y|²} - 1)/m), so how many "
@@ -117,7 +117,7 @@ def how_many_features(
 
 @claim(
     "features",
-    latex=r"\operatorname{Var}_+(x,y)\le\operatorname{Var}_{\text{trig}}(x,y)",
+    latex=r"\mathrm{Var}_+(x,y)\le\mathrm{Var}_{\text{trig}}(x,y)",
     source="summaries of " + _CHOROMANSKI + ", which says: where the kernel is near 0",
     verdict="refuted",
     conditions="positive features are better where x·y is far below 0, trigonometric ones where x is near y: there "
@@ -147,7 +147,7 @@ def positive_features_are_always_better(
 
 @claim(
     "features",
-    latex=r"\lVert\tilde P w-Pw\rVert\le\varepsilon\lVert Pw\rVert,\quad\operatorname{rank}\tilde P=\Theta(\log n)",
+    latex=r"\lVert\tilde P w-Pw\rVert\le\varepsilon\lVert Pw\rVert,\quad\mathrm{rank}\tilde P=\Theta(\log n)",
     source=_WANG + ", theorem 1",
     verdict="refuted",
     conditions="the random projection keeps each product up to an additive error of about |P_i||w|/√k, whatever the "
@@ -184,7 +184,7 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
 
 @claim(
     "features",
-    latex=r"\lVert\operatorname{softmax}(qK^\top E^\top)FV-\operatorname{softmax}(qK^\top)V\rVert\le\varepsilon",
+    latex=r"\lVert\mathrm{softmax}(qK^\top E^\top)FV-\mathrm{softmax}(qK^\top)V\rVert\le\varepsilon",
     source=_WANG + ", theorem 2 and its proof",
     verdict="refuted",
     conditions="this is about the construction that the proof prints: for small δ and large its error is that of an "

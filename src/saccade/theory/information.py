@@ -81,7 +81,7 @@ def sparse_weights_bound_information(
 
 @claim(
     "information",
-    latex=r"I=H(\bar a)-\tfrac1n\sum_i H(a_i)=\tfrac1n\sum_i\operatorname{KL}(a_i\Vert\bar a),\qquad 0\le I\le\ln n",
+    latex=r"I=H(\bar a)-\tfrac1n\sum_i H(a_i)=\tfrac1n\sum_i\mathrm{KL}(a_i\Vert\bar a),\qquad 0\le I\le\ln n",
     source="Cover and Thomas 2006, section 2.4, for a query drawn at random and the key drawn from its row",
     verdict="holds",
     conditions="rows that sum to 1; a causal mask alone makes it more than 0",

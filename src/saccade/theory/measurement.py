@@ -59,7 +59,7 @@ class Measurement:
 
 def equal(what: str, seen: float, expected: float, tolerance: float = 1e-12, why: str = "rounding") -> Measurement:
     """``seen`` ought to be ``expected``."""
-    return Measurement(what, "=", float(expected), float(seen), tolerance, f"± {tolerance:.1g}, {why}")
+    return Measurement(what, "=", float(expected), float(seen), tolerance, f"± {tolerance:.2g}, {why}")
 
 
 def at_most(what: str, seen: float, bound: float, tolerance: float = 0.0) -> Measurement:
@@ -95,4 +95,4 @@ def estimate(what: str, samples: Tensor, expected: float, bias: float = 0.0) -> 
 
 
 def _room(tolerance: float) -> str:
-    return f"+ {tolerance:.1g}, rounding" if tolerance else "bound"
+    return f"+ {tolerance:.2g}, rounding" if tolerance else "bound"

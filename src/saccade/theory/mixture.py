@@ -116,8 +116,8 @@ def mean_shift_climbs(
 
 @claim(
     "mixture",
-    latex=r"\xi\leftarrow X^\top\operatorname{softmax}(\beta X\xi)\ \Rightarrow\ "
-    r"E(\xi)=-\tfrac1\beta\operatorname{lse}(\beta X\xi)+\tfrac12|\xi|^2\ \text{falls}",
+    latex=r"\xi\leftarrow X^\top\mathrm{softmax}(\beta X\xi)\ \Rightarrow\ "
+    r"E(\xi)=-\tfrac1\beta\mathrm{lse}(\beta X\xi)+\tfrac12|\xi|^2\ \text{falls}",
     source="Ramsauer et al. 2021, arXiv:2008.02217, theorem 1",
     verdict="holds",
     conditions="values are the keys, β above 0",

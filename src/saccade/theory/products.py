@@ -51,7 +51,7 @@ def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 @claim(
     "products",
-    latex=r"O=\operatorname{softmax}\!\left(QK^\top/\sqrt{d_k}\right)V",
+    latex=r"O=\mathrm{softmax}\!\left(QK^\top/\sqrt{d_k}\right)V",
     source="two queries, three keys, d_k = 4, d_v = 5: an example of the tutorials, computed with Python's floats",
     verdict="holds",
 )
@@ -96,7 +96,7 @@ def sums_are_matrix_products(
 
 @claim(
     "products",
-    latex=r"\operatorname{Attention}(Q,K,V)=Q K^\top V",
+    latex=r"\mathrm{Attention}(Q,K,V)=Q K^\top V",
     source='tutorials, "attention is essentially matrix multiplication"',
     verdict="refuted",
     conditions="two matrix products around one softmax, which is no product: without it a query of 0 would give 0, "
@@ -139,8 +139,8 @@ def linear_in_the_values(draw: Draw, *, attention: Callable[..., Tensor] = atten
 
 @claim(
     "products",
-    latex=r"\exists\,Q,K:\ \operatorname{softmax}(QK^\top/\sqrt{d_k})=P"
-    r"\iff\operatorname{rank}\bigl(\log P\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
+    latex=r"\exists\,Q,K:\ \mathrm{softmax}(QK^\top/\sqrt{d_k})=P"
+    r"\iff\mathrm{rank}\bigl(\log P\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
     source="tutorials; Bhojanapalli et al. 2020, arXiv:2002.07028, theorem 1",
     verdict="holds if",
     conditions="all weights are above 0 and the logarithms of the weights, centred row by row, have rank d_k at most; "

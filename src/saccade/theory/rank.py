@@ -28,7 +28,7 @@ def spread_of_rows(x: Tensor) -> float:
 
 @claim(
     "rank",
-    latex=r"\operatorname{rank}\,\operatorname{softmax}(QK^\top/\sqrt{d_k})\le d_k",
+    latex=r"\mathrm{rank}\,\mathrm{softmax}(QK^\top/\sqrt{d_k})\le d_k",
     source="tutorials; against it Bhojanapalli et al. 2020, arXiv:2002.07028",
     verdict="refuted",
     conditions="the rank of QKᵀ is d_k at most; exp is taken entry by entry and does not keep rank",
@@ -48,7 +48,7 @@ def attention_has_low_rank(
 
 @claim(
     "rank",
-    latex=r"\operatorname{rank}\bigl(\log A\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
+    latex=r"\mathrm{rank}\bigl(\log A\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
     source="the row's constant is all that softmax adds to the scores; Bhojanapalli et al. 2020, arXiv:2002.07028",
     verdict="holds",
     conditions="no mask and no bias; with a softcap it fails",

@@ -66,7 +66,7 @@ def squeeze_and_excitation_is_attention(
 @claim(
     "relatives",
     latex=r"\hat x_i=\frac{\sum_j e^{-\lVert P_i-P_j\rVert^2/h^2}x_j}{\sum_j e^{-\lVert P_i-P_j\rVert^2/h^2}}"
-    r"=\operatorname{softmax}\!\Bigl(\tfrac{2P_i\cdot P_j-\lVert P_j\rVert^2}{h^2}\Bigr)x",
+    r"=\mathrm{softmax}\!\Bigl(\tfrac{2P_i\cdot P_j-\lVert P_j\rVert^2}{h^2}\Bigr)x",
     source='Buades, Coll and Morel 2005, "A non-local algorithm for image denoising"',
     verdict="holds if",
     conditions="scores count the norm of the key (a Gaussian score): plain dot products give other weights",
@@ -89,7 +89,7 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
 
 @claim(
     "relatives",
-    latex=r"m=\operatorname{softmax}(-\log P,-\log R)\cdot(m^-,z)",
+    latex=r"m=\mathrm{softmax}(-\log P,-\log R)\cdot(m^-,z)",
     source="tutorials; Kalman 1960; for transformers Goel and Bartlett 2024, arXiv:2312.06937",
     verdict="holds if",
     conditions="covariances are diagonal: each coordinate is then an average with weights softmax(-log variance). With "

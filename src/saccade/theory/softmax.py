@@ -49,7 +49,7 @@ def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
 
 @claim(
     "softmax",
-    latex=r"\sum_j p_j=1,\quad p_j>0,\quad \operatorname{softmax}(s+c)=\operatorname{softmax}(s)",
+    latex=r"\sum_j p_j=1,\quad p_j>0,\quad \mathrm{softmax}(s+c)=\mathrm{softmax}(s)",
     source="by definition",
     verdict="holds",
     conditions="positive in exact arithmetic: in float64 a score 746 below the largest has weight 0; and a factor, "
@@ -82,7 +82,7 @@ def softmax_jacobian(
     jacobian: Callable[[Tensor], Tensor] = jacobian,
     jacobian_of_rows: Callable[[Tensor], Tensor] = jacobian_of_rows,
 ) -> Iterator[Measurement]:
-    """A weight depends on the scores of its own row only: by itself, times δ_jl less the other's weight."""
+    """A weight changes with the scores of its own row only, at the rate of itself times δ_jl less their own weights."""
     scores = draw.normal(3, 5)
     seen = torch.autograd.functional.jacobian(softmax, scores)
     yield same("all derivatives, against automatic ones", jacobian_of_rows(softmax(scores)), seen)
@@ -119,7 +119,7 @@ def softmax_jacobian_as_printed(
 
 @claim(
     "softmax",
-    latex=r"\lVert\operatorname{softmax}(s)-\operatorname{softmax}(t)\rVert\le\tfrac12\lVert s-t\rVert",
+    latex=r"\lVert\mathrm{softmax}(s)-\mathrm{softmax}(t)\rVert\le\tfrac12\lVert s-t\rVert",
     source="Gershgorin on diag(p) - ppᵀ; Nair 2025, arXiv:2510.23012",
     verdict="holds",
     conditions="times β for softmax(βs); self-attention as a whole has no such bound: Kim et al. 2021, "
@@ -142,7 +142,7 @@ def softmax_is_half_lipschitz(
 
 @claim(
     "softmax",
-    latex=r"\frac{dH}{d\beta}=-\beta\operatorname{Var}_p(s)",
+    latex=r"\frac{dH}{d\beta}=-\beta\mathrm{Var}_p(s)",
     source="by differentiation",
     verdict="holds",
     conditions="β above 0",

@@ -31,7 +31,7 @@ def _random(draw: Draw, n: int) -> Tensor:
 
 @claim(
     "spectrum",
-    latex=r"A\mathbf{1}=\mathbf{1},\quad|\lambda|\le 1,\quad|\lambda_2|\le\max_{i,k}\operatorname{TV}(a_i,a_k)",
+    latex=r"A\mathbf{1}=\mathbf{1},\quad|\lambda|\le 1,\quad|\lambda_2|\le\max_{i,k}\mathrm{TV}(a_i,a_k)",
     source="Perron and Frobenius; Dobrushin 1956",
     verdict="holds",
     conditions="no empty rows, no sink logit; without a mask 1 is a simple eigenvalue, and the others may be complex",
@@ -76,7 +76,7 @@ def eigenvalues_show_concentration(
 
 @claim(
     "spectrum",
-    latex=r"\operatorname{spec}(A)=\{A_{11},\dots,A_{nn}\}",
+    latex=r"\mathrm{spec}(A)=\{A_{11},\dots,A_{nn}\}",
     source="a triangular matrix",
     verdict="holds",
     conditions="a causal mask, as many queries as keys",

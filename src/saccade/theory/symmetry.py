@@ -19,7 +19,7 @@ __all__ = ["CLAIMS"]
 
 @claim(
     "symmetry",
-    latex=r"\operatorname{Attn}(PX)=P\operatorname{Attn}(X)",
+    latex=r"\mathrm{Attn}(PX)=P\mathrm{Attn}(X)",
     source="tutorials; Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds if",
     conditions="nothing tells positions apart: a causal mask, a relative bias or positions added to the tokens break "
@@ -53,7 +53,7 @@ def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Iterato
 
 @claim(
     "symmetry",
-    latex=r"\operatorname{Attn}(Q,PK,PV)=\operatorname{Attn}(Q,K,V)",
+    latex=r"\mathrm{Attn}(Q,PK,PV)=\mathrm{Attn}(Q,K,V)",
     source="Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds",
     conditions="keys and values in the same order, and nothing that tells positions apart",
