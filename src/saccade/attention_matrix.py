@@ -33,7 +33,7 @@ from saccade.traced import execute, product
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse"]
 
-Impl = Literal["auto", "fused", "tiled", "reference"]
+Impl = Literal["auto", "fused", "tiled", "flex", "reference"]
 _BLOCK_ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 cache
 
 
@@ -59,7 +59,8 @@ class AttentionMatrix(Matrix):
         scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
         sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
-        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`.
+        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. "flex", torch's FlexAttention on
+            a GPU, runs by this name only.
         q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
             ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
             ``kv_len - q_len + i`` (bottom-right).
@@ -165,7 +166,7 @@ class AttentionMatrix(Matrix):
         return self.scores.sink_logit is None
 
     def summary(self) -> Summary:
-        return summary_of(self, self.scores, self.lse)
+        return summary_of(self, self.scores, lambda: self.lse)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""

@@ -41,6 +41,10 @@ class Term(Protocol):
         """The part that a tile needs, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
         ...
 
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        """The term at indices of batch item, head, query and key, for kernels that ask pair by pair."""
+        ...
+
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         """Add the gradient of a tile, ``[batch, heads, rows, columns]``, to that of `source`."""
         ...
@@ -68,6 +72,9 @@ class DenseTerm(Term):
     def read(self, tile: Tile) -> Tensor:
         part = _rows_of(self.source, tile)
         return take(part, _ranges(tile), 3) if part.shape[3] > 1 else part
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return _entry(self.source, b, h, q, kv)
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         part = _rows_of(grad, tile)
@@ -135,6 +142,15 @@ class DistanceTerm(Term):
         sizes = (len(index), table.shape[1], *index.shape[2:])
         wide = table[:, :, 0].expand(len(index), -1, -1)
         return wide.gather(2, index.expand(-1, table.shape[1], -1, -1).flatten(2)).view(sizes)
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        if self.q_addresses is None or self.kv_addresses is None:
+            distance = q - kv + self.first
+        else:
+            one = b - b
+            own, other = (x[b if len(x) > 1 else one, i] for x, i in ((self.q_addresses, q), (self.kv_addresses, kv)))
+            distance = own - other
+        return _entry(self.source, b, h, q, (distance - self.lowest).clamp(0, self.source.shape[3] - 1))
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         table = _rows_of(grad, tile)
@@ -212,6 +228,10 @@ class HidingTerm(Term):
         inner = self._nothing if self.term is None else self.term.read(tile)
         return inner.expand(torch.broadcast_shapes(inner.shape, hidden.shape)).masked_fill(hidden, -math.inf)
 
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        inner = _entry(self._nothing, b, h, q, kv) if self.term is None else self.term.at(b, h, q, kv)
+        return torch.where(self.hidden[b, h, kv], -math.inf, inner)
+
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         if self.term is not None:
             self.term.collect(grad, tile, grad_scores)
@@ -222,6 +242,11 @@ def _rows_of(x: Tensor, tile: Tile) -> Tensor:
     x = x[tile.batch] if x.shape[0] > 1 else x
     x = x[:, tile.heads] if x.shape[1] > 1 else x
     return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x
+
+
+def _entry(x: Tensor, *place: Tensor) -> Tensor:
+    """``x`` at a place for each of its four axes; an axis of one entry has that one everywhere."""
+    return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
 
 
 def _ranges(tile: Tile) -> Ranges:

@@ -5,6 +5,7 @@ import torch
 
 import saccade
 from saccade import testing
+from saccade.kernels import KERNELS
 from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.patterns import PATTERNS
 from saccade.testing.subject import OPTIONS
@@ -37,7 +38,10 @@ class Executed:
         return saccade.attention_with_lse(*tensors, impl=self.impl, **options)
 
     def reasons(self, query, key, value, mask, *, dropout_p=0.0, **options):
-        """What is public: why the fastest kernel that is asked first was passed over."""
+        """What is public: why the fastest kernel that is asked first was passed over; and what the last one lacks."""
+        if self.impl == "flex":
+            (kernel,) = (kernel for kernel in KERNELS if kernel.name == "flex")
+            return kernel.reasons(saccade.AttentionMatrix(query, key, mask, **options).scores, dropout_p)
         if self.impl != "fused":
             return ()
         explanation = saccade.AttentionMatrix(query, key, mask, **options).explain(dropout_p=dropout_p)
@@ -103,7 +107,7 @@ def test_law(impl, law, cases, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("impl", ["reference", "auto"])
+@pytest.mark.parametrize("impl", ["reference", "flex", "auto"])
 @pytest.mark.parametrize("law", testing.LAWS, ids=str)
 def test_law_on_a_gpu(law, impl):
     assert list(Executed(impl).faults([law], EVERY, [torch.float64, torch.float32], device="cuda")) == []

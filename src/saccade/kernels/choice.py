@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from saccade.errors import unsupported, value_error
+from saccade.kernels.compiled import Flex
 from saccade.kernels.fused import Fused
 from saccade.kernels.reference import Reference
 from saccade.kernels.tiled import Tiled
@@ -35,8 +36,9 @@ class Kernel(Protocol):
         ...
 
 
-KERNELS: tuple[Kernel, ...] = (Fused(), Tiled(), Reference())
-"""Fastest first; the last two run everything."""
+KERNELS: tuple[Kernel, ...] = (Fused(), Tiled(), Flex(), Reference())
+"""In the order in which they are asked. The tiled kernel runs everything, so that those after it run by name only: the
+definition, and FlexAttention, until the laws have been seen to hold for it on a GPU."""
 
 
 class Choice(NamedTuple):

@@ -10,10 +10,10 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.plan import ALL, Groups
+from saccade.plan import ALL, Groups, Rule
 from saccade.spans import Ints, Spans, Universe
 
-__all__ = ["block_mask"]
+__all__ = ["block_mask", "blocks_of"]
 
 
 def block_mask(
@@ -51,27 +51,50 @@ def block_mask(
     kv_len = q_len if kv_len is None else kv_len
     if not isinstance(block_size, int) or block_size < 1:
         raise value_error("block_mask", "block_size", "be an int of at least 1", repr(block_size))
-    items = list(range(mask.shape[0])) if mask.shape[0] > 1 else [ALL]
     if batch is not None and mask.shape[0] not in (1, batch):
         raise value_error("block_mask", "mask", f"tell apart 1 or {batch} batch items", mask.shape[0])
-    offset = kv_len - q_len
+    shape = (mask.shape[0], 1, q_len, kv_len)
+    return blocks_of(mask, shape, (kv_len - q_len, 0), torch.device(device), block_size)
+
+
+def blocks_of(
+    rule: Rule,
+    shape: tuple[int, int, int, int],
+    origin: tuple[int, int],
+    device: torch.device,
+    block_size: int = 128,
+) -> BlockMask:
+    """The BlockMask of a rule.
+
+    Args:
+        rule: who may attend to whom.
+        shape: of the matrix, ``(batch, heads, q_len, kv_len)``.
+        origin: positions of the first query and the first key.
+        device: where FlexAttention will run.
+        block_size: rows and columns of a block.
+    """
+    _, _, q_len, kv_len = shape
+    q_first, kv_first = origin
+    items = list(range(rule.shape[0])) if rule.shape[0] > 1 else [ALL]
     starts = np.arange(0, q_len, block_size)
     ends = np.minimum(starts + block_size, q_len) - 1
     groups = Groups(
-        np.repeat(items, len(starts)), np.tile(starts, len(items)) + offset, np.tile(ends, len(items)) + offset
+        np.repeat(items, len(starts)), np.tile(starts, len(items)) + q_first, np.tile(ends, len(items)) + q_first
     )
-    keys = Universe(np.zeros_like(groups.first), np.full_like(groups.first, kv_len))
-    bounds = mask.bounds(groups, keys)
+    keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
+    bounds = rule.bounds(groups, keys)
     columns = -(-kv_len // block_size)
-    shape = (len(items), len(starts), columns)
-    some = (_overlap(bounds.needed, columns, block_size, kv_len) > 0).reshape(shape)
-    width = np.minimum((np.arange(columns) + 1) * block_size, kv_len) - np.arange(columns) * block_size
-    full = (_overlap(bounds.sure, columns, block_size, kv_len) == width).reshape(shape)
+    sizes = (len(items), len(starts), columns)
+    edges = kv_first + np.minimum(np.arange(columns + 1) * block_size, kv_len)
+    some = (_overlap(bounds.needed, edges) > 0).reshape(sizes)
+    full = (_overlap(bounds.sure, edges) == np.diff(edges)).reshape(sizes)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        # FlexAttention counts indices, the mask positions.
-        return mask.allows(b, h, q + offset, kv)
+        # FlexAttention counts indices, in 32 bits on a GPU; the rule positions, in 64.
+        return rule.allows(b, h, q.to(torch.int64) + q_first, kv.to(torch.int64) + kv_first)
 
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    rule.allows(zero, zero, zero, zero)  # so that what it reads is on the device before a compiler looks
     return BlockMask.from_kv_blocks(
         *_listed(some & ~full, device),
         *_listed(full, device),
@@ -81,10 +104,9 @@ def block_mask(
     )
 
 
-def _overlap(spans: Spans, columns: int, block_size: int, kv_len: int) -> Ints:
-    """How many keys of each block a set holds, int64 ``[groups, columns]``."""
-    edges = np.minimum(np.arange(columns + 1) * block_size, kv_len)
-    below = np.zeros((len(spans.starts), columns + 1), dtype=np.int64)
+def _overlap(spans: Spans, edges: Ints) -> Ints:
+    """How many keys between neighbouring edges a set holds, int64 ``[groups, len(edges) - 1]``."""
+    below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
     for slot in range(spans.starts.shape[1]):
         start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]
         below += np.clip(edges, start, end) - start

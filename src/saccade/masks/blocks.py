@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 from saccade.masks.base import Mask
+from saccade.masks.table import Table
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -45,6 +47,7 @@ class Blocks(Mask):
 
     layout: Layout
     block_size: int
+    _table: ClassVar[Table]
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
         given = layout if isinstance(layout, Tensor) else torch.as_tensor(layout)
@@ -59,6 +62,7 @@ class Blocks(Mask):
         nested = given.reshape(-1, *given.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)
+        object.__setattr__(self, "_table", Table(torch.tensor(self.layout)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,7 +70,7 @@ class Blocks(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b
-        table = torch.tensor(self.layout, device=q.device)
+        table = self._table.on(q.device)
         heads, rows, columns = table.shape
         row, column = q.div(self.block_size, rounding_mode="floor"), kv.div(self.block_size, rounding_mode="floor")
         inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)

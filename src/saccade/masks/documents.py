@@ -13,6 +13,7 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 from saccade.masks.base import Mask
+from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -52,7 +53,7 @@ class Documents(Mask):
     lengths: tuple[tuple[int, ...], ...]
     rule: Mask | None
     # Derived from the lengths; one per mask, but no part of its value.
-    _places: ClassVar[Tensor]
+    _places: ClassVar[Table]
     _texts: ClassVar[tuple[tuple[Ints, Ints], ...]]
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
@@ -70,8 +71,7 @@ class Documents(Mask):
             raise value_error("Documents", "rule", expected, rule.shape[0])
         object.__setattr__(self, "lengths", items)
         object.__setattr__(self, "rule", rule)
-        # Read by `allows`; made here, where no compiler is tracing.
-        object.__setattr__(self, "_places", _table(items))
+        object.__setattr__(self, "_places", Table(_table(items)))
         object.__setattr__(self, "_texts", tuple(_lengths_and_ends(item) for item in items))
 
     @property
@@ -89,14 +89,15 @@ class Documents(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         item = b if len(self.lengths) > 1 else torch.zeros_like(b)
-        table = self._places.to(q.device)  # [items, positions + 2, (document, start)]
-        last = table.shape[1] - 1
-        # Row 0 of the table stands for every position before the first document, the last row for those after.
-        own, other = (table[item, (x + 1).clamp(0, last)] for x in (q, kv))
-        together = (own[..., 0] == other[..., 0]) & (own[..., 0] >= 0)
+        document, start = self._places.on(q.device).unbind(0)
+        last = document.shape[1] - 1
+        # Entry 0 of the table stands for every position before the first document, the last one for those after.
+        row, column = ((x + 1).clamp(0, last) for x in (q, kv))
+        own = document[item, row]
+        together = (own == document[item, column]) & (own >= 0)
         if self.rule is None:
             return together
-        return together & self.rule.allows(b, h, q - own[..., 1], kv - other[..., 1])
+        return together & self.rule.allows(b, h, q - start[item, row], kv - start[item, column])
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         if len(self.lengths) > 1 and (groups.batch == ALL).any():
@@ -181,13 +182,13 @@ def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
 
 
 def _table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
-    """int64 [items, 1 + positions + 1, 2]: document and its start, by position + 1; document -1 outside."""
+    """int64 [2, items, 1 + positions + 1]: document and its start, by position + 1; document -1 outside."""
     longest = max(sum(item) for item in lengths)
-    table = np.full((len(lengths), longest + 2, 2), -1, dtype=np.int64)
-    table[..., 1] = 0
-    for row, item in zip(table, lengths, strict=True):
+    table = np.full((2, len(lengths), longest + 2), -1, dtype=np.int64)
+    table[1] = 0
+    for number, item in enumerate(lengths):
         sizes = np.asarray(item, dtype=np.int64)
-        inside = row[1 : 1 + int(sizes.sum())]
-        inside[:, 0] = np.repeat(np.arange(len(sizes)), sizes)
-        inside[:, 1] = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        inside = table[:, number, 1 : 1 + int(sizes.sum())]
+        inside[0] = np.repeat(np.arange(len(sizes)), sizes)
+        inside[1] = np.repeat(np.cumsum(sizes) - sizes, sizes)
     return torch.from_numpy(table)

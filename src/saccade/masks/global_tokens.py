@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from saccade.errors import value_error
 from saccade.masks.base import Mask
+from saccade.masks.table import Table
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -45,6 +47,7 @@ class Global(Mask):
     positions: tuple[int, ...]
     sees: bool = True
     seen: bool = True
+    _table: ClassVar[Table]
 
     def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
         given = positions.tolist() if isinstance(positions, Tensor) else list(positions)
@@ -56,6 +59,7 @@ class Global(Mask):
         object.__setattr__(self, "positions", tuple(sorted(set(given))))
         object.__setattr__(self, "sees", bool(sees))
         object.__setattr__(self, "seen", bool(seen))
+        object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64)))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h
@@ -90,9 +94,16 @@ class Global(Mask):
         return np.asarray([edge for run in self._runs() for edge in run] if self.sees else [], dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
-        tokens = torch.tensor(self.positions or (-1,), dtype=torch.int64, device=x.device)
-        nearest = torch.searchsorted(tokens, x.contiguous()).clamp(max=len(tokens) - 1)
-        return (tokens[nearest] == x) & (x >= 0)
+        """Whether a position is one of ours, by bisection in as many steps as it takes."""
+        if not self.positions:
+            return x != x
+        tokens = self._table.on(x.device)
+        low, left = torch.zeros_like(x), len(self.positions)
+        while left > 1:  # as a searchsorted would, but an entry at a time, which compilers fuse
+            half = left // 2
+            low = low + half * (tokens[low + half] <= x)
+            left -= half
+        return tokens[low] == x
 
     def _runs(self) -> list[tuple[int, int]]:
         """Neighbouring positions joined: ends of runs are better cuts than ends of single positions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade.errors import value_error
 from saccade.masks.base import Mask
+from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -46,6 +47,7 @@ class Padding(Mask):
     lengths: tuple[int, ...]
     side: Literal["right", "left"]
     padded_len: int | None
+    _table: ClassVar[Table]
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class Padding(Mask):
         object.__setattr__(self, "lengths", tuple(given))
         object.__setattr__(self, "side", side)
         object.__setattr__(self, "padded_len", padded_len if side == "left" else None)
+        object.__setattr__(self, "_table", Table(torch.as_tensor(np.stack(self._edges()))))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -73,8 +76,8 @@ class Padding(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del h, q
         item = b if len(self.lengths) > 1 else torch.zeros_like(b)
-        start, stop = (torch.as_tensor(edge, device=kv.device)[item] for edge in self._edges())
-        return (kv >= start) & (kv < stop)
+        table = self._table.on(kv.device)
+        return (kv >= table[0, item]) & (kv < table[1, item])
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         start, stop = self._edges()
