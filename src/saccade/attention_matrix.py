@@ -59,8 +59,8 @@ class AttentionMatrix(Matrix):
         scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
         sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
-        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. "flex", torch's FlexAttention on
-            a GPU, runs by this name only.
+        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. "flex", torch's FlexAttention
+            on a GPU, runs by this name only.
         q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
             ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
             ``kv_len - q_len + i`` (bottom-right).
