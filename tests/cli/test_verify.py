@@ -63,7 +63,8 @@ def test_claims_verdicts_and_measurements_are_printed(verify):
     assert lines[:2] == ["SOFTMAX", "  ok  softmax-jacobian-as-printed  refuted"]
     assert lines[2].strip() == theory.find("softmax-jacobian-as-printed").statement
     assert "derivative of weight 1 by score 2, two equal scores: seen -0.25, claimed 0.25" in result.stdout
-    assert lines[-3] == "1 claims: 0 hold, 0 hold under conditions, 1 are refuted."
+    assert lines[-3] == "1 claim: 1 refuted."
+    assert lines[-2] == "3 measurements, 1 seed."
     assert lines[-1] == "Every verdict stands."
 
 
@@ -110,7 +111,8 @@ def test_many_seeds(verify, with_claims):
     assert False in agreed
     shown = verify("--seeds", "20", "--seed", "3").stdout
     assert shown.count("x seed ") == agreed.count(False)
-    assert "with 20 seeds" in shown
+    assert " measurements, 20 seeds" in shown
+    assert shown.splitlines()[-1] == "Contradicted: sometimes."
 
 
 def test_the_seed_decides(verify):

@@ -115,15 +115,21 @@ def _print_finding(console: Console, finding: Finding, seeds: int) -> None:
 
 
 def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) -> str:
-    counts = [sum(claim.verdict == verdict for claim in claims) for verdict in _STYLES]
+    told = {"holds": "holding", "holds if": "holding under conditions", "refuted": "refuted"}
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in told}
+    verdicts = ", ".join(f"{count} {told[verdict]}" for verdict, count in counts.items() if count)
     measured = sum(len(finding.measurements) for finding in verification.findings)
-    told = (
-        f"{len(claims)} claims: {counts[0]} hold, {counts[1]} hold under conditions, {counts[2]} are refuted.\n"
-        f"{measured:,} measurements with {seeds} seed{'s' if seeds > 1 else ''}; "
-        f"chance of a false alarm at most {verification.chance:.0e}.\n"
-    )
+    chance = f"; chance of a false alarm at most {verification.chance:.0e}" if verification.chance else ""
     names = list(dict.fromkeys(finding.claim.name for finding in verification.contradicted))
-    return told + (f"Contradicted: {', '.join(names)}." if names else "Every verdict stands.")
+    return (
+        f"{_count(len(claims), 'claim')}: {verdicts}.\n"
+        f"{_count(measured, 'measurement')}, {_count(seeds, 'seed')}{chance}.\n"
+        f"{'Contradicted: ' + ', '.join(names) if names else 'Every verdict stands'}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _refuse(sentence: str) -> NoReturn:
