@@ -16,6 +16,7 @@ from benchmarks import (
     growth,
     linear,
     longformer,
+    looking,
     neighbourhood,
     plans,
     recording,
@@ -43,6 +44,7 @@ QUESTIONS: dict[str, ModuleType] = {
     "sparse_decode": sparse_decode,
     "generation": generation,
     "linear": linear,
+    "statistics": looking,
     "recording": recording,
 }
 

@@ -17,6 +17,7 @@ from benchmarks import (
     growth,
     linear,
     longformer,
+    looking,
     measuring,
     memory,
     plans,
@@ -91,6 +92,11 @@ def test_both_sides_are_measured_for_memory(question):
 
 def test_growth():
     growth.check(700)
+
+
+def test_statistics():
+    looking.check(300)
+    assert looking.memory_of(300)() is not None
 
 
 def test_plans():

@@ -1,5 +1,6 @@
 """Questions to a matrix as folds over its complete rows: many are answered in one sweep, in linear memory."""
 
+from saccade.statistics.between_heads import head_distances
 from saccade.statistics.block import Block
 from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
@@ -13,7 +14,9 @@ from saccade.statistics.per_row import PerRow
 from saccade.statistics.places import Places
 from saccade.statistics.pooled import Pooled
 from saccade.statistics.received import Received
+from saccade.statistics.spectrum import Spectrum, StableRank, singular_values, stable_rank
 from saccade.statistics.summary import Measure, Summary
+from saccade.statistics.through_layers import rollout
 from saccade.statistics.topk import Strongest, TopK
 from saccade.statistics.uniform import Uniform
 
@@ -35,6 +38,12 @@ __all__ = [
     "Pooled",
     "LogitVariance",
     "LargestLogit",
+    "singular_values",
+    "Spectrum",
+    "stable_rank",
+    "StableRank",
+    "head_distances",
+    "rollout",
     "Summary",
     "Measure",
     "Uniform",

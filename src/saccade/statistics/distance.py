@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -56,28 +57,36 @@ class Distance(PerRow):
         return self.places
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
-        q, kv = placing.places.of_block(block)
-        if placing.offset is None or not block.is_ascending:
+        span = block.columns[0]
+        if placing.offset is None or len(block.columns) > 1 or span.step > 1:
+            q, kv = placing.places.of_block(block)
             return (block.weights * (q - kv).abs()).sum(-1)
-        return _regular(block.weights, q[0, 0, :, 0].contiguous(), kv[0, 0, 0].contiguous())
+        rows = torch.arange(block.rows.start, block.rows.stop, block.rows.step, device=block.weights.device)
+        ramps = _ramps(placing.places.kv.shape[-1], block.weights.dtype, block.weights.device)
+        return _of_range(block.weights, rows + (placing.offset - span.start), *ramps)
 
 
-def _regular(weights: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-    """Where rows and columns ascend: two products with what lies before all rows and after all of them.
+def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Where keys follow one by one, with rows standing at ascending places q among them.
 
-    Distances are taken to the nearest row first, so that nothing is subtracted and nothing cancels.
+    Most keys lie before all rows or after all of them: two products. Distances are taken to the nearest row first, so
+    that nothing is subtracted and nothing cancels.
     """
-    nearest, farthest = q[0], q[-1]
-    before, after = (int(x) for x in torch.searchsorted(kv, torch.stack([nearest, farthest + 1])))
-    sides = [
-        (weights[..., :before], nearest - kv[:before], q - nearest),
-        (weights[..., after:], kv[after:] - farthest, farthest - q),
-    ]
-    middle = weights[..., before:after] * (q[:, None] - kv[before:after]).abs()
-    total = middle.sum(-1)
-    for part, far, near in sides:
+    columns, length = weights.shape[-1], len(up)
+    first, last = min(max(int(q[0]), 0), columns), min(max(int(q[-1]), 0), columns)
+    total = (weights[..., first:last] * (q[:, None] - torch.arange(first, last, device=q.device)).abs()).sum(-1)
+    # Sums of what lies before, by its distance from the first row; and of what lies after, by that from the last.
+    for part, far, near in (
+        (weights[..., :first], down[length - first :], (q - first).abs()),
+        (weights[..., last:], up[: columns - last], (last - q).abs()),
+    ):
         if part.shape[-1]:
-            features = torch.stack([far, torch.ones_like(far)], -1).to(weights.dtype)
-            sums = part @ features
-            total = total + sums[..., 0] + near * sums[..., 1]
+            total = total + (part @ far + near * part.sum(-1))
     return total
+
+
+@lru_cache(maxsize=4)
+def _ramps(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Distances 0, 1, 2, … and length, length - 1, … 1."""
+    up = torch.arange(length, dtype=dtype, device=device)
+    return up, length - up

@@ -55,7 +55,7 @@ class PositionInformation(Fold[_State, Tensor]):
         Received().add(state.received, block)
         own = (block.batch, block.heads)
         state.entropy[own] += block.entropy.sum(-1, dtype=state.entropy.dtype)
-        state.seeing[own] += (block.weights.amax(-1) > 0).sum(-1)
+        state.seeing[own] += (block.largest > 0).sum(-1)
         return state
 
     def merge(self, state: _State, other: _State) -> _State:

@@ -13,7 +13,7 @@ from saccade.statistics.block import Block
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.masses import check_places
 from saccade.statistics.per_row import Placing
-from saccade.statistics.places import Places, default_places
+from saccade.statistics.places import Places
 
 __all__ = ["LagProfile", "Lags"]
 
@@ -71,8 +71,8 @@ class LagProfile(Fold[_State, Lags]):
 
     def start(self, outline: Outline) -> _State:
         batch, heads, q_len, kv_len = outline.shape
-        places = default_places(outline) if self.places is None else self.places
-        placing = Placing(places, kv_len - q_len if self.places is None else places.offset)
+        placing = Placing.of(self.places, outline)
+        places = placing.places
         least, most = 0, -1
         if q_len and kv_len:
             kv = places.kv[places.kv >= 0] if placing.offset is None else places.kv

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
-from saccade.statistics.block import Block
+from saccade.plan import Strip, Triangle
+from saccade.score_matrix import ScoreMatrix
+from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing, RowState
 
-__all__ = ["LargestLogit", "LogitVariance"]
+__all__ = ["KnownKeys", "LargestLogit", "LogitVariance", "SpanOfLogs", "known_keys", "largest_logit"]
+
+_CLAMPED = -900.0  # logs below it may have been cut off at -1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,3 +90,54 @@ class LargestLogit(PerRow):
     def finish(self, state: RowState) -> Tensor:
         # The state has 0 for rows in no block; their lse is -inf, and so is the sum.
         return state.values + self.lse.detach().to(state.values.dtype)
+
+
+class KnownKeys(NamedTuple):
+    """A key that each query sees, and the score of the two.
+
+    Attributes:
+        keys: indices, int64 ``[q_len]``.
+        scores: ``[batch, heads, q_len]``.
+    """
+
+    keys: Tensor
+    scores: Tensor
+
+
+def known_keys(scores: ScoreMatrix) -> KnownKeys | None:
+    """A key that each query sees, if the plan names one for all of them.
+
+    Cost: O(q_len · head_dim): one score a query.
+    """
+    batch, heads, q_len, _ = scores.shape
+    keys = torch.zeros(q_len, dtype=torch.int64, device=scores.device)
+    known = torch.zeros(batch, heads, q_len, dtype=scores.compute_dtype, device=scores.device)
+    for tile in scores.row_plan.tiles:
+        for strip in tile.columns:
+            residual = strip.residual
+            if residual is True or (isinstance(residual, Triangle) and residual.offset >= 0):
+                break
+        else:
+            return None
+        key = strip.keys[0]
+        column = tile._replace(columns=(Strip(range(key, key + 1), True),))
+        keys[as_slice(tile.rows)] = key
+        known[tile.batch, tile.heads, as_slice(tile.rows)] = scores.tile(column)[..., 0]
+    return KnownKeys(keys, known)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SpanOfLogs(PerRow):
+    """How far the largest log weight of each row is above that of a chosen key; NaN where logs were cut off."""
+
+    keys: Tensor
+
+    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+        chosen = self.keys[as_slice(block.rows)][:, None]
+        logs = block._replace(weights=block.logs).at_keys(chosen)[..., 0]
+        return block.logs.amax(-1) - logs.masked_fill(logs < _CLAMPED, torch.nan)
+
+
+def largest_logit(known: KnownKeys, span: Tensor) -> Tensor | None:
+    """What `LargestLogit` answers, from one score of each row; None where that says too little."""
+    return None if bool(span.isnan().any()) else known.scores + span

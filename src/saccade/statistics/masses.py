@@ -60,11 +60,11 @@ class SinkMass(PerRow):
         return self.places
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
+        if placing.first is not None:
+            first = -placing.first[1]  # the key at position 0
+            return _of_keys(block, range(max(0, first), max(0, first + self.sink_tokens)))
         _, kv = placing.places.of_block(block)
-        is_first = (kv >= 0) & (kv < self.sink_tokens)
-        if len(is_first) == 1:
-            return block.weights[..., is_first[0, 0, 0]].sum(-1)
-        return torch.where(is_first, block.weights, 0.0).sum(-1)
+        return torch.where((kv >= 0) & (kv < self.sink_tokens), block.weights, 0.0).sum(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,17 @@ class LocalMass(PerRow):
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return _between(block, placing, -self.width, self.width)
+
+
+def _of_keys(block: Block, keys: range) -> Tensor:
+    """Sum of the weights at a range of keys, ``[batch, heads, rows]``."""
+    total, start = block.weights.new_zeros(block.weights.shape[:3]), 0
+    for span in block.columns:
+        first, stop = (max(0, -((span.start - end) // span.step)) for end in (keys.start, keys.stop))
+        if first < min(stop, len(span)):
+            total += block.weights[..., start + first : start + min(stop, len(span))].sum(-1)
+        start += len(span)
+    return total
 
 
 def _between(block: Block, placing: Placing, least: int, most: int) -> Tensor:

@@ -26,8 +26,7 @@ class LargestWeight(PerRow):
     """
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
-        # Columns in no range are 0, so where all others are below 0 the largest is 0.
-        return block.weights.amax(-1).clamp_min_(0.0)
+        return block.largest
 
 
 @dataclasses.dataclass(frozen=True)

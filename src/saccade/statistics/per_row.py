@@ -23,10 +23,28 @@ class RowState(NamedTuple):
 
 
 class Placing(NamedTuple):
-    """Where the tokens stand, and by how much query i is ahead of key i if all follow one by one."""
+    """Where the tokens stand.
+
+    Attributes:
+        places: of all queries and keys.
+        first: positions of the first query and the first key, if all follow one by one; None if they do not.
+    """
 
     places: Places
-    offset: int | None
+    first: tuple[int, int] | None
+
+    @property
+    def offset(self) -> int | None:
+        """By how much query i is ahead of key i, if all follow one by one."""
+        return None if self.first is None else self.first[0] - self.first[1]
+
+    @classmethod
+    def of(cls, places: Places | None, outline: Outline) -> Placing:
+        """From places, or bottom-right."""
+        if places is None:
+            _, _, q_len, kv_len = outline.shape
+            return cls(default_places(outline), (kv_len - q_len, 0))
+        return cls(places, places.first)
 
 
 class PerRow(Fold[RowState, Tensor]):
@@ -43,11 +61,7 @@ class PerRow(Fold[RowState, Tensor]):
 
     def start(self, outline: Outline) -> RowState:
         values = torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
-        places = self.given_places
-        if places is None:
-            _, _, q_len, kv_len = outline.shape
-            return RowState(values, Placing(default_places(outline), kv_len - q_len))
-        return RowState(values, Placing(places, places.offset))
+        return RowState(values, Placing.of(self.given_places, outline))
 
     def add(self, state: RowState, block: Block) -> RowState:
         state.values[block.batch, block.heads, as_slice(block.rows)] = self.of_rows(block, state.placing)

@@ -68,12 +68,12 @@ class Places:
         return cls(q.expand(-1, 1, q_len, 1)[:, 0, :, 0], kv.expand(-1, 1, 1, kv_len)[:, 0, 0])
 
     @property
-    def offset(self) -> int | None:
-        """What query i is ahead of key i, if queries and keys follow one by one; None if they do not."""
+    def first(self) -> tuple[int, int] | None:
+        """Positions of the first query and the first key, if all follow one by one; None if they do not."""
         if len(self.q) != 1 or len(self.kv) != 1 or not (self.q.numel() and self.kv.numel()):
             return None
-        regular = all(bool((x.diff() == 1).all()) for x in (self.q[0], self.kv[0]))
-        return int(self.q[0, 0] - self.kv[0, 0]) if regular else None
+        is_regular = all(bool((x.diff() == 1).all()) for x in (self.q[0], self.kv[0]))
+        return (int(self.q[0, 0]), int(self.kv[0, 0])) if is_regular else None
 
     def of_block(self, block: Block) -> tuple[Tensor, Tensor]:
         """Positions of a block's rows and columns: ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""

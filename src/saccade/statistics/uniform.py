@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,13 +11,15 @@ from torch import Tensor
 from saccade.plan import Strip, Tile, Triangle
 from saccade.score_matrix import ScoreMatrix
 from saccade.statistics.block import Block, as_slice
+from saccade.statistics.distance import Distance
 from saccade.statistics.fold import Outline
+from saccade.statistics.masses import LagMass, LocalMass, SinkMass
+from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 
 __all__ = ["Near", "Uniform", "uniform_of_blocks", "uniform_of_scores"]
 
 
-_TALLEST = 512  # rows of a triangle that are counted at a time
 _PAIRS = 1 << 20  # pairs whose truth is asked for at a time
 
 
@@ -48,11 +50,17 @@ class Near(NamedTuple):
     most: int
     is_lag: bool
 
+    def fold(self, places: Places) -> PerRow:
+        """What counts the keys in it: a question to rows that hold 1 where a key is seen."""
+        if not self.is_lag:
+            return SinkMass(self.most + 1, places)
+        return LagMass(self.least, places) if self.least == self.most else LocalMass(self.most, places)
+
 
 def uniform_of_scores(scores: ScoreMatrix, places: Places, near: tuple[Near, ...]) -> Uniform:
     """From the tiles of a plan: most of it by counting ranges, so that pairs are looked at only where a mask is unsure.
 
-    Cost: O(pairs that the plan is unsure of) time; for a causal mask that is O(q_len · 768).
+    Cost: O(pairs that the plan is unsure of) time, and nothing for the edge of a causal mask.
     """
     batch, heads, q_len, kv_len = scores.shape
     # What calls functions of the user's does not know what these tell apart.
@@ -63,34 +71,27 @@ def uniform_of_scores(scores: ScoreMatrix, places: Places, near: tuple[Near, ...
     sums = _Sums(whole, places, near)
     for tile in scores.row_plan.tiles:
         own = slice(0, 1) if items == 1 else tile.batch
-        unsure = sum(len(strip.keys) for strip in tile.columns if strip.residual is not True)
-        height = max(1, min(_TALLEST, _PAIRS // max(1, unsure if not _is_triangle(tile) else 1)))
+        unsure = sum(len(strip.keys) for strip in tile.columns if not _is_counted(strip))
+        height = max(1, _PAIRS // unsure) if unsure else tile.height
         for start in range(0, tile.height, height):
-            stop = min(tile.height, start + height)
-            asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=tile.rows[start:stop])
-            parts = [part for strip in tile.columns for part in _seen(scores, asked, strip, start)]
-            sums.add(own, asked.heads, asked.rows, parts)
+            rows = tile.rows[start : start + height]
+            asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=rows)
+            sums.add(own, asked.heads, rows, [_seen(scores, asked, strip, start) for strip in tile.columns])
     return sums.finished()
 
 
-def _is_triangle(tile: Tile) -> bool:
-    return all(strip.residual is True or isinstance(strip.residual, Triangle) for strip in tile.columns)
+def _is_counted(strip: Strip) -> bool:
+    return strip.residual is True or isinstance(strip.residual, Triangle)
 
 
-def _seen(scores: ScoreMatrix, tile: Tile, strip: Strip, start: int) -> Iterator[tuple[range, Tensor | None]]:
-    """Keys of one strip that some rows of a tile, from its place ``start`` on, see; None if all of them see all."""
+def _seen(scores: ScoreMatrix, tile: Tile, strip: Strip, start: int) -> Seen:
+    """Who sees the keys of one strip, among the rows of a tile from its place ``start`` on."""
+    places = torch.arange(start, start + tile.height, device=scores.device)
     if strip.residual is True:
-        yield strip.keys, None
-    elif isinstance(strip.residual, Triangle):
-        first, last = (max(0, place + strip.residual.offset + 1) for place in (start, start + tile.height - 1))
-        sure, edge = strip.keys[:first], strip.keys[first:last]
-        if sure:
-            yield sure, None
-        if edge:
-            rows = torch.arange(start, start + tile.height, device=scores.device) + strip.residual.offset
-            yield edge, (torch.arange(first, first + len(edge), device=scores.device) <= rows[:, None])[None, None]
-    else:
-        yield strip.keys, scores.allowed(tile._replace(columns=(strip,)))
+        return Seen(strip.keys, torch.full_like(places, len(strip.keys)), None)
+    if isinstance(strip.residual, Triangle):
+        return Seen(strip.keys, (places + strip.residual.offset + 1).clamp(0, len(strip.keys)), None)
+    return Seen(strip.keys, None, scores.allowed(tile._replace(columns=(strip,))))
 
 
 def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places, near: tuple[Near, ...]) -> Uniform:
@@ -99,10 +100,24 @@ def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places,
     for block in blocks:
         start, seen = 0, []
         for span in block.columns:
-            seen.append((span, block.weights[..., start : start + len(span)] != 0))
+            seen.append(Seen(span, None, block.weights[..., start : start + len(span)] != 0))
             start += len(span)
         sums.add(block.batch, block.heads, block.rows, seen)
     return sums.finished()
+
+
+class Seen(NamedTuple):
+    """Who sees a range of keys.
+
+    Attributes:
+        keys: the range.
+        first: how many of them, the first ones, each row sees, int64 ``[rows]``; or None.
+        allowed: else who sees whom, ``[batch, heads, rows, keys]``.
+    """
+
+    keys: range
+    first: Tensor | None
+    allowed: Tensor | None
 
 
 class _Sums:
@@ -110,66 +125,74 @@ class _Sums:
 
     def __init__(self, outline: Outline, places: Places, near: tuple[Near, ...]):
         batch, heads, q_len, kv_len = outline.shape
-        self.outline, self.places, self.near = outline, places, near
+        self.outline, self.near = outline, near
+        self.placing = Placing(places, places.first)
+        self.folds = [one.fold(places) for one in near]
 
         def zeros(length: int) -> Tensor:
             return torch.zeros(batch, heads, length, dtype=outline.sum_dtype, device=outline.device)
 
-        self.visible = zeros(q_len)
-        self.received = zeros(kv_len)
-        self.far = zeros(q_len)
+        self.visible, self.received, self.far = zeros(q_len), zeros(kv_len), zeros(q_len)
         self.counts = {one.name: zeros(q_len) for one in near}
 
-    def add(self, batch: slice, heads: slice, rows: range, seen: Sequence[tuple[range, Tensor | None]]) -> None:
-        own = (batch, heads, as_slice(rows))
-        for span, allowed in seen:
-            self._count(own, rows, span, allowed)
-        share = 1.0 / self.visible[own].clamp_min(1.0)
-        for span, allowed in seen:
+    def add(self, batch: slice, heads: slice, rows: range, seen: Sequence[Seen]) -> None:
+        own, wide = (batch, heads, as_slice(rows)), self.visible.dtype
+        blocks: list[Block] = []
+        for one in seen:
+            if one.first is not None and self.placing.first is not None:
+                self._count(own, rows, one.keys, one.first)
+                continue
+            allowed = one.allowed
             if allowed is None:
-                self.received[batch, heads, as_slice(span)] += share.sum(-1, keepdim=True)
-            else:
-                part = (share[..., None, :] @ allowed.to(share.dtype))[..., 0, :]
-                self.received[batch, heads, as_slice(span)] += part
+                assert one.first is not None
+                allowed = torch.arange(len(one.keys), device=one.first.device) < one.first[:, None]
+            allowed = allowed.expand(*self.visible[own].shape, len(one.keys)).to(wide)
+            block = Block(batch, heads, rows, (one.keys,), allowed)
+            blocks.append(block)
+            self.visible[own] += allowed.sum(-1)
+            self.far[own] += Distance().of_rows(block, self.placing)
+            for near, fold in zip(self.near, self.folds, strict=True):
+                self.counts[near.name][own] += fold.of_rows(block, self.placing)
+        share = 1.0 / self.visible[own].clamp_min(1.0)
+        for block in blocks:
+            self.received[batch, heads, as_slice(block.columns[0])] += (share[..., None, :] @ block.weights)[..., 0, :]
+        for one in seen:
+            if one.first is not None and self.placing.first is not None:
+                # Key c gets the shares of all rows that see more than c keys: sums from the end.
+                at = share.new_zeros(*share.shape[:2], len(one.keys) + 1)
+                at.index_add_(-1, one.first, share)
+                self.received[batch, heads, as_slice(one.keys)] += at.flip(-1).cumsum(-1).flip(-1)[..., 1:]
 
-    def _count(self, own: tuple[slice, slice, slice], rows: range, span: range, allowed: Tensor | None) -> None:
-        block = Block(own[0], own[1], rows, (span,), self.visible)  # for its places alone
-        q, kv = self.places.of_block(block)
-        if allowed is None and len(q) == len(kv) == 1:
-            q, kv = q[0, 0, :, 0].contiguous(), kv[0, 0, 0].sort().values
-            self.visible[own] += len(span)
-            self.far[own] += _distances(q, kv)
-            for one in self.near:
-                self.counts[one.name][own] += _how_many(one, q, kv)
-            return
-        seen = torch.ones(1, 1, len(rows), len(span), dtype=torch.bool, device=q.device) if allowed is None else allowed
-        self.visible[own] += seen.sum(-1)
-        lags = q - kv
-        # Products of truth values and distances are sums that float64 holds exactly.
-        self.far[own] += (seen * lags.abs()).sum(-1)
-        for one in self.near:
-            is_near = (lags if one.is_lag else kv.expand_as(lags)).ge(one.least)
-            is_near = is_near & (lags if one.is_lag else kv.expand_as(lags)).le(one.most)
-            self.counts[one.name][own] += (seen & is_near).sum(-1)
+    def _count(self, own: tuple[slice, slice, slice], rows: range, keys: range, first: Tensor) -> None:
+        """Where all positions follow one by one and each row sees the first keys of a range: by arithmetic alone."""
+        device, step = first.device, keys.step
+        offset = self.placing.offset
+        assert offset is not None
+        assert self.placing.first is not None
+        q = (
+            torch.arange(rows.start, rows.stop, rows.step, device=device) + offset - keys.start
+        )  # key places, times step
+
+        def below(key: Tensor) -> Tensor:
+            """How many of the keys that a row sees stand before a place."""
+            return torch.minimum(((key + step - 1) // step).clamp_min(0), first)
+
+        self.visible[own] += first
+        before = below(q)
+        # Keys stand at 0, step, 2 · step, …: sums of the first m are step · m (m - 1) / 2.
+        left = q * before - step * before * (before - 1) // 2
+        right = step * (first * (first - 1) - before * (before - 1)) // 2 - q * (first - before)
+        self.far[own] += left + right
+        zero = -self.placing.first[1] - keys.start  # the place of position 0
+        for near in self.near:
+            if near.is_lag:
+                least, stop = q - near.most, q - near.least + 1
+            else:
+                least, stop = (torch.full_like(q, zero + end) for end in (near.least, near.most + 1))
+            self.counts[near.name][own] += below(stop) - below(least)
 
     def finished(self) -> Uniform:
         dtype = self.outline.dtype
         distance = self.far / self.visible.clamp_min(1.0)
-        counts = {name: count.to(dtype) for name, count in self.counts.items()}
-        return Uniform(self.visible.to(dtype), self.received.to(dtype), distance.to(dtype), counts)
-
-
-def _distances(q: Tensor, kv: Tensor) -> Tensor:
-    """Sum of the distances from each query to all keys, which ascend."""
-    sums = torch.cat([kv.new_zeros(1), kv.cumsum(0)])
-    before = torch.searchsorted(kv, q)
-    left = q * before - sums[before]
-    return left + (sums[-1] - sums[before]) - q * (len(kv) - before)
-
-
-def _how_many(one: Near, q: Tensor, kv: Tensor) -> Tensor:
-    """How many of the keys, which ascend, are near each query."""
-    least, most = (
-        (q - one.most, q - one.least) if one.is_lag else (torch.full_like(q, one.least), torch.full_like(q, one.most))
-    )
-    return torch.searchsorted(kv, most, right=True) - torch.searchsorted(kv, least)
+        near = {name: count.to(dtype) for name, count in self.counts.items()}
+        return Uniform(self.visible.to(dtype), self.received.to(dtype), distance.to(dtype), near)

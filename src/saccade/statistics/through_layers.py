@@ -1,0 +1,103 @@
+"""Attention rollout, a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, unsupported, value_error
+
+__all__ = ["rollout"]
+
+
+class Layer(Protocol):
+    """What is needed of a `saccade.Matrix`."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, q_len, kv_len)."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the products."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the ingredients are."""
+        ...
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether rows are distributions."""
+        ...
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """``A.mT @ x``."""
+        ...
+
+
+def rollout(matrices: Sequence[Layer], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
+    r"""What reaches some queries of the last layer from the tokens of the first, ``[batch, len(queries), kv_len]``.
+
+    .. math:: r \leftarrow \rho\, r + (1 - \rho)\, \tfrac1H \textstyle\sum_h A_{l,h}^\top r
+              \quad \text{from the last layer } l \text{ down to the first}
+
+    the rows of the product of all layers' mean heads, each mixed with the residual stream, without that product. It
+    takes attention for the whole of what a layer does (no values, no feed-forward layers) and the residual for a fixed
+    share: a heuristic, not an attribution.
+
+    Args:
+        matrices: one for each layer, the first layer first; all square, of one size, batch and dtype.
+        queries: indices of queries of the last layer.
+        residual: share of the residual stream, 0 to 1.
+
+    Raises:
+        TypeError, ValueError: no layers, layers that do not fit together, indices or a share out of range.
+        UnsupportedError: a layer whose rows are not distributions.
+
+    Cost: one ``A.mT @ r`` a layer; O(batch · heads · len · len(queries)) memory.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.zeros(1, 2, 3, 4)
+        >>> A = AttentionMatrix(x, x, masks.Causal())
+        >>> rollout([A, A], [1])
+        tensor([[[0.4375, 0.5625, 0.0000]]])
+
+    Reference: Abnar and Zuidema 2020, arXiv:2005.00928, section 3.
+    """
+    layers = list(matrices)
+    if not layers:
+        raise value_error("rollout", "matrices", "hold one for each layer", "none")
+    if isinstance(residual, bool) or not isinstance(residual, float | int):
+        raise type_error("rollout", "residual", "be a number", type(residual).__name__)
+    if not 0.0 <= residual <= 1.0:
+        raise value_error("rollout", "residual", "be from 0 to 1", residual)
+    first = layers[0]
+    batch, _, length, _ = first.shape
+    for number, layer in enumerate(layers):
+        own = (layer.shape[0], layer.shape[2], layer.shape[3], layer.dtype)
+        if own != (batch, length, length, first.dtype):
+            rule = f"all be [{batch}, heads, {length}, {length}] in {first.dtype}, like the first"
+            raise value_error("rollout", "matrices", rule, f"{list(layer.shape)} in {layer.dtype} at layer {number}")
+        if not layer.is_stochastic:
+            reason = f"the rows of layer {number} do not sum to 1 (is_stochastic is False)"
+            raise unsupported("rollout", "a rollout", [reason])
+    chosen = list(queries)
+    if not all(isinstance(query, int) and not isinstance(query, bool) for query in chosen):
+        raise type_error("rollout", "queries", "be ints", repr(chosen))
+    if not all(-length <= query < length for query in chosen):
+        raise value_error("rollout", "queries", f"be in [{-length}, {length})", chosen)
+    with torch.no_grad():
+        rows = torch.zeros(batch, 1, length, len(chosen), dtype=first.dtype, device=first.device)
+        for place, query in enumerate(chosen):
+            rows[:, :, query, place] = 1.0
+        for layer in reversed(layers):
+            looked = layer.rmatmul(rows.expand(-1, layer.shape[1], -1, -1).contiguous())
+            rows = residual * rows + (1.0 - residual) * looked.mean(1, keepdim=True)
+    return rows[:, 0].mT.contiguous()
