@@ -7,7 +7,8 @@ import torch
 from tests.integrations import model_zoo as zoo
 from torch import nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 import saccade as sc
 from saccade import caches, masks
@@ -367,3 +368,72 @@ def test_a_cache_that_holds_a_sum_is_refused():
         with pytest.raises(sc.UnsupportedError, match=r"MultiHeadAttention cannot run(.|\n)*holds a sum"):
             layer(x, cache=cache)
     layer(x, cache=cache)
+
+
+# kernels that are not here: what they are told
+
+
+def definition_of_flash(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **facts):
+    """Flash attention by what its documentation says: aligned at the end, keys of padding left out."""
+    del facts
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    q_len, kv_len = query.shape[2], key.shape[2]
+    q, kv = torch.arange(kv_len - q_len, kv_len)[:, None], torch.arange(kv_len)
+    allowed = (kv <= q) if module.is_causal else torch.ones(q_len, kv_len, dtype=torch.bool)
+    if sliding_window is not None:
+        allowed = allowed & (kv > q - sliding_window)
+    allowed = allowed if attention_mask is None else allowed & attention_mask[:, None, None, :].bool()
+    scores = (query @ key.mT * scaling).masked_fill(~allowed, -math.inf)
+    return (scores.softmax(-1).nan_to_num(0.0) @ value).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("padded", [0, 3])
+@pytest.mark.parametrize("name", ["llama", "mistral", "bert"])
+def test_flash_attention(name, padded, monkeypatch):
+    monkeypatch.setitem(AttentionInterface._global_mapping, "flash_attention_2", definition_of_flash)
+    inputs = zoo.batch(name, padded=padded)
+    with torch.no_grad():
+        expected = zoo.model(name)(**inputs, output_attentions=True).attentions
+        network, found = zoo.model(name), []
+        network.config._attn_implementation_internal = "flash_attention_2"
+        with tapped(network, lambda name, make: found.append(make())):
+            network(**inputs)
+    for matrix, weights in zip(found, expected, strict=True):
+        close(matrix.to_dense()[0, :, padded:], weights[0, :, padded:])
+        close(matrix.to_dense()[1], weights[1])
+
+
+def test_packed_documents_under_flash_attention_are_refused(monkeypatch):
+    monkeypatch.setitem(AttentionInterface._global_mapping, "flash_attention_2", definition_of_flash)
+    network = zoo.model("llama")
+    network.config._attn_implementation_internal = "flash_attention_2"
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
+    with (
+        tapped(network, lambda name, make: make()),
+        pytest.raises(sc.UnsupportedError, match=r'packed documents(.|\n)*set_attn_implementation\("sdpa"\)'),
+    ):
+        network(input_ids=zoo.batch("llama")["input_ids"][:1], position_ids=places, use_cache=False)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_block_masks(known, monkeypatch):
+    def product(module, query, key, value, attention_mask, scaling=None, **facts):
+        assert isinstance(attention_mask, BlockMask)
+        del facts
+        return torch.zeros_like(query).transpose(1, 2), None
+
+    def compiled_nothing(*, mask_mod, B, H, Q_LEN, KV_LEN, device, _compile):
+        del _compile
+        return create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device=device)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "flex_attention", product)
+    monkeypatch.setattr(masking_utils, "create_block_mask", compiled_nothing)
+    network, inputs, found = zoo.model("mistral"), zoo.batch("mistral"), []
+    network.config._attn_implementation_internal = "flex_attention"
+    if not known:
+        monkeypatch.setattr("saccade.integrations.transformers_tap._tapped_mask", lambda function: function)
+    with torch.no_grad(), tapped(network, lambda name, make: found.append(make())):
+        network(**inputs)
+    assert ("Predicate" in str(found[0].mask)) != known
+    dense = masks.sliding_window(4).to_dense(11) & inputs["attention_mask"][:, None, None, :].bool()
+    assert torch.equal(found[0].to_dense() > 0, dense.expand(2, 4, 11, 11))

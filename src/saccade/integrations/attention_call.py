@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.attention_matrix import AttentionMatrix
 from saccade.errors import unsupported
+from saccade.integrations.flash_masks import place_for_flash
 from saccade.integrations.lazy_mask import LazyMask, Placed
-from saccade.masks import Causal, Dense, Full, Mask
+from saccade.masks import Causal, Dense, Full, Mask, Predicate
 
 __all__ = ["AttentionCall", "mask_of_tensor"]
 
@@ -61,8 +63,10 @@ class AttentionCall(NamedTuple):
         module: nn.Module,
         query: Tensor,
         key: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: Any,
         facts: Mapping[str, Any],
+        *,
+        is_flash: bool = False,
     ) -> AttentionCall:
         """Read a call.
 
@@ -71,8 +75,9 @@ class AttentionCall(NamedTuple):
             module: the attention layer.
             query, key: as the function gets them; key heads are not repeated.
             attention_mask: a `LazyMask`; a bool or float tensor that broadcasts to ``[batch, heads, q_len, kv_len]``;
-                or None, where a layer that is causal says so itself.
+                FlexAttention's BlockMask; or None, where a layer that is causal says so itself.
             facts: all other arguments that bear on the matrix.
+            is_flash: whether padding and window come instead of a mask, as flash attention takes them.
 
         Raises:
             UnsupportedError: something that changes the matrix in a way that is not known here.
@@ -89,7 +94,11 @@ class AttentionCall(NamedTuple):
             raise unsupported(where, "saccade", reasons, hint=hint)
         if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
             query = query.expand(key.shape[0], -1, -1, -1)
-        placed, added = _placed(where, query, key, attention_mask, is_causal)
+        if is_flash:
+            window, places = facts.get("sliding_window"), facts.get("position_ids")
+            placed, added = _placed_for_flash(where, query, key, attention_mask, is_causal, window, places), None
+        else:
+            placed, added = _placed(where, query, key, attention_mask, is_causal)
         if bias is not None:
             bias = bias[..., : key.shape[2]]
             added = bias if added is None else bias + added
@@ -114,8 +123,28 @@ class AttentionCall(NamedTuple):
         )
 
 
+def _placed_for_flash(
+    where: str,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: Tensor | None,
+    is_causal: bool,
+    window: int | None,
+    places: Tensor | None,
+) -> Placed:
+    return place_for_flash(
+        where,
+        query.shape[2],
+        key.shape[2],
+        padding=attention_mask,
+        is_causal=is_causal,
+        sliding_window=window,
+        position_ids=places,
+    )
+
+
 def _placed(
-    where: str, query: Tensor, key: Tensor, attention_mask: Tensor | None, is_causal: bool
+    where: str, query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool
 ) -> tuple[Placed, Tensor | None]:
     """The mask, and what it adds to scores beside."""
     q_len, kv_len = query.shape[2], key.shape[2]
@@ -132,6 +161,12 @@ def _placed(
             return Placed(Full(), last if q_len <= kv_len else range(q_len), range(kv_len)), None
         # Without a mask, torch's flag lets the first query see the first key; so does the model that gave none.
         return Placed(Causal(), range(q_len), range(kv_len)), None
+    if isinstance(attention_mask, BlockMask):
+        return Placed(Predicate(attention_mask.mask_mod), range(q_len), range(kv_len)), None
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 4:
+        got = type(attention_mask).__name__
+        got += f" of shape {list(attention_mask.shape)}" if isinstance(attention_mask, Tensor) else ""
+        raise unsupported(where, "saccade", [f"a mask that is a {got} is not known here"])
     allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
     if allowed is None:
         return Placed(Full(), last, range(kv_len)), added

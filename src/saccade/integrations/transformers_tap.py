@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.errors import unsupported
 from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
@@ -61,22 +62,22 @@ def speaks_attention_interface(module: nn.Module) -> bool:
 class _Listener:
     def __init__(self, names: dict[nn.Module, str], valve: Valve):
         self.names, self.valve = names, valve
-        self._placed: dict[int, tuple[weakref.ref[Tensor], Placed]] = {}
+        self._placed: dict[int, tuple[weakref.ref[Any], Placed]] = {}
         self._latest: deque[Placed] = deque(maxlen=_REMEMBERED)
 
-    def learn(self, mask: Tensor, placed: Placed) -> None:
-        """Remember what a mask tensor stands for, as long as it lives, and for a while what its copy would."""
+    def learn(self, mask: Any, placed: Placed) -> None:
+        """Remember what a mask stands for, as long as it lives, and for a while what its copy would."""
         number = id(mask)
         self._latest.appendleft(placed)
         self._placed[number] = (weakref.ref(mask, lambda _: self._placed.pop(number, None)), placed)
 
-    def meaning_of(self, mask: Tensor | None) -> Tensor | None:
-        """The rule behind a mask tensor, where it is known; else the tensor."""
-        if mask is None or mask.dim() != 4:
-            return mask
+    def meaning_of(self, mask: Any, batch: int, device: torch.device) -> Any:
+        """The rule behind a mask, where it is known; else the mask."""
         known = self._placed.get(id(mask))
         if known is not None and known[0]() is mask:
-            return LazyMask(known[1], mask.shape[0], mask.device)
+            return LazyMask(known[1], batch, device)
+        if not isinstance(mask, Tensor) or mask.dim() != 4:
+            return mask
         # `generate` copies masks for a static cache. Small ones are recognised by what they say.
         for placed in self._latest if mask.numel() <= _SMALL else ():
             if (len(placed.q_positions), len(placed.kv_positions)) == mask.shape[2:]:
@@ -94,8 +95,8 @@ def _tap() -> Callable[[], None]:
     get_interface, get_mask = AttentionInterface.get_interface, AttentionMaskInterface.__getitem__
     inherited = "__getitem__" not in vars(AttentionMaskInterface)
 
-    def get_interface_tapped(self: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return _tapped(get_interface(self, *args, **kwargs))
+    def get_interface_tapped(self: Any, attn_implementation: Any, default: Any) -> Callable[..., Any]:
+        return _tapped(get_interface(self, attn_implementation, default), is_flash="flash" in str(attn_implementation))
 
     def get_mask_tapped(self: Any, name: str) -> Callable[..., Any]:
         return _tapped_mask(get_mask(self, name))
@@ -114,14 +115,14 @@ def _tap() -> Callable[[], None]:
     return restore
 
 
-def _tapped(function: Callable[..., Any]) -> Callable[..., Any]:
+def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def tapped(
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Any = None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -138,8 +139,8 @@ def _tapped(function: Callable[..., Any]) -> Callable[..., Any]:
             name = ear.names[module]
 
             def make(ear: _Listener = ear) -> Any:
-                mask = ear.meaning_of(attention_mask)
-                return AttentionCall.of("record", module, query, key, mask, facts).matrix()
+                mask = ear.meaning_of(attention_mask, len(key), key.device)
+                return AttentionCall.of("record", module, query, key, mask, facts, is_flash=is_flash).matrix()
 
             ear.valve.hand_out(name, make)
         return out
@@ -151,7 +152,8 @@ def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def tapped(*args: Any, **kwargs: Any) -> Any:
         mask = function(*args, **kwargs)
-        if type(mask) is Tensor and mask.dim() == 4 and not args and not torch.compiler.is_compiling():
+        is_known = (type(mask) is Tensor and mask.dim() == 4) or isinstance(mask, BlockMask)
+        if is_known and not args and not torch.compiler.is_compiling():
             names = ("q_length", "kv_length", "q_offset", "kv_offset")
             sizes = {name: kwargs[name] for name in names if name in kwargs}
             placed = place(
