@@ -6,8 +6,7 @@ TEXT = "A lizard is not a snake, although a slow worm looks like one and is a li
 
 
 @pytest.fixture
-def compare(run, encoder, monkeypatch):
-    monkeypatch.setattr("saccade.cli.compare.minilm", lambda: encoder)
+def compare(run, monkeypatch):
     monkeypatch.setattr("saccade.comparison._ROUNDS", 1)
     return lambda *arguments: run("compare", *arguments)
 
@@ -37,6 +36,15 @@ def test_as_many_landmarks_as_tokens_are_exact(compare):
     assert "Linformer: close to exact attention" in result.output
 
 
+def test_a_language_model_is_compared_with_later_tokens_hidden(compare):
+    result = compare("--model", "manuals", "--layer", "2", "--features", "512", TEXT)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("batch 1, 5 heads, ")
+    assert "Linformer: refused: " in result.output
+    assert "Causal lets queries see different keys" in result.output
+    assert "Performer(512): refused" not in result.output
+
+
 def test_a_long_text_is_cut_to_what_the_model_reads(compare):
     result = compare(*["word"] * 700)
     assert "512 queries, 512 keys" in result.output
@@ -54,6 +62,7 @@ def test_it_draws_error_against_time(compare, tmp_path):
     [
         ([" "], "saccade compare: TEXT must have at least one word; got nothing to read."),
         (["--layer", "6", TEXT], "saccade compare: --layer must be from 0 to 5; got 6."),
+        (["--model", "manuals", "--layer", "4", TEXT], "saccade compare: --layer must be from 0 to 3; got 4."),
         (["--layer", "-1", TEXT], "saccade compare: --layer must be from 0 to 5; got -1."),
     ],
 )
@@ -67,3 +76,10 @@ def test_a_picture_that_cannot_be_written(compare):
     result = compare("--out", "picture.xyz", TEXT)
     assert result.exit_code == 2
     assert "--out must be a picture file that can be written; got picture.xyz" in result.output
+
+
+def test_another_model_is_one_that_exists(compare):
+    result = compare("--model", "no\x1b[31m-such", TEXT)
+    assert result.exit_code == 1
+    assert "saccade compare: --model must be all-MiniLM-L6-v2, manuals, or a folder" in result.output
+    assert "\x1b" not in result.output

@@ -1,17 +1,21 @@
 """``saccade compare``: how far approximate attention is from exact attention, on what a trained model attends with."""
 
 from pathlib import Path
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, cast
 
 import torch
 import typer
 from torch import Tensor
 
 from saccade import viz
+from saccade.attention_matrix import AttentionMatrix
+from saccade.cli.loading import MINILM, NAMED
+from saccade.cli.refusing import loaded, refuse
 from saccade.comparison import compare as compare_tensors
+from saccade.masks import Mask
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
-from saccade.models import Encoder, minilm
-from saccade.nn import EncoderLayer
+from saccade.models import Decoder, Encoder
+from saccade.nn import DecoderLayer, EncoderLayer
 from saccade.text import visible
 
 __all__ = ["compare"]
@@ -21,6 +25,9 @@ def compare(
     text: Annotated[
         list[str], typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
     ],
+    model_name: Annotated[
+        str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
+    ] = MINILM,
     layer: Annotated[int, typer.Option(help="The layer whose queries and keys are taken, counted from 0.")] = 0,
     features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
     landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
@@ -28,20 +35,19 @@ def compare(
 ) -> None:
     """Compare Linear, Performer, Linformer and Nystrom with exact attention.
 
-    Queries, keys and values are those of a layer of a trained model (all-MiniLM-L6-v2) as it reads the text: at most
-    512 tokens, the rest is left out. Nothing is trained here: Linear and Linformer would be.
+    Queries, keys and values are those of a layer of a trained model as it reads the text, an encoder of BERT's form or
+    a language model; what is longer than the model reads is left out. Nothing is trained here: Linear and Linformer
+    would be. What a mechanism cannot do, such as hide later tokens, is said.
     """
     joined = " ".join(text)
     if not joined.strip():
-        _refuse("TEXT must have at least one word; got nothing to read")
-    try:
-        model = minilm()
-    except (ImportError, ValueError) as error:
-        typer.echo(f"saccade compare: {error}", err=True)
-        raise typer.Exit(1) from None
+        refuse("compare", "TEXT must have at least one word; got nothing to read")
+    model = loaded("compare", model_name)
+    if model.tokenizer is None:
+        refuse("compare", f"--model must have a tokenizer.json; got {model_name}")
     if not 0 <= layer < model.config.num_layers:
-        _refuse(f"--layer must be from 0 to {model.config.num_layers - 1}; got {layer}")
-    query, key, value = _read(model, joined, layer)
+        refuse("compare", f"--layer must be from 0 to {model.config.num_layers - 1}; got {layer}")
+    query, key, value, mask = _read(model, joined, layer)
     length = key.shape[2]
     mechanisms: list[Mechanism] = [
         Linear(),
@@ -51,33 +57,29 @@ def compare(
         Nystrom(landmarks),
         Nystrom(landmarks, iterations=None),
     ]
-    comparison = compare_tensors(query, key, value, mechanisms)
+    comparison = compare_tensors(query, key, value, mechanisms, mask=mask)
     typer.echo(str(comparison))
     if out is not None:
-        figure = viz.tradeoff(comparison, title=f"Layer {layer} of all-MiniLM-L6-v2, {length} tokens")
+        name = model_name if model_name in NAMED else Path(model_name).name
+        figure = viz.tradeoff(comparison, title=f"Layer {layer} of {visible(name)}, {length} tokens")
         try:
             path = viz.save(figure, out)
         except (OSError, ValueError) as error:
-            _refuse(f"--out must be a picture file that can be written; got {out} ({error})")
+            refuse("compare", f"--out must be a picture file that can be written; got {out} ({error})")
         typer.echo(f"wrote {visible(str(path))}")
 
 
-def _read(model: Encoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a layer, ``[1, heads, tokens, head_dim]``."""
-    assert model.tokenizer is not None, "the published model has one"
+def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
+    """Queries and keys of a layer as they are compared, values, ``[1, heads, tokens, head_dim]``, and who sees whom."""
+    assert model.tokenizer is not None, "it has been looked for"
     tokens = torch.tensor([model.tokenizer.encode(text).ids[: model.config.max_len]])
-    attention = cast(EncoderLayer, model.layers[layer]).attention
+    if not tokens.numel():
+        refuse("compare", "TEXT must have at least one token; got nothing that the model reads")
+    layers = model.layers if isinstance(model, Encoder) else model.stack.layers
+    attention = cast("EncoderLayer | DecoderLayer", layers[layer]).attention
     seen: list[Tensor] = []
     with torch.no_grad(), attention.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
         model(tokens)
-        query, key, value = (
-            project(seen[0]).unflatten(2, (attention.num_heads, attention.head_dim)).transpose(1, 2)
-            for project in (attention.query_projection, attention.key_projection, attention.value_projection)
-        )
-    return query, key, value
-
-
-def _refuse(sentence: str) -> NoReturn:
-    """End with one line that says what was wrong with the arguments."""
-    typer.echo(f"saccade compare: {visible(sentence)}.", err=True)
-    raise typer.Exit(2)
+        matrix = cast(AttentionMatrix, attention.matrix(seen[0]))
+        value = attention.value_projection(seen[0]).unflatten(2, (-1, attention.head_dim)).transpose(1, 2)
+    return matrix.scores.query, matrix.scores.key, value, attention.mask

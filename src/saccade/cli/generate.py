@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from saccade.cli.loading import MANUALS, load
+from saccade.cli.loading import MANUALS
+from saccade.cli.refusing import loaded, refuse
 from saccade.models import Decoder, Sampler, Step, beam_search, stream
 from saccade.text import visible
 
@@ -45,21 +46,21 @@ def generate(
     """
     sampler = _sampler(temperature, top_k, top_p)
     if beams > 1 and sampler is not None:
-        _refuse("--beams must be 1 where tokens are drawn; take off --temperature, --top-k and --top-p")
+        refuse("generate", "--beams must be 1 where tokens are drawn; take off --temperature, --top-k and --top-p")
     if beams > 1 and trace:
-        _refuse("--trace must be used with one beam; beams are searched for several texts at once")
+        refuse("generate", "--trace must be used with one beam; beams are searched for several texts at once")
     if seed is not None and sampler is None:
-        _refuse("--seed must go with --temperature, --top-k or --top-p; without them nothing is drawn")
+        refuse("generate", "--seed must go with --temperature, --top-k or --top-p; without them nothing is drawn")
     text = " ".join(prompt)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        _refuse("PROMPT must be valid UTF-8; got bytes that are not")
+        refuse("generate", "PROMPT must be valid UTF-8; got bytes that are not")
     decoder = _load(model)
     tokenizer: Tokenizer | None = decoder.tokenizer
     if tokenizer is None:
-        _refuse(f"--model must have a tokenizer.json; got {model}")
+        refuse("generate", f"--model must have a tokenizer.json; got {model}")
     tokens = tokenizer.encode(text).ids
     if not tokens:
-        _refuse("PROMPT must have at least one token; got nothing to go on from")
+        refuse("generate", "PROMPT must have at least one token; got nothing to go on from")
 
     console, stop = Console(stderr=True, highlight=False, markup=False, emoji=False), decoder.config.end_tokens
     try:
@@ -70,7 +71,7 @@ def generate(
             steps = stream(decoder, [tokens], max_new_tokens, sampler=sampler, stop=stop, seed=seed)
             new = _chosen(console, steps, max_new_tokens, tokenizer if trace else None)
     except ValueError as error:
-        _refuse(str(error).partition("\n")[0].removesuffix("."))
+        refuse("generate", str(error).partition("\n")[0].removesuffix("."))
     typer.echo(visible_text(tokenizer.decode([*tokens, *(token for token in new if token not in stop)])))
 
 
@@ -128,21 +129,11 @@ def _sampler(temperature: float | None, top_k: int | None, top_p: float | None) 
     try:
         return Sampler(1.0 if temperature is None else temperature, top_k, top_p)
     except ValueError as error:
-        _refuse(str(error).partition("\n")[0].removesuffix("."))
+        refuse("generate", str(error).partition("\n")[0].removesuffix("."))
 
 
 def _load(name: str) -> Decoder:
-    try:
-        found = load(name)
-    except (ValueError, ImportError, NotImplementedError, OSError) as error:
-        typer.echo(f"saccade generate: {visible_text(str(error).removeprefix('load: '))}", err=True)
-        raise typer.Exit(1) from None
+    found = loaded("generate", name)
     if not isinstance(found, Decoder):
-        _refuse(f"--model must be a language model; got {name}, an encoder")
+        refuse("generate", f"--model must be a language model; got {name}, an encoder")
     return found
-
-
-def _refuse(sentence: str) -> NoReturn:
-    """End with one line that says what was wrong with the arguments."""
-    typer.echo(f"saccade generate: {visible(sentence)}.", err=True)
-    raise typer.Exit(2)
