@@ -34,7 +34,7 @@ def _raises(compute: Callable[[], object]) -> bool:
     latex=r"s_{ij}\leftarrow-10^9\ \text{masks}",
     source="code of tutorials, with -1e9 or -1e20",
     verdict="holds if",
-    conditions="the query sees some key, scores are float32 or wider, and nothing is added or capped afterwards. A "
+    conditions="the query sees some key, scores are not float16, and nothing is added or capped afterwards. A "
     "query "
     "that sees none gets the mean of all values, and in float16 the number does not exist",
 )
@@ -50,6 +50,8 @@ def a_large_negative_number_masks(
     out = masked(q, k, v, allowed)[0, 0, 3]
     yield apart("a query that sees nothing: its largest output, against 0", float(out.abs().max()), 0.0, 1e-3)
     yield same("the same, against the mean of all values", out, v[0, 0].mean(0), 1e-5)
+    brain = torch.tensor([0.0, -1e9], dtype=torch.bfloat16)
+    yield equal("bfloat16: weight of a masked key", float(brain.softmax(0)[1]), 0.0)
     half = torch.zeros(2, 2, dtype=torch.float16)
     fails = _raises(lambda: half.masked_fill(torch.ones(2, 2, dtype=torch.bool), -1e9))
     yield equal("float16 refuses -10⁹", fails, True)
