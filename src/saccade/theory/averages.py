@@ -35,8 +35,7 @@ def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Ten
     source="tutorials; rows of weights are not below 0 and sum to 1",
     verdict="holds if",
     conditions="one head is looked at before the output projection, without dropout, and over the values of the keys "
-    "that "
-    "the query may attend to",
+    "that the query may attend to",
 )
 def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
     """The output lies in the convex hull of the values."""

@@ -132,8 +132,7 @@ def memory_is_quadratic(
     source="tutorials",
     verdict="refuted",
     conditions="infeasible to store (40 GB in float32 for a head), not to ask: rows are computed when they are asked "
-    "for, "
-    "and a window of 256 takes less than a hundredth of the operations",
+    "for, and a window of 256 takes less than a hundredth of the operations",
 )
 def a_hundred_thousand_tokens_are_infeasible(
     draw: Draw, *, matrix: Callable[..., AttentionMatrix] = AttentionMatrix

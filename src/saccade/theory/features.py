@@ -97,8 +97,7 @@ def performer_attention_is_unbiased(
     source=_CHOROMANSKI + ", lemma 2",
     verdict="holds",
     conditions="independent directions: the error relative to the kernel is √((e^{|x+y|²} - 1)/m), so how many "
-    "features it "
-    "takes grows as e^{|x+y|²}",
+    "features it takes grows as e^{|x+y|²}",
 )
 def how_many_features(
     draw: Draw, *, variance: Callable[[Tensor, Tensor], Tensor] = variance_of_positive
@@ -121,8 +120,7 @@ def how_many_features(
     source="summaries of " + _CHOROMANSKI + ", which says: where the kernel is near 0",
     verdict="refuted",
     conditions="positive features are better where x·y is far below 0, trigonometric ones where x is near y: there "
-    "their "
-    "variance is 0",
+    "their variance is 0",
 )
 def positive_features_are_always_better(
     draw: Draw,
@@ -151,8 +149,7 @@ def positive_features_are_always_better(
     source=_WANG + ", theorem 1",
     verdict="refuted",
     conditions="the random projection keeps each product up to an additive error of about |P_i||w|/√k, whatever the "
-    "matrix; "
-    "nothing about attention makes it relative. That trained attention is nearly of low rank is an observation",
+    "matrix; nothing about attention makes it relative. That trained attention is nearly of low rank is an observation",
 )
 def attention_is_low_rank_by_projection(
     draw: Draw,

@@ -65,8 +65,7 @@ def bigbird_has_what_the_theorem_needs(
     "bounds what few pairs can do in few layers",
     verdict="refuted",
     conditions="the theorem says nothing about them: they contain no star, and a window alone takes n/w layers to "
-    "join the "
-    "ends. One global token is enough for both",
+    "join the ends. One global token is enough for both",
 )
 def windows_and_random_keys_suffice(
     draw: Draw, *, pattern: Callable[[int], Mask] = lambda seed: Window(4, 4) | Random(1, 4, seed)

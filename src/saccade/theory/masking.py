@@ -35,8 +35,7 @@ def _raises(compute: Callable[[], object]) -> bool:
     source="code of tutorials, with -1e9 or -1e20",
     verdict="holds if",
     conditions="the query sees some key, scores are not float16, and nothing is added or capped afterwards. A "
-    "query "
-    "that sees none gets the mean of all values, and in float16 the number does not exist",
+    "query that sees none gets the mean of all values, and in float16 the number does not exist",
 )
 def a_large_negative_number_masks(
     draw: Draw, *, masked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = filled
@@ -65,8 +64,7 @@ def a_large_negative_number_masks(
     source="code that adds a mask to the scores",
     verdict="holds if",
     conditions="as for a-large-negative-number-masks; near -10⁹ float32 knows multiples of 64 only, so a query that "
-    "sees "
-    "nothing gets weights made of rounding; and -10⁴ leaves it its true weights",
+    "sees nothing gets weights made of rounding; and -10⁴ leaves it its true weights",
 )
 def an_added_number_masks(
     draw: Draw, *, added: Callable[[Tensor, float], Tensor] = lambda scores, constant: (scores + constant).softmax(-1)

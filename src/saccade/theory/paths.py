@@ -89,8 +89,7 @@ def distance_does_not_matter(
     source="tutorials; Hochreiter 1991, Bengio et al. 1994; the forget gate: Gers et al. 2000",
     verdict="holds if",
     conditions="the network is as it is initialised: with a forget gate that stays open (a bias of 6) little is lost "
-    "over "
-    "64 steps",
+    "over 64 steps",
 )
 def recurrent_influence_fades(
     draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = lstm

@@ -100,8 +100,7 @@ def sums_are_matrix_products(
     source='tutorials, "attention is essentially matrix multiplication"',
     verdict="refuted",
     conditions="two matrix products around one softmax, which is no product: without it a query of 0 would give 0, "
-    "with "
-    "it it gives the mean of the values. Leaving it out is linear attention, another mechanism",
+    "with it it gives the mean of the values. Leaving it out is linear attention, another mechanism",
 )
 def nothing_but_matrix_products(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
     """Attention is nothing but matrix products of its inputs."""

@@ -35,8 +35,7 @@ def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Ten
     source="tutorials; Hu et al. 2018, arXiv:1709.01507, section 3",
     verdict="refuted",
     conditions="as a matrix it is diag(s): no channel gathers from another, and rows sum to a gate between 0 and 1, "
-    "not "
-    "to 1. It gates",
+    "not to 1. It gates",
 )
 def squeeze_and_excitation_is_attention(
     draw: Draw,

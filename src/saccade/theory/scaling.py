@@ -66,8 +66,7 @@ def variance_of_dot_products(
     source=_VASWANI + ", footnote 4",
     verdict="holds if",
     conditions="q and k are independent of each other, and their entries have mean 0, variance 1 and, in one of the "
-    "two "
-    "at least, no correlation: at the start of training, not after it",
+    "two at least, no correlation: at the start of training, not after it",
 )
 def variance_is_d_k(draw: Draw, *, variance: Callable[[int], float] = float) -> Iterator[Measurement]:
     """The dot product of a query and a key has variance d_k."""
@@ -111,8 +110,7 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
     source=_VASWANI,
     verdict="holds if",
     conditions="the median is meant, and d_k is large: the mean falls as 1/√d_k only, since two scores are close now "
-    "and "
-    "then, and for d_k = 8 little is lost",
+    "and then, and for d_k = 8 little is lost",
 )
 def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Iterator[Measurement]:
     """Without the scale softmax saturates, and its gradient vanishes."""

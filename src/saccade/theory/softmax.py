@@ -53,8 +53,7 @@ def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
     source="by definition",
     verdict="holds",
     conditions="positive in exact arithmetic: in float64 a score 746 below the largest has weight 0; and a factor, "
-    "unlike "
-    "a constant, changes the weights",
+    "unlike a constant, changes the weights",
 )
 def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tensor] = softmax) -> Iterator[Measurement]:
     """Softmax gives weights above 0 that sum to 1, keep the order of scores, and ignore a constant added to them."""
