@@ -1,0 +1,216 @@
+"""Our caches in the generate of Hugging Face transformers: constant memory, chosen blocks, known prefixes."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from saccade.attention_matrix import AttentionMatrix
+from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
+from saccade.caches.plain import is_relative
+from saccade.errors import missing_extra, type_error, unsupported
+from saccade.integrations.attention_call import AttentionCall
+from saccade.integrations.lazy_mask import LazyMask
+from saccade.integrations.transformers import _check, lazy_mask
+from saccade.masks import Full
+
+if TYPE_CHECKING:
+    from transformers import Cache as TransformersCache
+
+__all__ = ["install_caches", "transformers_cache"]
+
+
+def install_caches(name: str = "saccade-cache") -> str:
+    """Make attention that asks a cache known to transformers: then ``model.set_attn_implementation("saccade-cache")``.
+
+    A cache that chooses what it reads must see the query, which transformers does not show to caches. So the layers of
+    `transformers_cache` hand on the new keys alone, with themselves, and this implementation lets them attend. Without
+    such a cache it is that of `install`.
+
+    Args:
+        name: under which the implementation is registered.
+
+    Returns:
+        The name, for ``set_attn_implementation``.
+
+    Raises:
+        ImportError: transformers is not installed.
+        TypeError, ValueError: a name that is none, or that transformers gives a meaning of its own.
+
+    Example:
+        >>> install_caches()
+        'saccade-cache'
+    """
+    _check(name, None)
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported when used
+    except ImportError as error:
+        raise missing_extra("install_caches", "transformers", "transformers") from error
+    AttentionInterface.register(name, _attend)
+    AttentionMaskInterface.register(name, lazy_mask)
+    return name
+
+
+def transformers_cache(cache: Cache) -> TransformersCache:
+    """A `saccade.caches.Cache` as transformers takes it, for ``model.generate(..., past_key_values=...)``.
+
+    The model needs the attention of `install_caches`. Token for token the same as with transformers' own cache where
+    the cache is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache as long as its budget
+    holds the text, a `SinkWindowCache` as long as its window does. Beams, crops and assisted generation ask ``reorder``
+    and ``crop`` of the cache, which refuses what it cannot do.
+
+    Columns count as positions here, as in transformers, so that left padding is a fact of the mask: all caches but the
+    `SinkWindowCache`, whose first tokens would be padding, take it.
+
+    Args:
+        cache: one cache for each layer; it is filled, and may be saved or put in a `saccade.caches.PrefixStore`.
+
+    Raises:
+        ImportError: transformers is not installed.
+        TypeError: not a Cache, or a layer with caches of its own (cross-attention).
+
+    Example:
+        >>> from saccade.caches import BlockSelectCache, Cache
+        >>> past = transformers_cache(Cache(BlockSelectCache(16, 256) for _ in range(2)))
+        >>> len(past), past.get_seq_length()
+        (2, 0)
+    """
+    where = "transformers_cache"
+    if not isinstance(cache, Cache):
+        hint = "Cache(KVCache() for _ in range(model.config.num_hidden_layers))"
+        raise type_error(where, "cache", "be a saccade.caches.Cache", type(cache).__name__, hint=hint)
+    for layer in cache:
+        if not isinstance(layer, LayerCache):
+            raise type_error(where, "cache", "hold one cache for each layer", type(layer).__name__)
+    whole, layer_class = _classes()
+    return whole([layer_class(layer) for layer in cache])
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function, as transformers calls it."""
+    where = "saccade-cache"
+    held = getattr(key, "saccade_cache", None)
+    if held is None:
+        call = AttentionCall.of(where, module, query, key, attention_mask, kwargs)
+        out = call.matrix().matmul(value, dropout_p=float(dropout))
+        return out.transpose(1, 2).contiguous(), None
+    call = AttentionCall.of(where, module, query, key, None, kwargs)
+    reasons = []
+    if not isinstance(attention_mask, LazyMask):
+        reasons.append("it got a mask that is written out, and caches read rules at positions")
+    if call.bias is not None or call.sink_logit is not None:
+        reasons.append(f"{type(module).__name__} adds a bias or a sink to its scores, which caches are not handed here")
+    rule = Full() if not isinstance(attention_mask, LazyMask) else attention_mask.placed.rule
+    if isinstance(held, SinkWindowCache) and not is_relative(rule):
+        reasons.append(f"its first tokens would be padding, or belong to another text: {rule}")
+    if reasons:
+        raise unsupported(where, type(held).__name__, reasons, hint="transformers' own cache, and install()")
+    assert isinstance(attention_mask, LazyMask)
+    mechanism = _Mechanism(call.scale, call.softcap)
+    positions = attention_mask.placed.q_positions
+    out = held.attend(mechanism, query, key, value, mask=rule, positions=positions, dropout_p=float(dropout))
+    return out.transpose(1, 2).contiguous(), None
+
+
+class _Mechanism:
+    """What caches ask to make matrices; they see that nothing but products and the mask matter."""
+
+    score = bias = sink_logit = None
+
+    def __init__(self, scale: float | None, softcap: float | None):
+        self._scale, self._softcap = scale, softcap
+
+    def __call__(self, query: Tensor, key: Tensor, *, mask: object, q_positions: Any, kv_positions: Any) -> Any:
+        return AttentionMatrix(
+            query,
+            key,
+            mask,
+            scale=self._scale,
+            softcap=self._softcap,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+        )
+
+
+class _Layer:
+    """One of our caches, as transformers asks a layer."""
+
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, cache: LayerCache):
+        self.cache, self.rows = cache, 0
+        self.keys = self.values = None  # where transformers' own layers hold theirs
+        self.is_initialized = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The new keys and values alone; who attends asks the cache that comes with them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.rows = len(key_states)
+        handed = key_states.view_as(key_states)
+        handed.saccade_cache = self.cache  # type: ignore[attr-defined]
+        return handed, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.cache.length
+
+    def get_max_length(self) -> int:
+        room = self.cache.max_len if isinstance(self.cache, KVCache) else None
+        return -1 if room is None else room
+
+    def reset(self) -> None:
+        self.cache.crop(0)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self.cache.crop(self.cache.length - abs(tokens_to_remove))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        key = self.cache.key if isinstance(self.cache, KVCache) else None
+        batch = self.rows if key is None else len(key)
+        self._select([row for row in range(batch) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._select(indices)
+
+    def offload(self) -> None:
+        reason = "our caches stay where the model is"
+        raise unsupported("transformers_cache", "offloading", [reason], hint="caches.save_cache writes them to a file")
+
+    prefetch = offload
+
+    def _select(self, rows: Any) -> None:
+        if self.cache.length:
+            self.cache.reorder(rows)
+            self.rows = len(rows)
+
+
+@functools.cache
+def _classes() -> tuple[Any, Any]:
+    """Subclasses of transformers' classes, made when they are first needed."""
+    try:
+        from transformers import Cache as Theirs  # noqa: PLC0415  imported when used
+        from transformers.cache_utils import CacheLayerMixin  # noqa: PLC0415
+    except ImportError as error:
+        raise missing_extra("transformers_cache", "transformers", "transformers") from error
+
+    return Theirs, type("SaccadeLayer", (_Layer, CacheLayerMixin), {})
