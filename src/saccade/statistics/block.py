@@ -88,7 +88,7 @@ class Block(_Fields):
             places = (indices - span.start).clamp_(0, len(span) - 1)
         else:
             keys, order = (self.keys, None) if self.is_ascending else self.keys.sort()
-            places = torch.searchsorted(keys, indices).clamp_max_(len(keys) - 1)
+            places = torch.searchsorted(keys, indices.contiguous()).clamp_max_(len(keys) - 1)
             is_there = keys[places] == indices
             places = places if order is None else order[places]
         found = self.weights.gather(-1, places.expand(*self.weights.shape[:2], -1, -1))

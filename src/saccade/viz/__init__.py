@@ -1,11 +1,25 @@
 """Figures of arrays and matrices. Needs matplotlib, which is imported when the first figure is drawn."""
 
 from saccade.viz.bars import channel_weights
+from saccade.viz.bipartite import bipartite
 from saccade.viz.fonts import MissingGlyphsWarning
+from saccade.viz.grids import head_grid
 from saccade.viz.heatmaps import heatmap
 from saccade.viz.mosaics import mosaic
 from saccade.viz.overlays import spatial_map
+from saccade.viz.profiles import profile
 from saccade.viz.saving import save
 from saccade.viz.tradeoffs import tradeoff
 
-__all__ = ["heatmap", "mosaic", "channel_weights", "spatial_map", "tradeoff", "save", "MissingGlyphsWarning"]
+__all__ = [
+    "heatmap",
+    "mosaic",
+    "head_grid",
+    "profile",
+    "bipartite",
+    "channel_weights",
+    "spatial_map",
+    "tradeoff",
+    "save",
+    "MissingGlyphsWarning",
+]

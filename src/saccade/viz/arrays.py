@@ -8,8 +8,9 @@ import torch
 
 from saccade.errors import type_error, value_error
 
-__all__ = ["Array", "as_maps", "as_matrix", "as_numbers", "limits_of", "max_pool"]
+__all__ = ["DECADES", "Array", "as_maps", "as_matrix", "as_numbers", "limits_of", "log_limits_of", "masked", "max_pool"]
 
+DECADES = 4  # of a logarithmic scale that begins nowhere in particular: 1/10,000 of the largest
 Array = npt.NDArray[np.floating[Any]]
 
 
@@ -79,6 +80,49 @@ def limits_of(where: str, matrix: Array, limits: tuple[float, float] | None) -> 
     elif high <= 0:
         high = 0.0
     return (low, high) if low < high else (0.0, 1.0)  # also when nothing is finite: NaN is below nothing
+
+
+def log_limits_of(where: str, matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
+    """Decide the two ends of a logarithmic scale: some decades below the largest value, or as given.
+
+    Raises:
+        ValueError: limits that are not above 0, or no value that is.
+    """
+    if limits is not None:
+        low, high = limits_of(where, matrix, limits)
+        if low <= 0:
+            raise value_error(where, "limits", "be above 0 on a logarithmic scale", (low, high))
+        return low, high
+    high = float(np.fmax.reduce(matrix, axis=None))
+    if not high > 0:
+        hint = "log=False draws any numbers"
+        raise value_error(where, "weights", "hold a number above 0 for a logarithmic scale", "none", hint=hint)
+    return high / 10**DECADES, high
+
+
+def masked(where: str, matrix: Array, allowed: object) -> Array:
+    """A matrix with NaN where ``allowed`` is False.
+
+    Args:
+        where: for error messages.
+        matrix: ``[..., q_len, kv_len]``.
+        allowed: bool, broadcastable to it; None for everything.
+    """
+    if allowed is None:
+        return matrix
+    given = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
+    if given.dtype != np.bool_:
+        raise type_error(where, "allowed", "be of bool", given.dtype, hint="mask.to_dense(q_len, kv_len) is")
+    while given.ndim > matrix.ndim and len(given) == 1:  # Mask.to_dense has batch and heads
+        given = given[0]
+    try:
+        given = np.broadcast_to(given, matrix.shape)
+    except ValueError:
+        rule = f"be broadcastable to {list(matrix.shape)}"
+        raise value_error(where, "allowed", rule, f"shape {list(given.shape)}") from None
+    if not given.any():
+        raise value_error(where, "allowed", "allow something", "nothing")
+    return np.where(given, matrix, np.nan)
 
 
 def _checked(where: str, weights: object, shape: str, axes: tuple[int, ...]) -> Array:

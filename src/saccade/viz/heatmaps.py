@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.errors import type_error, value_error
-from saccade.viz.arrays import Array, as_matrix, limits_of, max_pool
+from saccade.viz.arrays import Array, as_matrix, limits_of, log_limits_of, masked, max_pool
 from saccade.viz.canvas import DPI, Canvas, blank, colours
 from saccade.viz.ticks import name_columns, name_rows
 
@@ -33,12 +33,15 @@ def heatmap(
     x_name: str = "key",
     y_name: str = "query",
     limits: tuple[float, float] | None = None,
+    allowed: object = None,
+    log: bool = False,
 ) -> "Figure":
     """Draw any matrix: rows are queries from top to bottom, columns are keys.
 
     With more cells than pixels the largest value of every group of neighbours is drawn, so a thin diagonal or
     a single bright key stays visible; axes and labels still count the matrix's own rows and columns.
-    NaN and infinite entries are drawn grey.
+    NaN and infinite entries, and pairs that are not allowed, are drawn grey: a weight of 0 is white, and is something
+    else than a key that was hidden.
 
     Args:
         weights: ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
@@ -50,6 +53,9 @@ def heatmap(
         x_name: what the columns are.
         y_name: what the rows are.
         limits: the values at the two ends of the colour scale; from the matrix when None.
+        allowed: bool, broadcastable to the weights: who may attend to whom; everyone when None.
+        log: colours by the logarithm, over four decades unless ``limits`` say otherwise; what is smaller is white. A
+            sink, which else hides all the rest, leaves something to see.
 
     Returns:
         A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
@@ -61,8 +67,8 @@ def heatmap(
 
     Cost: O(q_len * kv_len) time and memory.
     """
-    matrix = as_matrix("heatmap", weights)
-    low, high = limits_of("heatmap", matrix, limits)
+    matrix = masked("heatmap", as_matrix("heatmap", weights), allowed)
+    low, high = (log_limits_of if log else limits_of)("heatmap", matrix, limits)
     _check_labels("x_labels", x_labels, matrix.shape[1], "columns")
     _check_labels("y_labels", y_labels, matrix.shape[0], "rows")
     if annotate and max(matrix.shape) > ANNOTATED_AT_MOST:
@@ -75,7 +81,7 @@ def heatmap(
         )
     canvas = blank("heatmap")
     width, height = _size(matrix, annotate, x_labels is not None or y_labels is not None)
-    image = _draw_cells(canvas, matrix, (low, high), width, height)
+    image = _draw_cells(canvas, matrix, (low, high), width, height, log)
     name_columns(canvas.axes, x_labels, x_name, matrix.shape[1], width)
     name_rows(canvas.axes, y_labels, y_name, matrix.shape[0], height)
     if annotate:
@@ -111,14 +117,19 @@ def _size(matrix: Array, annotate: bool, labelled: bool) -> tuple[float, float]:
     return round(width * DPI) / DPI, round(height * DPI) / DPI
 
 
-def _draw_cells(canvas: Canvas, matrix: Array, limits: tuple[float, float], width: float, height: float) -> "AxesImage":
+def _draw_cells(
+    canvas: Canvas, matrix: Array, limits: tuple[float, float], width: float, height: float, log: bool
+) -> "AxesImage":
+    from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415  matplotlib is optional
+
     rows, columns = matrix.shape
     axes = canvas.axes
+    cells = max_pool(matrix, round(height * DPI), round(width * DPI))
     image = axes.imshow(
-        max_pool(matrix, round(height * DPI), round(width * DPI)),
+        # What is below a logarithmic scale is at its end, not off it: grey is for what is hidden.
+        np.maximum(cells, limits[0]) if log else cells,
         cmap=colours(),
-        vmin=limits[0],
-        vmax=limits[1],
+        norm=(LogNorm if log else Normalize)(*limits),
         aspect="auto",
         interpolation="nearest",
         # The axes count the matrix's own rows and columns, pooled or not.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.errors import value_error
-from saccade.viz.arrays import Array, as_maps, limits_of, max_pool
+from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool
 from saccade.viz.canvas import DPI, INK, blank, colours
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ __all__ = ["mosaic"]
 # All in pixels: the longer side of a map, its shorter side at least, what is between maps, what is above each
 # for its name, and the frame of the chosen one.
 _TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 26, 4
+_TINY = 1e-30  # 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
@@ -26,6 +27,8 @@ def mosaic(
     title: str | None = None,
     highlight: tuple[int, ...] | None = None,
     shared_scale: bool = False,
+    allowed: object = None,
+    log: bool = False,
 ) -> "Figure":
     """Draw every head's small map in one figure, each under its name: ``L0 H3`` is layer 0, head 3.
 
@@ -39,6 +42,8 @@ def mosaic(
         title: stands above the picture.
         highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
         shared_scale: one colour scale for all maps.
+        allowed: bool, broadcastable to the weights: who may attend to whom; what may not is grey. Everyone when None.
+        log: colours by the logarithm, over four decades below the largest weight; what is smaller is white.
 
     Returns:
         A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
@@ -50,12 +55,19 @@ def mosaic(
 
     Cost: O(layers * heads * q_len * kv_len) time and memory; the picture is one image, however many maps.
     """
-    maps = as_maps("mosaic", weights)
+    maps = masked("mosaic", as_maps("mosaic", weights), allowed)
     grid = maps.shape[:-2]
     _check_highlight(highlight, grid)
     canvas = blank("mosaic")
     flat = maps.reshape(-1, *maps.shape[-2:])
-    limits = [limits_of("mosaic", maps if shared_scale else one, None) for one in flat]
+    if log:
+        log_limits_of("mosaic", maps, None)  # something must be above 0
+        flat = np.log10(np.maximum(flat, _TINY))
+        tops = np.fmax.reduce(flat, axis=(1, 2))
+        tops = np.full_like(tops, np.nanmax(tops)) if shared_scale else tops
+        limits = [(float(top) - DECADES, float(top)) if top > np.log10(_TINY) else (0.0, 1.0) for top in tops]
+    else:
+        limits = [limits_of("mosaic", maps if shared_scale else one, None) for one in flat]
     height, width = _tile_size(*flat.shape[1:])
     columns = grid[1] if len(grid) == 2 else min(len(flat), ceil(sqrt(2 * len(flat))))
     down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE

@@ -1,0 +1,108 @@
+"""Two texts side by side, with a line from each word to what it looks at."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.errors import type_error, value_error
+from saccade.text.labels import display_width
+from saccade.viz.arrays import as_matrix
+from saccade.viz.canvas import INK, blank, colours
+from saccade.viz.fonts import drawable_labels, drawable_title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["bipartite"]
+
+_MOST = 80  # words on either side
+_LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches of a line of text and between the columns, points
+
+
+def bipartite(
+    weights: object,
+    *,
+    y_labels: Sequence[str],
+    x_labels: Sequence[str],
+    least: float = 0.05,
+    title: str | None = None,
+    y_name: str = "query",
+    x_name: str = "key",
+) -> "Figure":
+    """Draw queries at the left, keys at the right, and a line from a query to each key that it looks at.
+
+    A line's darkness and width are its weight, from ``least``, which is hardly there, to 1: pictures of different
+    heads compare. Made for cross-attention, where two texts are two.
+
+    Args:
+        weights: ``[q_len, kv_len]``, at most 80 each way: a tensor, an array or nested lists.
+        y_labels: one for each query, shown as text, never as mathematics.
+        x_labels: one for each key.
+        least: the smallest weight that is drawn, above 0 and below 1.
+        title: stands above the picture.
+        y_name: what the queries are.
+        x_name: what the keys are.
+
+    Returns:
+        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+
+    Raises:
+        TypeError: ``weights`` are not real numbers, or labels are one string.
+        ValueError: not a matrix, too many words, labels of another length, or ``least`` out of range.
+        ImportError: matplotlib is not installed.
+
+    Cost: one line for each weight of at least ``least``.
+    """
+    matrix = as_matrix("bipartite", weights)
+    if max(matrix.shape) > _MOST:
+        hint = "heatmap draws a matrix of any size"
+        raise value_error(
+            "bipartite", "weights", f"have at most {_MOST} rows and columns", list(matrix.shape), hint=hint
+        )
+    if isinstance(least, bool) or not isinstance(least, float | int):
+        raise type_error("bipartite", "least", "be a number", type(least).__name__)
+    if not 0.0 < least < 1.0:
+        raise value_error("bipartite", "least", "be above 0 and below 1", least)
+    for argument, labels, count in (("y_labels", y_labels, matrix.shape[0]), ("x_labels", x_labels, matrix.shape[1])):
+        if isinstance(labels, str):
+            hint = "list(text) is one label per character."
+            raise type_error("bipartite", argument, "be a list of strings", "one string", hint=hint)
+        if len(labels) != count:
+            raise value_error("bipartite", argument, f"have one label for each of the {count}", len(labels))
+    canvas = blank("bipartite")
+    from matplotlib.collections import LineCollection  # noqa: PLC0415  matplotlib is optional
+
+    axes = canvas.axes
+    height = max(matrix.shape)
+    # The shorter text stands in the middle of the longer one.
+    left, right = ((np.arange(count) + (height - count) / 2 + 0.5) for count in matrix.shape)
+    rows, columns = np.nonzero(np.nan_to_num(matrix) >= least)
+    order = np.argsort(matrix[rows, columns])  # the strongest on top
+    rows, columns = rows[order], columns[order]
+    strength = (matrix[rows, columns].clip(least, 1.0) - least) / (1.0 - least)
+    lines = [((0.0, left[row]), (1.0, right[column])) for row, column in zip(rows, columns, strict=True)]
+    axes.add_collection(
+        LineCollection(
+            lines, colors=colours()(0.15 + 0.8 * strength), linewidths=0.4 + 3.2 * strength, capstyle="round"
+        )
+    )
+    for labels, places, x, side in ((y_labels, left, -0.03, "right"), (x_labels, right, 1.03, "left")):
+        shown, families = drawable_labels(labels)
+        for label, place in zip(shown, places, strict=True):
+            axes.text(
+                x, place, label, size=_SIZE, ha=side, va="center", family=families, color=INK,
+                parse_math=False, usetex=False,
+            )  # fmt: skip
+    for name, x, side in ((y_name, -0.03, "right"), (x_name, 1.03, "left")):
+        shown_name, families = drawable_title(name)
+        axes.text(
+            x, -0.6, shown_name, size=_SIZE, ha=side, va="center", style="italic", family=families, color=INK,
+            parse_math=False, usetex=False,
+        )  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(height, -1))
+    axes.set_axis_off()
+    if title is not None:
+        canvas.head(title, _BETWEEN + 0.1 * max(map(display_width, [*x_labels, *y_labels])))
+    canvas.fit(_BETWEEN, (height + 1) * _LINE)
+    return canvas.figure

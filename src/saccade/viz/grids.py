@@ -1,0 +1,103 @@
+"""One number for every head of every layer."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from saccade.errors import type_error, value_error
+from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of
+from saccade.viz.canvas import DPI, INK, blank, colours
+from saccade.viz.fonts import drawable_title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["head_grid"]
+
+# All in pixels: a cell, what is between grids, what is above each for its name, at its left and below for numbers.
+_CELL, _GAP, _NAME, _SIDE, _BELOW = 26, 30, 30, 26, 24
+_WIDEST = 1500
+
+
+def head_grid(
+    values: object, *, title: str | None = None, limits: tuple[float, float] | None = None, shared_scale: bool = False
+) -> "Figure":
+    """Draw one number for each head: rows are layers from the top, columns are heads; several grids side by side.
+
+    Each grid has its own scale, written under its name as its least and its most; with ``shared_scale``, or
+    ``limits``, equal colours mean equal numbers in all of them. NaN is grey.
+
+    Args:
+        values: ``[layers, heads]``, or a mapping of names to such: tensors, arrays or nested lists, all of one shape.
+        title: stands above the picture.
+        limits: the values at the two ends of all colour scales; from the values when None.
+        shared_scale: one colour scale for all grids.
+
+    Returns:
+        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+
+    Raises:
+        TypeError: not real numbers.
+        ValueError: not ``[layers, heads]``, different shapes, or nothing finite.
+        ImportError: matplotlib is not installed.
+
+    Cost: O(layers * heads) for each grid.
+    """
+    grids = _named(values)
+    shape = next(iter(grids.values())).shape
+    everything = np.stack(list(grids.values()))
+    canvas = blank("head_grid")
+    layers, heads = shape
+    height, width = layers * _CELL, heads * _CELL
+    pitch = (height + _NAME + _BELOW, width + _SIDE + _GAP)
+    columns = min(len(grids), max(1, _WIDEST // pitch[1]))
+    down, across = -(-len(grids) // columns) * pitch[0], columns * pitch[1]
+    sheet = np.ones((down, across, 3))
+    palette = colours()
+    for number, (name, grid) in enumerate(grids.items()):
+        row, column = divmod(number, columns)
+        top, left = row * pitch[0] + _NAME, column * pitch[1] + _SIDE
+        low, high = limits_of("head_grid", everything if shared_scale else grid, limits)
+        cells = palette((grid - low) / (high - low))[..., :3]
+        cells = cells.repeat(_CELL, 0).repeat(_CELL, 1)
+        cells[::_CELL] = cells[:, ::_CELL] = 0.9
+        sheet[top : top + height, left : left + width] = cells
+        shown, families = drawable_title(f"{name}  {low:.3g} – {high:.3g}".strip())
+        plain: dict[str, Any] = {"color": INK, "parse_math": False, "usetex": False}
+        canvas.axes.text(left, top - 7, shown, size=8, va="bottom", family=families, **plain)
+        for layer in range(0, layers, _every(layers)):
+            y = top + (layer + 0.5) * _CELL
+            canvas.axes.text(left - 5, y, f"L{layer}", size=6, ha="right", va="center", color=INK)
+        for head in range(0, heads, _every(heads)):
+            x = left + (head + 0.5) * _CELL
+            canvas.axes.text(x, top + height + 3, f"H{head}", size=5.5, ha="center", va="top", color=INK)
+    canvas.axes.imshow(sheet, interpolation="nearest", aspect="auto", extent=(0, across, down, 0))
+    canvas.axes.set_axis_off()
+    if title is not None:
+        canvas.head(title, across / DPI)
+    canvas.fit(across / DPI, down / DPI)
+    return canvas.figure
+
+
+def _named(values: object) -> dict[str, Array]:
+    given = values if isinstance(values, Mapping) else {"": values}
+    if not given:
+        raise value_error("head_grid", "values", "hold at least one grid", "none")
+    grids: dict[str, Array] = {}
+    for name, grid in given.items():
+        if not isinstance(name, str):
+            raise type_error("head_grid", "values", "have names that are strings", type(name).__name__)
+        array = as_numbers("head_grid", "values", grid)
+        if array.ndim != 2:
+            raise value_error("head_grid", "values", "be [layers, heads]", f"shape {list(array.shape)}")
+        grids[name] = as_matrix("head_grid", array)
+    shapes = {grid.shape for grid in grids.values()}
+    if len(shapes) > 1:
+        raise value_error("head_grid", "values", "all be of one shape", sorted(shapes))
+    return grids
+
+
+def _every(count: int) -> int:
+    """Numbers are written beside every so many, where there are many."""
+    return 1 if count <= 16 else 4
