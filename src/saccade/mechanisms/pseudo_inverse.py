@@ -29,6 +29,8 @@ def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
     if iterations is None:
         spoilt = ~matrix.detach().isfinite().all(-1).all(-1)[..., None, None]  # of which there are no singular values
         return torch.linalg.pinv(matrix.masked_fill(spoilt, 0.0)).masked_fill(spoilt, torch.nan)
+    if 0 in matrix.shape:
+        return matrix.mT
     size = matrix.abs()
     bound = size.sum(-2).amax(-1) * size.sum(-1).amax(-1)
     bound = bound.masked_fill(bound == 0, 1.0)[..., None, None]

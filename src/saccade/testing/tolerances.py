@@ -57,11 +57,11 @@ def error(got: Tensor, want: Tensor) -> float:
     if want.numel() == 0:
         return 0.0
     differences = difference(got, want)
-    finite = torch.where(torch.isfinite(want), want.double().abs(), 0.0)
+    finite = torch.where(torch.isfinite(want), want.detach().double().abs(), 0.0)
     return float(differences.max() / finite.max().clamp_min(1.0))
 
 
 def difference(got: Tensor, want: Tensor) -> Tensor:
     """Absolute differences in float64: 0 between equal infinities, inf wherever there is a NaN."""
-    got, want = got.double(), want.double()
+    got, want = got.detach().double(), want.detach().double()
     return torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)

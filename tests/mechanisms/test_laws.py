@@ -1,0 +1,71 @@
+"""The laws of the kit that hold for every attention, softmax or not, on the cases that a mechanism takes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade import mechanisms, testing
+from saccade.masks import as_mask
+from saccade.testing.laws import conduct, invariance, locality
+
+# What says that an output is that of softmax, or of scores that softmax alone has, is not among them.
+GENERAL = [law for group in (locality, invariance, conduct) for law in group.LAWS if law.name != "half_precision"]
+GENERAL += [law for law in testing.LAWS if law.name in ("gradcheck", "dtypes")]
+BASIC = [case for case in testing.CASES if case.q_len <= 20]
+
+PERFORMER = mechanisms.Performer(16, seed=3)
+MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
+    "linear": lambda kv_len: mechanisms.Linear(),
+    "squared relu": lambda kv_len: mechanisms.Linear("squared_relu", eps=1e-6),
+    "performer": lambda kv_len: PERFORMER,
+    "linformer": lambda kv_len: mechanisms.Linformer(max(1, kv_len), max(1, min(4, kv_len))),
+    "nystrom": lambda kv_len: mechanisms.Nystrom(4),
+}
+OTHERWISE = {
+    "squared relu": {"ones": "a share of each row goes to eps", "sensitivity": "features of 0 see nothing"},
+    "linformer": {
+        "key_order": "a slot holds neighbours",
+        "ones": "slots are learned, and rows need not sum to 1",
+    },
+    "nystrom": {
+        "key_order": "a landmark holds neighbours",
+        "rows": "a landmark is a mean of queries",
+        "ones": "six steps to the inverse leave some of the way",
+    },
+}
+"""Laws that a mechanism does not keep, and why."""
+
+
+class Executed:
+    """A mechanism in the kit's calling convention."""
+
+    def __init__(self, name: str):
+        self.make = MAKERS[name]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: object) -> Tensor:
+        return self.make(key.shape[2])(query, key, mask=mask) @ value
+
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[str, ...]:
+        shape = (*query.shape[:3], key.shape[2])
+        return self.make(key.shape[2]).reasons(as_mask(mask, shape, where="test"))
+
+    def check(self, laws: list[testing.Law]) -> testing.Report:
+        options = {"reasons": self.reasons, "masks": "objects", "offers": ()}
+        return testing.check(self, laws=laws, cases=BASIC, dtypes=[torch.float64], **options)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_holds_for_every_attention_holds(name: str) -> None:
+    report = Executed(name).check([law for law in GENERAL if law.name not in OTHERWISE.get(name, {})])
+    assert report.raise_if_broken().ok
+    tried = {result.law for result in report.kept}
+    assert {"isolation", "honesty", "linear", "gqa", "batch", "heads", "pure", "gradcheck", "zero_lengths"} <= tried
+
+
+@pytest.mark.parametrize(
+    ("name", "law"), [pytest.param(name, law, id=f"{name}-{law}") for name in OTHERWISE for law in OTHERWISE[name]]
+)
+def test_what_does_not_is_known(name: str, law: str) -> None:
+    assert Executed(name).check([one for one in GENERAL if one.name == law]).broken
