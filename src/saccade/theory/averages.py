@@ -52,8 +52,10 @@ def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attenti
     yield at_most("no mask: reach beyond the hull", beyond_hull(everything, v[0, 0], every, directions), 0, 1e-12)
     future = beyond_hull(everything, v[0, 0], causal, directions)
     yield apart("no mask: reach beyond the hull of earlier values", max(future, 0.0), 0.0, 0.01)
-    projected = everything @ (3 * torch.eye(3, dtype=torch.float64))
-    yield apart("after an output projection by 3", max(beyond_hull(projected, v[0, 0], every, directions), 0), 0, 0.01)
+    projected = everything @ (100 * torch.eye(3, dtype=torch.float64))
+    yield apart(
+        "after an output projection by 100", max(beyond_hull(projected, v[0, 0], every, directions), 0), 0, 0.01
+    )
 
 
 @claim(

@@ -53,7 +53,9 @@ def bigbird_has_what_the_theorem_needs(
     yield equal("contains a star", contains_star(allowed), True)
     yield at_most("layers until every token can reach every other, n = 128", diameter(allowed), 2)
     pairs = [int(mask.to_dense(n).sum()) for n in (256, 512)]
-    yield equal("growth of the pairs for twice the length", pairs[1] / pairs[0], 2.0, 0.1, "draws beyond the end")
+    yield equal(
+        "growth of the pairs for twice the length", pairs[1] / pairs[0], 2.0, 0.5, "random blocks; all pairs would be 4"
+    )
     full = torch.ones(128, 128, dtype=torch.bool)
     yield at_most("pairs, n = 128, as a share of all", int(allowed.sum()) / full.numel(), 0.3)
 

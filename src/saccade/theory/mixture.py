@@ -84,9 +84,9 @@ def weighted_sum_is_an_m_step(
     slope = (responsibility[:, :, None] * (data[:, None] - best[None])).sum(0)
     yield same("gradient of the expected likelihood at the M-step, against 0", slope, torch.zeros_like(slope))
     difference = float((weights @ data - best).norm() / best.norm())
-    yield apart("attention's sum against the M-step, relative difference", difference, 0.0, 0.05)
+    yield apart("attention's sum against the M-step, relative difference", difference, 0.0, 0.02)
     sums = float((weights.sum(0) - 1).abs().max())
-    yield apart("sums of the columns of the weights, largest distance from 1", sums, 0.0, 0.05)
+    yield apart("sums of the columns of the weights, largest distance from 1", sums, 0.0, 0.02)
 
 
 @claim(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.attention_matrix import attention
 from saccade.masks import Causal, Mask
-from saccade.positions import ALiBi, Sinusoidal
+from saccade.positions import Sinusoidal
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, same
@@ -31,7 +31,7 @@ def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Iterato
     x, order = draw.normal(1, 1, n, width), draw.permutation(n)
     maps = [draw.normal(width, width) for _ in range(3)]
 
-    def attend(x: Tensor, mask: Mask | None, bias: ALiBi | None = None) -> Tensor:
+    def attend(x: Tensor, mask: Mask | None, bias: Tensor | None = None) -> Tensor:
         query, key, value = (x @ one for one in maps)
         return attention(query, key, value, mask, scale=0.05, bias=bias)
 
@@ -41,9 +41,10 @@ def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Iterato
         attend(permuted, mask),
         attend(x, mask)[:, :, order],
     )
+    bias = -(torch.arange(n)[:, None] - torch.arange(n)).abs().double()
     broken = {
         "causal mask": attend(permuted, Causal()) - attend(x, Causal())[:, :, order],
-        "ALiBi": attend(permuted, None, bias=ALiBi(1)) - attend(x, None, bias=ALiBi(1))[:, :, order],
+        "a relative bias": attend(permuted, None, bias=bias) - attend(x, None, bias=bias)[:, :, order],
     }
     where = Sinusoidal(width).double()(torch.arange(n))
     broken["sinusoidal positions"] = attend(permuted + where, None) - attend(x + where, None)[:, :, order]
