@@ -89,9 +89,9 @@ class AttentionCall(NamedTuple):
         is_causal = bool(facts.pop("is_causal", False if "is_causal" in facts else getattr(module, "is_causal", True)))
         unknown = [name for name in facts if name not in _SAID_ELSEWHERE]
         if unknown:
-            reasons = [f"{type(module).__name__} hands on {name}, which is not known here" for name in unknown]
+            reasons = [f"the model hands on {name}, which is not known here" for name in unknown]
             hint = next((_WAY_OUT[name] for name in unknown if name in _WAY_OUT), "another attention implementation")
-            raise unsupported(where, "saccade", reasons, hint=hint)
+            raise unsupported(where, type(module).__name__, reasons, hint=hint)
         if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
             query = query.expand(key.shape[0], -1, -1, -1)
         if is_flash:
@@ -152,7 +152,7 @@ def _placed(
         placed = attention_mask.placed
         if (len(placed.q_positions), len(placed.kv_positions)) != (q_len, kv_len):
             reason = f"the mask was made for {list(attention_mask.shape[2:])}, and there are {[q_len, kv_len]}"
-            raise unsupported(where, "saccade", [reason])
+            raise unsupported(where, "a mask", [reason])
         return placed, None
     last = range(kv_len - q_len, kv_len)
     if attention_mask is None:
@@ -166,7 +166,7 @@ def _placed(
     if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 4:
         got = type(attention_mask).__name__
         got += f" of shape {list(attention_mask.shape)}" if isinstance(attention_mask, Tensor) else ""
-        raise unsupported(where, "saccade", [f"a mask that is a {got} is not known here"])
+        raise unsupported(where, "a mask", [f"it is a {got}, which is not known here"])
     allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
     if allowed is None:
         return Placed(Full(), last, range(kv_len)), added

@@ -107,8 +107,9 @@ def _check_heard(model: nn.Module, choice: Choice) -> None:
             "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
         )
         hint = (
-            "timm: timm.layers.set_fused_attn(True) before the model is made; any module can call "
-            "torch.nn.functional.scaled_dot_product_attention, or make a saccade.AttentionMatrix"
+            "timm: timm.layers.set_fused_attn(True) before the model is made; transformers: "
+            'model.set_attn_implementation("sdpa") if the model has it; any module can call '
+            "torch.nn.functional.scaled_dot_product_attention"
         )
         raise unsupported("record", name, [reason], hint=hint)
     if choice.unused:
