@@ -4,6 +4,7 @@ from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
 from saccade.caches.fingerprint import fingerprint
+from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.model_cache import Cache
@@ -21,6 +22,7 @@ __all__ = [
     "BlockSelectCache",
     "HeavyHitterCache",
     "SnapKVCache",
+    "Int8Cache",
     "BlockScorer",
     "BoundScorer",
     "MeanScorer",

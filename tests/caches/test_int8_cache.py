@@ -1,0 +1,129 @@
+"""Int8Cache: the run over rounded keys and values, and how far these are off."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade import masks
+from saccade.caches import Int8Cache, KVCache, padded_positions
+from saccade.mechanisms import Softmax
+from saccade.nn import MultiHeadAttention
+from saccade.positions import ALiBi, Rotary
+from saccade.testing import oracle
+
+HEADS, KV_HEADS, DIM, SIZE = 4, 2, 4, 8
+CAUSAL = masks.Causal()
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """By the book: each channel of each block by its own step."""
+    out = x.clone()
+    for start in range(0, x.shape[2] - SIZE + 1, SIZE):
+        block = x[:, :, start : start + SIZE]
+        step = block.abs().amax(2, keepdim=True) / 127
+        out[:, :, start : start + SIZE] = torch.where(step > 0, torch.round(block / step) * step, 0.0)
+    return out
+
+
+def _qkv(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [3 * torch.randn(2, heads, length, DIM).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+
+@pytest.mark.parametrize("name", ["plain", "alibi"])
+def test_it_is_the_run_over_rounded_keys_and_values(name: str) -> None:
+    q, k, v = _qkv(45)
+    mechanism = Softmax(bias=ALiBi(HEADS)) if name == "alibi" else Softmax()
+    cache, start = Int8Cache(SIZE), 0
+    for size in (19, 1, 1, 1, 1, 1, 7, 1, 1, 1, 11):
+        stop, done = start + size, start // SIZE * SIZE
+        out = cache.attend(mechanism, *(x[:, :, start:stop] for x in (q, k, v)), mask=CAUSAL)
+        keys, values = (torch.cat([_rounded(x[:, :, :done]), x[:, :, done:stop]], 2) for x in (k, v))
+        torch.testing.assert_close(out, mechanism(q[:, :, start:stop], keys, mask=CAUSAL) @ values)
+        if name == "plain":
+            expected, _ = oracle.attention(q[:, :, start:stop], keys, values, CAUSAL.to_dense(stop)[:, :, start:])
+            torch.testing.assert_close(out, expected)
+        start = stop
+    assert start == cache.length == 45
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_no_element_is_off_by_more_than_was_said(dtype: torch.dtype) -> None:
+    k = _qkv(4 * SIZE, dtype)[1]
+    k[:, :, :SIZE, 1] = 0.0  # a channel that says nothing
+    k[:, :, :SIZE, 2] *= 1000.0
+    cache = Int8Cache(SIZE)
+    cache.attend(Softmax(), *[k] * 3)
+    held = cache._keys.read(slice(0, KV_HEADS), SIZE, dtype)
+    bound = k.double().unflatten(2, (4, SIZE)).abs().amax(3, keepdim=True) / 254
+    eps = torch.finfo(dtype).eps * k.double().abs()
+    off = (held.double() - k.double()).abs()
+    assert bool((off <= bound.expand(-1, -1, -1, SIZE, -1).flatten(2, 3) * (1 + 1e-5) + eps).all())
+    assert float(off.max()) > 0
+    assert bool((held[:, :, :SIZE, 1] == 0).all())
+
+
+def test_scores_are_off_by_no_more_than_was_said() -> None:
+    q, k, _ = _qkv(4 * SIZE)
+    cache = Int8Cache(SIZE)
+    cache.attend(Softmax(), *[k] * 3)
+    held = cache._keys.read(slice(0, KV_HEADS), SIZE, torch.float64).repeat_interleave(2, 1)
+    off = (q @ (held - k.repeat_interleave(2, 1)).mT).abs() / 2
+    steps = cache._keys.steps.repeat_interleave(2, 1)
+    bound = (q.abs() @ steps.mT).repeat_interleave(SIZE, 3) / 2 / 2
+    assert bool((off <= bound * (1 + 1e-9)).all())
+
+
+def test_unfinished_blocks_are_dense_in_ragged_batches_too() -> None:
+    mha = MultiHeadAttention(16, HEADS, num_kv_heads=2, mask=CAUSAL, rotary=Rotary(4)).double().eval()
+    mha.requires_grad_(False)
+    x, positions = torch.randn(3, 30, 16).double(), padded_positions([12, 5, 9], side="left")
+    outs = []
+    for cache in (KVCache(), Int8Cache(64)):
+        parts = [mha(x[:, :12], cache=cache, positions=positions)]
+        parts += [mha(part, cache=cache) for part in x[:, 12:].split([1, 4, 1, 12], 1)]
+        outs.append(torch.cat(parts, 1))
+    torch.testing.assert_close(outs[1], outs[0])
+
+
+def test_reordered_cropped_and_forked_caches_go_on_as_if_alone() -> None:
+    parts = _qkv(30)
+    cache = Int8Cache(SIZE)
+    cache.attend(Softmax(), *(x[:, :, :20] for x in parts), mask=CAUSAL)
+    fork, other = cache.fork(), cache.fork()
+    fork.attend(Softmax(), *(x[:, :, 25:] for x in parts), mask=CAUSAL)
+    cache.attend(Softmax(), *(x[:, :, 28:29] for x in parts), mask=CAUSAL)
+    cache.crop(20)
+    own = cache.attend(Softmax(), *(x[:, :, 20:30] for x in parts), mask=CAUSAL)
+    other.reorder([1, 1, 0])
+    again = other.attend(Softmax(), *(x[[1, 1, 0], :, 20:30] for x in parts), mask=CAUSAL)
+    torch.testing.assert_close(again, own[[1, 1, 0]])
+    with pytest.raises(NotImplementedError, match="the first 24 columns are rounded in blocks"):
+        cache.crop(23)
+    cache.crop(0)
+    assert (cache.length, cache.nbytes) == (0, 0)
+
+
+def test_bytes_are_counted_exactly() -> None:
+    q, k, v = _qkv(21, torch.float32)
+    cache, element = Int8Cache(SIZE), 2 * 2 * KV_HEADS * DIM  # keys and values, batch
+    cache.attend(Softmax(), q[:, :, :20], k[:, :, :20], v[:, :, :20], mask=CAUSAL)
+    held = element * (16 + 2 * 4 + 4 * 4)
+    assert (cache.nbytes, cache.traffic) == (held, (20 * 4 * element, 20 * 4 * element))
+    cache.attend(Softmax(), *(x[:, :, 20:] for x in (q, k, v)), mask=CAUSAL)
+    assert cache.traffic == (held + 4 * element, 4 * element)
+    assert cache.nbytes == held + 4 * element
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    cache, (q, k, v) = Int8Cache(), _qkv(4)
+    k[0, 0, 2, 1] = torch.nan
+    with pytest.raises(ValueError, match="key must be finite; got NaN or inf"):
+        cache.attend(Softmax(), q, k, v)
+    with pytest.raises(ValueError, match="value must be finite"):
+        cache.attend(Softmax(), q, v, k)
+    assert (cache.length, cache.nbytes) == (0, 0)
+    with pytest.raises(ValueError, match="block_size must be an int of at least 1; got 0"):
+        Int8Cache(0)
+    cache.attend(Softmax(), q, v, v)
+    with pytest.raises(TypeError, match="dtype of key must be float64, as in the cache; got float32"):
+        cache.attend(Softmax(), q.float(), v.float(), v.float())
