@@ -10,21 +10,29 @@ import typer
 from rich.console import Console
 
 from saccade import viz
-from saccade.cli.loading import MINILM, NAMED, load
+from saccade.cli.head_statistics import Format, written
+from saccade.cli.loading import MINILM, NAMED
 from saccade.cli.report import print_choice, print_notes, print_words
+from saccade.cli.subject import Model, Subject, load_model, subject_of
 from saccade.cli.telling import Head, Statistic, rank_heads
-from saccade.models import Decoder, Encoder
-from saccade.text import Word, merge, visible, words
+from saccade.text import merge, visible
 
 __all__ = ["look"]
 
+_MOST_WEIGHTS = 1 << 28  # a gigabyte in float32
+_LINES_AT_MOST = 80
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
 
 
 def look(
     text: Annotated[
-        list[str], typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
-    ],
+        list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="A file that holds the text, in UTF-8.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="What an encoder-decoder writes while it reads TEXT: shows what it looks at there."),
+    ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Take every argument as one word, exactly as given.")
     ] = False,
@@ -37,108 +45,136 @@ def look(
     by: Annotated[
         Statistic, typer.Option(help="What the most telling head is chosen by.", case_sensitive=False)
     ] = Statistic.UNEXPLAINED,
+    stats: Annotated[
+        Format | None,
+        typer.Option(help="Print statistics of every head, and nothing else; no pictures.", case_sensitive=False),
+    ] = None,
     model_name: Annotated[
         str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
     ] = MINILM,
     out: Annotated[Path, typer.Option(help="The folder for heatmap.png and mosaic.png.")] = Path("out/look"),
 ) -> None:
-    """Show what a trained model attends to in a text: an encoder of BERT's form, or a language model.
+    """Show what a trained model attends to in a text: an encoder, a language model, or an encoder-decoder.
 
     Word pieces are merged to words. Which head is the most telling is decided among words, without special tokens
     such as [CLS] and [SEP], by what neither distance nor everybody's favourite words explain or, with --by position,
     by position mutual information (how much the place of a word says about where it looks).
     """
+    if not text and file is None:
+        _refuse("TEXT must be given, or a --file; got neither")
+    given = _text_of(text, file)
     model = _load(model_name)
     name = model_name if model_name in NAMED else Path(model_name).name
-    encoded, found = _read(model, name, text, given=tokens)
-    _check_range("--layer", layer, model.config.num_layers)
-    _check_range("--head", head, model.config.num_heads)
+    subject = _subject(model, name, given, to, given=tokens)
+    _check_range("--layer", layer, len(subject.matrices))
+    _check_range("--head", head, subject.matrices[0].shape[1])
+    if stats is not None:
+        typer.echo(written(subject.matrices, name, stats, is_cross=subject.is_cross))
+        return
+    weights = _weights(subject)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         _refuse(f"--out must be a folder that can be written; got {out} ({error.strerror})")
 
-    weights = _weights(model, encoded, found)
-    ordinary = [number for number, word in enumerate(found) if not word.special]
-    among_words = weights[:, :, ordinary][..., ordinary]
+    rows, columns = (
+        [number for number, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)
+    )
+    among_words = weights[:, :, rows][..., columns]
     ranking = rank_heads(among_words, by, layer=layer, head=head)
     best = ranking[0]
     chosen = weights[best.layer, best.head]
 
     console = Console(highlight=False, markup=False, emoji=False)
     lost = 1 - float(among_words[best.layer, best.head].sum(-1).mean())
-    special = [word.text for word in found if word.special]
+    special = [word.text for word in subject.columns if word.special]
     print_choice(console, name, ranking, by, special=special, lost=lost, is_asked=None not in (layer, head))
-    print_words(console, found, chosen)
+    print_words(console, subject.rows, chosen, looked_at=subject.columns if subject.is_cross else None)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", viz.MissingGlyphsWarning)
-        files = _draw(found, weights, best, out)
-    print_notes(console, found, [str(one.message) for one in told])
+        files = _draw(subject, weights, best, out)
+    unknown = [*subject.rows, *subject.columns] if subject.is_cross else subject.rows
+    print_notes(console, unknown, [str(one.message) for one in told])
     for path, what in files:
         console.print(f"wrote {visible(str(path))}  ({what})", soft_wrap=True)
 
 
-def _load(name: str) -> Encoder | Decoder:
+def _load(name: str) -> Model:
     try:
-        return load(name)
+        return load_model(name)
     except (ImportError, ValueError, NotImplementedError, OSError) as error:
-        typer.echo(f"saccade look: {str(error).removeprefix('load: ')}", err=True)
+        said = str(error).removeprefix("load: ").removeprefix("look: ")
+        typer.echo(f"saccade look: {_shown(said)}", err=True)
         raise typer.Exit(1) from None
 
 
-def _read(
-    model: Encoder | Decoder, name: str, text: Sequence[str], *, given: bool
-) -> tuple[torch.Tensor, tuple[Word, ...]]:
-    """Tokens ``[1, len]`` of the text, and its words."""
-    if model.tokenizer is None:
-        _refuse(f"--model must have a tokenizer.json; got {name}")
-    joined = " ".join(text)
-    if not joined.strip():
-        _refuse("TEXT must have at least one word; got nothing to look at")
-    if any("\ud800" <= character <= "\udfff" for character in joined):
-        _refuse("TEXT must be valid UTF-8; got bytes that are not")
-    encoding = model.tokenizer.encode(list(text) if given else joined, is_pretokenized=given)
-    if len(encoding.ids) > model.config.max_len:
-        got = f"{len(encoding.ids)}, {name} reads no more"
-        _refuse(f"TEXT must have at most {model.config.max_len} tokens; got {got}")
+def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
+    """The arguments, or what a file holds."""
+    if file is None:
+        return list(text or [])
+    if text:
+        _refuse("TEXT must be left out where --file is given; got both")
     try:
-        found = words(encoding, list(text) if given else joined)
-    except ValueError as error:
-        _refuse(str(error).removesuffix("."))
-    if all(word.special for word in found):
-        _refuse("TEXT must have at least one word; got only characters that the model does not read")
-    return torch.tensor([encoding.ids]), found
+        return [file.read_text(encoding="utf-8")]
+    except OSError as error:
+        _refuse(f"--file must be a file that can be read; got {file} ({error.strerror})")
+    except UnicodeDecodeError:
+        _refuse(f"--file must be valid UTF-8; got {file}")
 
 
-def _weights(model: Encoder | Decoder, tokens: torch.Tensor, found: Sequence[Word]) -> torch.Tensor:
+def _subject(model: Model, name: str, text: Sequence[str], to: str | None, *, given: bool) -> Subject:
+    try:
+        return subject_of(model, name, text, to, given=given)
+    except (ValueError, NotImplementedError) as error:
+        _refuse(str(error).removeprefix("look: ").removesuffix("."))
+
+
+def _weights(subject: Subject) -> torch.Tensor:
     """Weights between words, ``[layers, heads, words, words]``."""
+    heads, q_len, kv_len = subject.matrices[0].shape[1:]
+    if len(subject.matrices) * heads * q_len * kv_len > _MOST_WEIGHTS:
+        _refuse(f"TEXT must be shorter to be drawn; got {kv_len} tokens in every head (--stats takes any length)")
     with torch.no_grad():
-        return torch.stack([merge(matrix.to_dense()[0], found) for matrix in model.matrices(tokens)])
+        return torch.stack([merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices])
 
 
-def _draw(found: Sequence[Word], weights: torch.Tensor, best: Head, out: Path) -> list[tuple[Path, str]]:
-    labels = [word.text for word in found]
+def _draw(subject: Subject, weights: torch.Tensor, best: Head, out: Path) -> list[tuple[Path, str]]:
+    rows, columns = ([word.text for word in side] for side in (subject.rows, subject.columns))
     where = f"layer {best.layer}, head {best.head}"
+    chosen = weights[best.layer, best.head]
+    seen = weights.amax((0, 1)) > 0  # what no head of any layer looks at is hidden by the mask
+    allowed = None if bool(seen.all()) else seen
     heatmap = viz.heatmap(
-        weights[best.layer, best.head],
-        x_labels=labels,
-        y_labels=labels,
-        annotate=len(found) <= _ANNOTATED_AT_MOST,
+        chosen,
+        x_labels=columns,
+        y_labels=rows,
+        annotate=max(len(rows), len(columns)) <= _ANNOTATED_AT_MOST,
         title=f"What each word (row) looks at (column): {where}",
         x_name="looked at",
         y_name="word",
+        allowed=allowed,
     )
     mosaic = viz.mosaic(
         weights,
         highlight=(best.layer, best.head),
         title="Every head (H) of every layer (L): what each word (row) looks at (column). "
         "Each map runs from white, nothing, to its own largest weight.",
+        allowed=allowed,
     )
+    figures = [("heatmap.png", heatmap, f"what each word looks at in {where}")]
+    figures.append(("mosaic.png", mosaic, "every head of every layer"))
+    if subject.is_cross and max(len(rows), len(columns)) <= _LINES_AT_MOST:
+        lines = viz.bipartite(
+            chosen,
+            y_labels=rows,
+            x_labels=columns,
+            y_name="written",
+            x_name="read",
+            title=f"Between the texts: {where}",
+        )
+        figures.append(("lines.png", lines, f"between the two texts in {where}"))
     try:
-        return [
-            (viz.save(heatmap, out / "heatmap.png"), f"what each word looks at in {where}"),
-            (viz.save(mosaic, out / "mosaic.png"), "every head of every layer"),
-        ]
+        return [(viz.save(figure, out / name), what) for name, figure, what in figures]
     except OSError as error:
         _refuse(f"--out must be a folder that can be written; got {out} ({error.strerror})")
 
@@ -146,6 +182,11 @@ def _draw(found: Sequence[Word], weights: torch.Tensor, best: Head, out: Path) -
 def _check_range(option: str, value: int | None, count: int) -> None:
     if value is not None and not 0 <= value < count:
         _refuse(f"{option} must be from 0 to {count - 1}; got {value}")
+
+
+def _shown(sentence: str) -> str:
+    """Lines as they are, and nothing in them that cannot be seen."""
+    return "\n".join(visible(line) for line in sentence.splitlines())
 
 
 def _refuse(sentence: str) -> NoReturn:

@@ -54,21 +54,24 @@ def print_choice(
         )
 
 
-def print_words(console: Console, words: Sequence[Word], weights: torch.Tensor) -> None:
+def print_words(
+    console: Console, words: Sequence[Word], weights: torch.Tensor, *, looked_at: Sequence[Word] | None = None
+) -> None:
     """Print a table: each word, and what it looks at.
 
     Args:
         console: where to.
-        words: rows and columns of the weights.
-        weights: ``[words, words]``.
+        words: rows of the weights, and columns.
+        weights: ``[words, words]``, or ``[words, looked_at]``.
+        looked_at: columns of the weights, if they are other words than the rows.
     """
-    names = _names(words)
+    names = _names(words if looked_at is None else looked_at)
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("#", justify="right", style="dim")
     table.add_column("word", style="bold")
     table.add_column("looks at")
     for number, (word, row) in enumerate(zip(words, weights, strict=True), start=1):
-        values, keys = row.topk(min(_MOST, len(words)))
+        values, keys = row.topk(min(_MOST, len(names)))
         shown = [
             Text.assemble(names[key], (f" {value:.0%}", "cyan"))
             for value, key in zip(values.tolist(), keys.tolist(), strict=True)

@@ -1,0 +1,97 @@
+"""Models of other people: a folder that transformers can load, looked at while it runs on its own kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from saccade.errors import missing_extra, value_error
+from saccade.matrix import Matrix
+from saccade.recording import record
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Foreign", "load_foreign"]
+
+_CROSS = ("cross", "encdec", "encoder_attn")  # what layers that look at another text are called
+
+
+class Foreign:
+    """A transformers model in evaluation mode, with its tokenizer.
+
+    Attributes:
+        tokenizer: the fast one.
+        unknown: its token for what it does not know.
+        max_len: most tokens that it reads.
+        is_pair: whether it reads one text and writes another.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any):
+        self._model, self._tokenizer = model.eval(), tokenizer
+        self.tokenizer: Tokenizer = tokenizer.backend_tokenizer
+        self.unknown: str = tokenizer.unk_token or "[UNK]"
+        config = model.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        limit = getattr(text, "max_position_embeddings", None)
+        self.max_len: int = min(limit or 1 << 30, tokenizer.model_max_length)
+        self.is_pair = bool(config.is_encoder_decoder)
+
+    def matrices(self, ids: list[int]) -> list[Matrix]:
+        """One lazy matrix for each layer; of an encoder-decoder, those of the encoder."""
+        model = self._model.get_encoder() if self.is_pair else self._model
+        return self._heard(
+            model, input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)
+        )
+
+    def cross_matrices(self, ids: list[int], other: list[int]) -> list[Matrix]:
+        """What each token of the other text looks at in the first, layer by layer."""
+        mask = torch.ones(1, len(ids), dtype=torch.long)
+        return self._heard(
+            self._model,
+            cross=True,
+            input_ids=torch.tensor([ids]),
+            attention_mask=mask,
+            decoder_input_ids=torch.tensor([other]),
+        )
+
+    @staticmethod
+    def _heard(model: Any, *, cross: bool = False, **inputs: torch.Tensor) -> list[Matrix]:
+        with torch.no_grad(), record(model, keep="qk") as recording:
+            model(**inputs, use_cache=False) if "decoder_input_ids" in inputs else model(**inputs)
+        names = [name for name in recording if any(mark in name.lower() for mark in _CROSS) == cross]
+        return [recording[name].matrix for name in names]
+
+
+def load_foreign(folder: Path) -> Foreign:
+    """Load a model and its tokenizer from a folder: safetensors and JSON only, and no code from it.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: the folder holds no model that transformers reads, or no fast tokenizer.
+    """
+    try:
+        from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415  transformers is optional
+        from transformers.utils import logging  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise missing_extra("look", "transformers", "dev") from None
+    own = {"local_files_only": True, "trust_remote_code": False}
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype="auto", **own)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **own)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = str(error).strip().partition("\n")[0]
+        rule = "hold a model in safetensors and a tokenizer that transformers reads"
+        raise value_error("look", "--model", rule, f"{folder} ({first})") from None
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+    if not getattr(tokenizer, "is_fast", False):
+        raise value_error("look", "--model", "have a fast tokenizer (tokenizer.json)", f"{folder}")
+    return Foreign(model, tokenizer)
