@@ -82,11 +82,14 @@ class AttentionCall(NamedTuple):
         Raises:
             UnsupportedError: something that changes the matrix in a way that is not known here.
         """
-        facts = {name: fact for name, fact in facts.items() if not (fact is None or fact is False)}
+        # The flag of the call comes before that of the layer; models leave it out where both agree.
+        flag = facts.get("is_causal")
+        is_causal = bool(getattr(module, "is_causal", True) if flag is None else flag)
+        facts = {
+            name: fact for name, fact in facts.items() if not (fact is None or fact is False or name == "is_causal")
+        }
         scale, softcap = facts.pop("scaling", None), facts.pop("softcap", None)
         bias, sink = facts.pop("position_bias", None), facts.pop("s_aux", None)
-        # The flag of the call comes before that of the layer; models leave it out where both agree.
-        is_causal = bool(facts.pop("is_causal", False if "is_causal" in facts else getattr(module, "is_causal", True)))
         unknown = [name for name in facts if name not in _SAID_ELSEWHERE]
         if unknown:
             reasons = [f"the model hands on {name}, which is not known here" for name in unknown]
