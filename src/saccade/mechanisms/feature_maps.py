@@ -16,7 +16,7 @@ FeatureMapName = Literal["elu", "relu", "squared_relu"]
 FeatureMap = Callable[[Tensor], Tensor]
 
 _MAPS: dict[str, FeatureMap] = {
-    "elu": lambda x: F.elu(x) + 1.0,
+    "elu": lambda x: F.elu(x).add_(1.0),
     "relu": F.relu,
     "squared_relu": lambda x: F.relu(x).square(),
 }

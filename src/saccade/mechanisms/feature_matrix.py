@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from saccade import dropout
 from saccade.caches.recurrent import Memory
@@ -289,13 +288,12 @@ def _carried_on(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | No
 
 def _with_ones(value: Tensor) -> Tensor:
     """A last column of ones, which sums to the denominator."""
-    return F.pad(value, (0, 1), value=1.0)
+    return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
 
 
 def _divided(x: Tensor, total: Tensor) -> Tensor:
     """0 where there is nothing to divide by."""
-    nothing = total == 0
-    return (x / total.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
+    return x / total.masked_fill(total == 0, math.inf)
 
 
 def _relative(logs: Tensor) -> Tensor:
