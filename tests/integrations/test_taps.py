@@ -341,6 +341,28 @@ def test_layers_of_both_kinds_in_one_model(fast_path):
     assert found[2][1].shape == (1, 3, 7, 7)
 
 
+def test_two_listen_to_one_model(fast_path):
+    model, x, names = Mixed().eval(), torch.randn(3, 7, 16), {"outer": [], "inner": []}
+    with torch.no_grad():
+        expected = model(x)
+        with (
+            tapped(model, lambda name, make: names["outer"].append(name)),
+            tapped(model, lambda name, make: names["inner"].append(name)),
+        ):
+            assert torch.equal(model(x), expected)
+    assert names["outer"] == names["inner"] == ["fused", "encoder.self_attn", "Mixed", "Mixed:1"]
+    assert len(fast_path) == 2
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_nothing_is_left_behind_by_an_error():
+    model = Mixed().eval()
+    with tapped(model, lambda name, make: make()), pytest.raises(RuntimeError, match="shape"):
+        model(torch.randn(3, 7, 15))
+    assert torch.overrides._get_current_function_mode_stack() == []
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
 def test_a_compiled_model_is_refused(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(sc.UnsupportedError, match="a compiled graph runs no Python"):

@@ -1,5 +1,8 @@
 """What is recorded is what the model attends to, over prompts and steps; and the model says the same to the bit."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
@@ -470,3 +473,26 @@ def test_questions_that_nothing_was_kept_for(llama):
         recording[2]
     assert "2 layers" in repr(recording)
     assert "kept=statistics" in repr(recording[0])
+
+
+def test_without_transformers():
+    code = """
+import sys
+sys.modules["transformers"] = None
+import torch, saccade
+layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+with saccade.record(layer, keep="qk") as recording:
+    layer(torch.zeros(1, 3, 8))
+print(recording["self_attn"].matrix[0, 0, 0].tolist()[0] > 0.3)
+try:
+    saccade.integrations.transformers.install()
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "True",
+        "install: transformers must be installed; got no such package.",
+        "Hint: pip install 'saccade[transformers]'",
+    ]

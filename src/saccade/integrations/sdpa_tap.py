@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -44,14 +45,16 @@ def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        mode = torch.overrides._get_current_function_mode()
-        if not isinstance(mode, _Mode):
-            return function(*args, **kwargs)
-        mode.__exit__(None, None, None)
+        stack = reversed(torch.overrides._get_current_function_mode_stack())
+        # Only what is on top can be taken off. Below another's mode ours changes nothing more.
+        listening = list(itertools.takewhile(lambda mode: isinstance(mode, _Mode), stack))
+        for mode in listening:
+            mode.__exit__(None, None, None)
         try:
             return function(*args, **kwargs)
         finally:
-            mode.__enter__()
+            for mode in reversed(listening):
+                mode.__enter__()
 
     return run
 
@@ -71,7 +74,7 @@ class _Mode(TorchFunctionMode):
         def run(*args: Any, **kwargs: Any) -> Any:
             self._running.append([name, 0])
             try:
-                if isinstance(torch.overrides._get_current_function_mode(), _Mode):
+                if any(mode is self for mode in torch.overrides._get_current_function_mode_stack()):
                     return forward(*args, **kwargs)
                 with self:
                     return forward(*args, **kwargs)

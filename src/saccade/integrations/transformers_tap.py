@@ -35,9 +35,9 @@ def tapped_interface(model: nn.Module, valve: Valve) -> Iterator[None]:
     """Hand out each call of an attention function that a module of ``model`` makes, whichever implementation is set.
 
     The configuration stays as it is, and so do masks and kernels. Masks are read from the function that they are made
-    of, not from the tensor. Nothing happens where transformers has not been imported.
+    of, not from the tensor. Nothing happens where no model of transformers has been imported.
     """
-    if "transformers" not in sys.modules:
+    if sys.modules.get("transformers.modeling_utils") is None:
         yield
         return
     listener = _Listener(names_of(model), valve)
