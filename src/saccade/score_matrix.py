@@ -9,13 +9,14 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from saccade.bias_terms import DenseTerm, DistanceTerm, Term
+from saccade.bias_terms import DistanceTerm, Term
 from saccade.errors import describe, type_error, value_error
 from saccade.grouping import grouped, groups_of, joined, product, take
 from saccade.masks import Mask, as_mask
 from saccade.masks.base import plan_of
 from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
+from saccade.score_checks import check_alike, check_query_key, checked_scale, checked_sink, checked_softcap, dense_term
 from saccade.scores import Score
 from saccade.scores.base import TileFunction
 from saccade.token_positions import AtPositions, Positions, check_positions, first_position
@@ -23,7 +24,6 @@ from saccade.token_positions import AtPositions, Positions, check_positions, fir
 __all__ = ["ScoreMatrix"]
 
 _KEPT = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class ScoreMatrix:
@@ -73,19 +73,19 @@ class ScoreMatrix:
         self.where = where
         self.answers: dict[Hashable, int] | None = None
         self.row_positions: Tensor | None = None
-        self.shape = shape = _check_query_key(query, key, score, where)
+        self.shape = shape = check_query_key(query, key, score, where)
         self.dtype = query.dtype
         self.query, self.key = query, key
         self.tile_function: TileFunction | None = None
         self.parameters: tuple[Tensor, ...] = ()
-        self.softcap = _check_softcap(softcap, where)
+        self.softcap = checked_softcap(softcap, where)
         if score is None:
-            self.scale = query.shape[3] ** -0.5 if scale is None and query.shape[3] else _check_scale(scale, where)
+            self.scale = query.shape[3] ** -0.5 if scale is None and query.shape[3] else checked_scale(scale, where)
         else:
-            self.scale = score.default_scale(query.shape[3]) if scale is None else _check_scale(scale, where)
+            self.scale = score.default_scale(query.shape[3]) if scale is None else checked_scale(scale, where)
             with torch.autocast(query.device.type, enabled=False):
                 self.query, self.key, self.tile_function, self.parameters = score.prepare(query, key)
-        self.sink_logit = None if sink_logit is None else _check_sink(sink_logit, query, shape, where)
+        self.sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
         self.rule = as_mask(mask, shape, where=where)
         _, _, q_len, kv_len = shape
         if q_positions is None and kv_positions is None:
@@ -94,7 +94,9 @@ class ScoreMatrix:
             self._place(q_positions, kv_positions, raw_tensor=isinstance(mask, Tensor))
         self.bias: Term | None = None
         if bias is not None:
-            self.bias = self._distances(bias, query) if isinstance(bias, Bias) else _dense(bias, query, shape, where)
+            self.bias = (
+                self._distances(bias, query) if isinstance(bias, Bias) else dense_term(bias, query, shape, where)
+            )
         # Where this is traced, it is not needed: what the plan is for happens behind one operation.
         self._plan = None if torch.compiler.is_compiling() else plan_of(self.rule, shape, *self.origin)
 
@@ -327,7 +329,7 @@ class ScoreMatrix:
             facts = [describe("key", key), describe("value", value)]
             raise value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
         if value.dtype != self.dtype or value.device != key.device:
-            _check_alike(where, query=self.query.to(self.dtype), key=key.to(self.dtype), value=value)
+            check_alike(where, query=self.query.to(self.dtype), key=key.to(self.dtype), value=value)
 
     def _check_answer(self, tile: Tile, allowed: Tensor) -> None:
         """Raise if a rule that calls functions answers otherwise than it did before, for the same pairs."""
@@ -404,106 +406,3 @@ class ScoreMatrix:
 def _count(spans: tuple[range, ...], first: int, device: torch.device) -> Tensor:
     parts = [torch.arange(span.start + first, span.stop + first, span.step, device=device) for span in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _check_query_key(query: Tensor, key: Tensor, score: Score | None, where: str) -> tuple[int, int, int, int]:
-    for name, x in (("query", query), ("key", key)):
-        if not isinstance(x, Tensor):
-            raise type_error(where, name, "be a tensor", type(x).__name__)
-    if score is not None:
-        if not isinstance(score, Score):
-            hint = "saccade.scores has some; a mask goes to mask=, a tensor to bias="
-            raise type_error(where, "score", "be a saccade Score or None", type(score).__name__, hint=hint)
-        score.check(query, key, where)
-    q_shape, k_shape = query.shape, key.shape
-    if len(q_shape) == 4 and len(k_shape) == 4 and query.dtype in _DTYPES:
-        batch, heads, q_len, head_dim = q_shape
-        kv_batch, groups, kv_len, key_dim = k_shape
-        divides = heads == groups or (groups and heads % groups == 0)
-        if batch == kv_batch and (head_dim == key_dim or score is not None) and divides:
-            if query.dtype != key.dtype or query.device != key.device:
-                _check_alike(where, query=query, key=key)
-            return (batch, heads, q_len, kv_len)
-    raise _explained(query, key, score, where)
-
-
-def _explained(query: Tensor, key: Tensor, score: Score | None, where: str) -> Exception:
-    """Why this query and key do not fit: found out only once it is known that they do not."""
-    facts = [describe("query", query), describe("key", key)]
-    for name, x in (("query", query), ("key", key)):
-        if x.dim() != 4:
-            rule = "have four dimensions, [batch, heads, len, head_dim]"
-            return value_error(where, name, rule, list(x.shape), facts=facts)
-    if query.dtype not in _DTYPES:
-        rule = "be float32, float64, bfloat16 or float16"
-        return type_error(where, "query", rule, str(query.dtype).removeprefix("torch."), facts=facts)
-    for axis, name in ((0, "batch"), (3, "head_dim"))[: 2 if score is None else 1]:
-        if query.shape[axis] != key.shape[axis]:
-            got = f"{query.shape[axis]} and {key.shape[axis]}"
-            return value_error(where, name, "be the same for query and key", got, facts=facts)
-    hint = "head h reads key head h // (heads // kv_heads)"
-    got = f"{query.shape[1]} query heads and {key.shape[1]} key heads"
-    return value_error(where, "key heads", "divide query heads", got, facts=facts, hint=hint)
-
-
-def _check_alike(where: str, **tensors: Tensor) -> None:
-    first, *others = tensors.values()
-    dtype, device = first.dtype, first.device
-    for other in others:
-        if other.dtype != dtype or other.device != device:
-            what = "dtype" if other.dtype != dtype else "device"
-            got = " and ".join(str(getattr(x, what)).removeprefix("torch.") for x in (first, other))
-            facts = [describe(name, x) for name, x in tensors.items()]
-            raise value_error(where, what, f"be the same for {', '.join(tensors)}", got, facts=facts)
-
-
-def _check_scale(scale: float | None, where: str) -> float:
-    if scale is None:  # head_dim 0: every score is 0, whatever the scale
-        return 1.0
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise type_error(where, "scale", "be a float or None", type(scale).__name__)
-    if not math.isfinite(scale):
-        raise value_error(where, "scale", "be finite", scale)
-    return float(scale)
-
-
-def _check_softcap(softcap: float | None, where: str) -> float | None:
-    if softcap is None:
-        return None
-    if isinstance(softcap, bool) or not isinstance(softcap, int | float):
-        raise type_error(where, "softcap", "be a float or None", type(softcap).__name__)
-    if not (math.isfinite(softcap) and softcap > 0):
-        raise value_error(where, "softcap", "be finite and above 0", softcap, hint="None means no cap")
-    return float(softcap)
-
-
-def _check_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> Tensor:
-    if not isinstance(sink, Tensor):
-        raise type_error(where, "sink_logit", "be a tensor or None", type(sink).__name__)
-    if sink.shape != (shape[1],):
-        raise value_error(where, "sink_logit", f"have shape [{shape[1]}], one for each head", list(sink.shape))
-    if not sink.is_floating_point():
-        raise type_error(where, "sink_logit", "be a float tensor", str(sink.dtype).removeprefix("torch."))
-    if sink.device != query.device:
-        raise value_error(where, "device", "be the same for query and sink_logit", f"{query.device} and {sink.device}")
-    return sink.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
-
-
-def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> DenseTerm:
-    if not isinstance(bias, Tensor):
-        raise type_error(where, "bias", "be a tensor, a saccade positions.Bias or None", type(bias).__name__)
-    if bias.dtype == torch.bool:
-        hint = "True = may attend is a mask: pass it as mask="
-        raise type_error(where, "bias", "be a float tensor", "bool", hint=hint)
-    fitting = {query.dtype, torch.float32} if query.dtype != torch.float64 else {torch.float64}
-    if bias.dtype not in fitting:
-        rule = "be " + " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in fitting))
-        raise value_error(where, "dtype of bias", rule, str(bias.dtype).removeprefix("torch."))
-    if bias.device != query.device:
-        raise value_error(where, "device", "be the same for query and bias", f"{query.device} and {bias.device}")
-    fits = bias.dim() <= 4 and all(
-        own in (1, size) for own, size in zip(reversed(bias.shape), reversed(shape), strict=False)
-    )
-    if not fits:
-        raise value_error(where, "bias", f"broadcast to {list(shape)}", list(bias.shape))
-    return DenseTerm(bias.reshape((1,) * (4 - bias.dim()) + bias.shape))
