@@ -115,6 +115,14 @@ def test_a_checkpointed_layer_is_handed_out_once():
     assert len(names) == 2
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision(autocast):
+    network = zoo.model("gpt_oss") if autocast else zoo.model("gpt_oss").bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        _, found = heard(network, **zoo.batch("gpt_oss"), use_cache=False, return_dict=False)
+    assert all(weights.dtype == torch.float32 for _, weights in found)
+
+
 def test_gradients_stay_as_they_are():
     ids, grads = zoo.batch("llama")["input_ids"], []
     for recorded in (False, True):
@@ -207,6 +215,16 @@ def test_encoder(norm_first, training, masking, fast_path):
     normed = first.norm1(x) if norm_first else x
     masked = {"attn_mask": options.get("mask"), "key_padding_mask": options.get("src_key_padding_mask")}
     close(found[0][1], first.self_attn(normed, normed, normed, average_attn_weights=False, **masked)[1])
+
+
+def test_fast_path_after_another(fast_path):
+    layer, x, names = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), torch.randn(3, 7, 16), []
+    with torch.no_grad(), tapped(layer, lambda name, make: names.append(tuple(make().shape))):
+        layer.train()(x)
+        layer.eval()(x[:, :5])
+        layer.train()(x[:, :3])
+    assert names == [(3, 4, 7, 7), (3, 4, 5, 5), (3, 4, 3, 3)]
+    assert len(fast_path) == 1
 
 
 @pytest.mark.parametrize("norm_first", [False])
