@@ -21,10 +21,10 @@ def test_a_grid_has_a_cell_for_each_head():
     figure = viz.head_grid({"entropy": values}, title="One $ grid")
     assert names(figure) == ["entropy  0 – 1", "L0", "L1", "H0", "H1", "H2"]
     dark = np.argwhere(sheet(figure).max(-1) < 0.1)
-    centre = dark.mean(0)
-    height, width = sheet(figure).shape[:2]
-    assert centre[0] > height / 2
-    assert centre[1] > width / 2
+    first, last = dark.min(0), dark.max(0)
+    assert (last - first < 27).all()  # one cell, of 26 pixels
+    light = np.argwhere((sheet(figure) != 1.0).any(-1))
+    assert np.abs(light.max(0) - last).max() <= 1  # the last row, the last column
     assert 500 < len(dark) < 700
     figure.canvas.draw()
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from saccade.errors import type_error, value_error
+from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of
 from saccade.viz.canvas import DPI, INK, blank, colours
 from saccade.viz.fonts import drawable_title
@@ -18,6 +19,7 @@ __all__ = ["head_grid"]
 # All in pixels: a cell, what is between grids, what is above each for its name, at its left and below for numbers.
 _CELL, _GAP, _NAME, _SIDE, _BELOW = 26, 30, 30, 26, 24
 _WIDEST = 1500
+_LETTER = 10  # pixels of one column of text in a name
 
 
 def head_grid(
@@ -50,7 +52,12 @@ def head_grid(
     canvas = blank("head_grid")
     layers, heads = shape
     height, width = layers * _CELL, heads * _CELL
-    pitch = (height + _NAME + _BELOW, width + _SIDE + _GAP)
+    limits_by_name = {
+        name: limits_of("head_grid", everything if shared_scale else grid, limits) for name, grid in grids.items()
+    }
+    heads_up = {name: f"{name}  {low:.3g} – {high:.3g}".strip() for name, (low, high) in limits_by_name.items()}
+    widest = max(width, *(display_width(text) * _LETTER for text in heads_up.values()))
+    pitch = (height + _NAME + _BELOW, widest + _SIDE + _GAP)
     columns = min(len(grids), max(1, _WIDEST // pitch[1]))
     down, across = -(-len(grids) // columns) * pitch[0], columns * pitch[1]
     sheet = np.ones((down, across, 3))
@@ -58,12 +65,12 @@ def head_grid(
     for number, (name, grid) in enumerate(grids.items()):
         row, column = divmod(number, columns)
         top, left = row * pitch[0] + _NAME, column * pitch[1] + _SIDE
-        low, high = limits_of("head_grid", everything if shared_scale else grid, limits)
+        low, high = limits_by_name[name]
         cells = palette((grid - low) / (high - low))[..., :3]
         cells = cells.repeat(_CELL, 0).repeat(_CELL, 1)
         cells[::_CELL] = cells[:, ::_CELL] = 0.9
         sheet[top : top + height, left : left + width] = cells
-        shown, families = drawable_title(f"{name}  {low:.3g} – {high:.3g}".strip())
+        shown, families = drawable_title(heads_up[name])
         plain: dict[str, Any] = {"color": INK, "parse_math": False, "usetex": False}
         canvas.axes.text(left, top - 7, shown, size=8, va="bottom", family=families, **plain)
         for layer in range(0, layers, _every(layers)):
