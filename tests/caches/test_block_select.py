@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade import masks
+from saccade import masks, tasks
 from saccade.caches import BlockScorer, BlockSelectCache, BoundScorer, KVCache, MeanScorer, padded_positions
 from saccade.mechanisms import Linear, Softmax
 from saccade.nn import MultiHeadAttention
@@ -343,3 +343,16 @@ def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ValueError, match="must be a rule on positions"):
         _filled()[0].attend(Softmax(), *(x[:, :, :1] for x in qkv), mask=torch.ones(1, 32, dtype=torch.bool))
     assert cache.length == 31
+
+
+@pytest.mark.parametrize(("needle_len", "strength"), [(1, 17.0), (8, 8.5)])
+@pytest.mark.parametrize("scorer", [BoundScorer(), MeanScorer(), Everything()], ids=str)
+def test_a_strong_needle_is_read_wherever_it_stands(scorer: BlockScorer, needle_len: int, strength: float) -> None:
+    found = tasks.needle(40, 1023, 64, needle_len=needle_len, strength=strength, seed=2)
+    cache = BlockSelectCache(16, 128, sink_blocks=0, local_blocks=1, scorer=scorer)
+    cache.fill(found.key, found.value)
+    own = torch.zeros(40, 1, 1, 64)
+    out = cache.attend(Softmax(), found.query, own, own, mask=CAUSAL)
+    dense = Softmax()(found.query, torch.cat([found.key, own], 2)) @ torch.cat([found.value, own], 2)
+    near = (out - dense).flatten(1).norm(dim=1) < 0.2 * dense.flatten(1).norm(dim=1)
+    assert float(near.double().mean()) >= 0.95

@@ -18,11 +18,14 @@ from saccade.caches import (
     BoundScorer,
     Cache,
     CrossCache,
+    HeavyHitterCache,
+    Int8Cache,
     KVCache,
     LayerCache,
     MeanScorer,
     RecurrentCache,
     SinkWindowCache,
+    SnapKVCache,
     fingerprint,
     load_cache,
     padded_positions,
@@ -37,6 +40,9 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "room": lambda: KVCache(40),
     "blocks": lambda: BlockSelectCache(4, 16, scorer=MeanScorer()),
     "ranked seldom": lambda: BlockSelectCache(2, 8, sink_blocks=0, local_blocks=1, rescore_every=4),
+    "heavy": lambda: HeavyHitterCache(8),
+    "snap": lambda: SnapKVCache(8, window=3),
+    "8 bits": lambda: Int8Cache(4),
     "window": lambda: SinkWindowCache(2, 5),
     "turned": lambda: SinkWindowCache(
         2, 5, rotary=Rotary(8, base=500.0, rotary_dim=4, scaling=YaRN(2.0, trained_len=9))
@@ -177,7 +183,7 @@ def test_a_cache_is_for_the_model_that_made_it(tmp_path: Path) -> None:
         load_cache(path, fingerprint=3)
     with pytest.raises(TypeError, match="cache must be a cache of a layer or a model; got dict"):
         save_cache({}, path)
-    with pytest.raises(NotImplementedError, match="it is none of KVCache"):
+    with pytest.raises(NotImplementedError, match="it is none of the caches that hold tokens"):
         save_cache(RecurrentCache(), path)
 
     class Own(BlockScorer):

@@ -20,10 +20,10 @@ from saccade.masks import Mask, as_mask
 from saccade.statistics import Received
 from saccade.token_positions import Positions, check_positions
 
-__all__ = ["HeavyHitterCache", "SnapKVCache"]
+__all__ = ["Held", "HeavyHitterCache", "SnapKVCache"]
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """The tokens that each key head holds, oldest first; never written in place, so that forks may share it.
 
     Args:
@@ -37,10 +37,10 @@ class _Held(NamedTuple):
     table: Tensor
     received: Tensor
 
-    def at(self, index: Tensor) -> _Held:
+    def at(self, index: Tensor) -> Held:
         """Of these columns, int64 ``[batch, kv_heads, columns]``."""
         wide = [x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3])) for x in (self.key, self.value)]
-        return _Held(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
+        return Held(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
 
 
 class _EvictingCache(LayerCache):
@@ -49,7 +49,7 @@ class _EvictingCache(LayerCache):
     def __init__(self, budget: int):
         check_count(type(self).__name__, "budget", budget)
         self.budget = budget
-        self._held: _Held | None = None
+        self._held: Held | None = None
         self._length = 0
         self._next: int | Tensor = 0
         self._traffic = Traffic(0, 0)
@@ -121,7 +121,7 @@ class _EvictingCache(LayerCache):
         if held is None:
             return
         index = index.to(held.key.device)
-        self._held = _Held(*(x[index] for x in held))
+        self._held = Held(*(x[index] for x in held))
         if isinstance(self._next, Tensor):
             self._next = self._next[index]
 
@@ -149,7 +149,7 @@ class _EvictingCache(LayerCache):
         """What the keys of a first call received, ``[batch, heads, columns]``."""
 
     @abstractmethod
-    def _kept(self, held: _Held, q_len: int) -> _Held:
+    def _kept(self, held: Held, q_len: int) -> Held:
         """What stays after a call of ``q_len`` tokens."""
 
     def _with_held(
@@ -168,15 +168,15 @@ class _EvictingCache(LayerCache):
         kv_table = torch.cat([held.table, _of_heads(table, key)], 2)
         return attend_per_head(mechanism, query, keys, values, rule, table, kv_table, dropout_p)
 
-    def _joined(self, key: Tensor, value: Tensor, table: Tensor, received: Tensor) -> _Held:
+    def _joined(self, key: Tensor, value: Tensor, table: Tensor, received: Tensor) -> Held:
         """Everything held before something is let go; what heads received that share keys is added up."""
         batch, kv_heads = key.shape[:2]
         summed = received.view(batch, kv_heads, -1, received.shape[2]).sum(2)
         placed, held = _of_heads(table, key), self._held
         if held is None:
-            return _Held(key, value, placed, summed)
+            return Held(key, value, placed, summed)
         before = F.pad(held.received, (0, key.shape[2]))
-        return _Held(
+        return Held(
             torch.cat([held.key, key], 2),
             torch.cat([held.value, value], 2),
             torch.cat([held.table, placed], 2),
@@ -244,7 +244,7 @@ class HeavyHitterCache(_EvictingCache):
         matrix = mechanism(query.detach(), key.detach(), mask=rule, q_positions=positions, kv_positions=positions)
         return matrix.ask(Received())[0]
 
-    def _kept(self, held: _Held, q_len: int) -> _Held:
+    def _kept(self, held: Held, q_len: int) -> Held:
         del q_len
         return _best(held, held.received, self.budget, self.recent)
 
@@ -306,14 +306,14 @@ class SnapKVCache(_EvictingCache):
         matrix = mechanism(query.detach()[:, :, last], key.detach(), mask=rule, q_positions=own, kv_positions=positions)
         return matrix.ask(Received())[0]
 
-    def _kept(self, held: _Held, q_len: int) -> _Held:
+    def _kept(self, held: Held, q_len: int) -> Held:
         if self._held is not None or q_len <= self.budget:
             return held
         smooth = F.avg_pool1d(held.received, self.pool, 1, self.pool // 2)
         return _best(held, smooth, self.budget, self.window)
 
 
-def _best(held: _Held, rank: Tensor, budget: int, recent: int) -> _Held:
+def _best(held: Held, rank: Tensor, budget: int, recent: int) -> Held:
     """The ``recent`` last columns, and those of the others that rank highest; ``budget`` in all."""
     columns = rank.shape[2]
     if columns <= budget:
@@ -323,7 +323,7 @@ def _best(held: _Held, rank: Tensor, budget: int, recent: int) -> _Held:
     return held.at(order.topk(budget, 2, sorted=False).indices.sort(2).values)
 
 
-def _size(held: _Held) -> int:
+def _size(held: Held) -> int:
     return sum(x.numel() * x.element_size() for x in held)
 
 

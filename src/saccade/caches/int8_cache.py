@@ -17,12 +17,12 @@ from saccade.errors import unsupported, value_error
 from saccade.masks import as_mask
 from saccade.token_positions import Positions
 
-__all__ = ["Int8Cache"]
+__all__ = ["Int8Cache", "Rounded"]
 
 _LEVELS = 127
 
 
-class _Rounded(NamedTuple):
+class Rounded(NamedTuple):
     """Keys or values of finished blocks, and of the unfinished one; never written in place, so that forks share it.
 
     Args:
@@ -36,14 +36,14 @@ class _Rounded(NamedTuple):
     rest: Tensor
 
     @classmethod
-    def empty(cls, like: Tensor) -> _Rounded:
+    def empty(cls, like: Tensor) -> Rounded:
         """Nothing, for tensors like this one."""
         batch, heads, _, width = like.shape
         wide = torch.float64 if like.dtype == torch.float64 else torch.float32
         none = (batch, heads, 0, width)
         return cls(like.new_empty(none, dtype=torch.int8), like.new_empty(none, dtype=wide), like.new_empty(none))
 
-    def extended(self, new: Tensor, size: int) -> _Rounded:
+    def extended(self, new: Tensor, size: int) -> Rounded:
         """With new columns; blocks that are full now are rounded."""
         rest = torch.cat([self.rest, new], 2)
         full = rest.shape[2] // size
@@ -53,7 +53,7 @@ class _Rounded(NamedTuple):
         steps = blocks.abs().amax(3) / _LEVELS
         codes = (blocks / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]).round()
         codes = codes.clamp(-_LEVELS, _LEVELS).to(torch.int8)
-        return _Rounded(
+        return Rounded(
             torch.cat([self.codes, codes.flatten(2, 3)], 2),
             torch.cat([self.steps, steps], 2),
             rest[:, :, full * size :].clone(),
@@ -106,8 +106,8 @@ class Int8Cache(LayerCache):
     def __init__(self, block_size: int = 64):
         check_count("Int8Cache", "block_size", block_size)
         self.block_size = block_size
-        self._keys: _Rounded | None = None
-        self._values: _Rounded | None = None
+        self._keys: Rounded | None = None
+        self._values: Rounded | None = None
         self._places = Places()
         self._traffic = Traffic(0, 0)
 
@@ -148,8 +148,8 @@ class Int8Cache(LayerCache):
         kv_heads = key.shape[1]
         rule = None if mask is None else as_mask(mask, (batch, heads, q_len, self.length + q_len), where=where)
         places, q_positions = self._places.extended(positions, batch, q_len, key.device, where)
-        keys = _Rounded.empty(key) if self._keys is None else self._keys
-        values = _Rounded.empty(value) if self._values is None else self._values
+        keys = Rounded.empty(key) if self._keys is None else self._keys
+        values = Rounded.empty(value) if self._values is None else self._values
         apart = is_plain(mechanism) and not tells_heads_apart(rule)
         outs = []
         for g in range(kv_heads) if apart else (0,):
@@ -174,7 +174,7 @@ class Int8Cache(LayerCache):
         if self._keys is None or self._values is None:
             return
         index = index.to(self._keys.rest.device)
-        self._keys, self._values = (_Rounded(*(x[index] for x in held)) for held in (self._keys, self._values))
+        self._keys, self._values = (Rounded(*(x[index] for x in held)) for held in (self._keys, self._values))
         self._places = self._places.reordered(index)
 
     def crop(self, length: int) -> None:

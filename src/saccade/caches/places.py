@@ -29,6 +29,11 @@ class Places(NamedTuple):
     table: Tensor | None = None
     upcoming: Tensor | None = None
 
+    @classmethod
+    def of(cls, table: Tensor) -> Places:
+        """Those of a table, int64 ``[batch, length]``."""
+        return cls(0, table.shape[1], table, _after(table))
+
     @property
     def held(self) -> range | Tensor:
         """Of the tokens held."""

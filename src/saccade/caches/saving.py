@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from torch import Tensor
 from saccade import positions as encodings
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cross_cache import CrossCache
+from saccade.caches.eviction import HeavyHitterCache, Held, SnapKVCache
 from saccade.caches.files import encoded, read_tensors, write_whole
+from saccade.caches.int8_cache import Int8Cache, Rounded
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache
 from saccade.caches.model_cache import Cache
+from saccade.caches.places import Places
 from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.sink_window import SinkWindowCache
 from saccade.errors import type_error, unsupported, value_error
@@ -113,30 +117,39 @@ def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], w
         return _ring(cache, name, tensors)
     if type(cache) is CrossCache:
         return _context(cache, name, tensors)
-    reason = "it is none of KVCache, BlockSelectCache, SinkWindowCache and CrossCache, which a file can hold"
+    if type(cache) in (HeavyHitterCache, SnapKVCache):
+        assert isinstance(cache, HeavyHitterCache | SnapKVCache)
+        return _evicting(cache, name, tensors)
+    if type(cache) is Int8Cache:
+        return _eight_bits(cache, name, tensors)
+    reason = "it is none of the caches that hold tokens, or one of your own"
     raise unsupported(where, type(cache).__name__, [reason], hint="read the text anew, with a cache that can be saved")
 
 
 def _read(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> Cache | LayerCache:
-    kind = tree["kind"]
-    if kind == "Cache":
+    if tree["kind"] == "Cache":
         return Cache(_read(layer, f"{name}{i}.", tensors) for i, layer in enumerate(tree["layers"]))
-    if kind == "KVCache":
-        return _with_columns(KVCache(tree["max_len"]), tree, name, tensors)
-    if kind == "BlockSelectCache":
-        cache = BlockSelectCache(**tree["settings"], scorer=_SCORERS[tree["scorer"]](), max_len=tree["max_len"])
-        _with_columns(cache, tree, name, tensors)
-        cache.exact_until, cache.ranking = tree["exact_until"], (tensors.get(f"{name}ranking"), tree["age"])
-        return cache
-    if kind == "SinkWindowCache":
-        return _with_ring(tree, name, tensors)
+    return _READERS[tree["kind"]](tree, name, tensors)
+
+
+def _all(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> LayerCache:
+    return _with_columns(KVCache(tree["max_len"]), tree, name, tensors)
+
+
+def _selecting(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> LayerCache:
+    cache = BlockSelectCache(**tree["settings"], scorer=_SCORERS[tree["scorer"]](), max_len=tree["max_len"])
+    _with_columns(cache, tree, name, tensors)
+    cache.exact_until, cache.ranking = tree["exact_until"], (tensors.get(f"{name}ranking"), tree["age"])
+    return cache
+
+
+def _with_context(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> LayerCache:
     cross = CrossCache()
     if f"{name}key" in tensors:
         where = tree["kv_positions"]
         kv_positions = tensors.get(f"{name}kv_positions") if where is None else range(*where)
         cross.fill(tensors[f"{name}key"], tensors[f"{name}value"], kv_positions=kv_positions)
-        cross._has_been_read = True  # what follows is no longer new
-        cross._is_new = False
+        cross._has_been_read, cross._is_new = True, False  # what follows is no longer new
     return cross
 
 
@@ -202,6 +215,51 @@ def _with_ring(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> SinkWindow
     return cache
 
 
+def _evicting(cache: HeavyHitterCache | SnapKVCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
+    names = ("budget", "recent") if isinstance(cache, HeavyHitterCache) else ("budget", "window", "pool")
+    tree: _Tree = {"kind": type(cache).__name__, "settings": {own: getattr(cache, own) for own in names}}
+    for own, x in {} if cache._held is None else cache._held._asdict().items():
+        tensors[f"{name}{own}"] = x
+    return tree | _reached(cache._length, cache._next, name, tensors)
+
+
+def _with_evicting(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> LayerCache:
+    kind = HeavyHitterCache if tree["kind"] == "HeavyHitterCache" else SnapKVCache
+    cache: HeavyHitterCache | SnapKVCache = kind(**tree["settings"])
+    if f"{name}table" in tensors:
+        cache._held = Held(*(tensors[f"{name}{own}"] for own in Held._fields))
+    upcoming: Tensor | None = tensors.get(f"{name}next")
+    cache._length, cache._next = tree["length"], tree["next"] if upcoming is None else upcoming
+    return cache
+
+
+def _eight_bits(cache: Int8Cache, name: str, tensors: dict[str, Tensor]) -> _Tree:
+    for which, held in (("key", cache._keys), ("value", cache._values)):
+        for own, x in {} if held is None else held._asdict().items():
+            tensors[f"{name}{which}.{own}"] = x
+    where = cache._places
+    if where.table is not None:
+        tensors[f"{name}positions"] = where.table
+    return {"kind": "Int8Cache", "block_size": cache.block_size, "first": where.first, "length": where.length}
+
+
+def _with_eight_bits(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> Int8Cache:
+    cache, table = Int8Cache(tree["block_size"]), tensors.get(f"{name}positions")
+    if f"{name}key.codes" in tensors:
+        cache._keys, cache._values = (
+            Rounded(*(tensors[f"{name}{which}.{own}"] for own in Rounded._fields)) for which in ("key", "value")
+        )
+        cache._places = Places(tree["first"], tree["length"]) if table is None else Places.of(table)
+    return cache
+
+
+def _reached(length: int, upcoming: int | Tensor, name: str, tensors: dict[str, Tensor]) -> _Tree:
+    """How many columns were seen, and where the next token stands."""
+    if isinstance(upcoming, Tensor):
+        tensors[f"{name}next"] = upcoming
+    return {"length": length, "next": -1 if isinstance(upcoming, Tensor) else upcoming}
+
+
 def _context(cache: CrossCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
     where = cache.kv_positions
     if cache.key is not None and cache.value is not None:
@@ -210,3 +268,14 @@ def _context(cache: CrossCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
             tensors[f"{name}kv_positions"] = where
     is_range = isinstance(where, range)
     return {"kind": "CrossCache", "kv_positions": [where.start, where.stop, where.step] if is_range else None}  # type: ignore[union-attr]
+
+
+_READERS: dict[str, Callable[[_Tree, str, dict[str, Tensor]], LayerCache]] = {
+    "KVCache": _all,
+    "BlockSelectCache": _selecting,
+    "SinkWindowCache": _with_ring,
+    "HeavyHitterCache": _with_evicting,
+    "SnapKVCache": _with_evicting,
+    "Int8Cache": _with_eight_bits,
+    "CrossCache": _with_context,
+}
