@@ -10,7 +10,7 @@ from torch import Tensor
 import saccade as sc
 from saccade.caches import KVCache, RecurrentCache
 from saccade.masks import Causal, Documents, Full, Mask, Padding
-from saccade.mechanisms import Performer
+from saccade.mechanisms import Linear, Mechanism, Performer, feature_matrix
 from saccade.mechanisms.random_features import KINDS, directions, random_features
 
 F64 = torch.float64
@@ -174,6 +174,34 @@ def test_fast_products_are_those_of_the_blocks(kind: str, mask: Mask | None, gro
     total = pairs.sum(-1, keepdim=True)
     other = (pairs / torch.where(total == 0, 1.0, total)) @ v.repeat_interleave(4 // groups, 1)
     torch.testing.assert_close(own, torch.autograd.grad(other, (q, k, v), grad))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Causal(),
+        Causal() & Padding([140, 150]),
+        Documents([[60, 90], [5, 145]], rule=Causal()),
+        Causal() & Padding([66, 150], side="left", padded_len=150),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mechanism", [*(Performer(16, kind=kind) for kind in KINDS), Linear()], ids=str)
+def test_long_texts_are_summed_in_pieces(
+    mechanism: Mechanism, mask: Mask, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = torch.randn(2, 4, 150, 4, dtype=F64)
+    k, v = (torch.randn(2, groups, 150, 4, dtype=F64) for _ in range(2))
+    whole = mechanism(q, k, mask=mask) @ v
+    pieces: list[int] = []
+    swept = feature_matrix.swept
+    monkeypatch.setattr(
+        feature_matrix, "swept", lambda a, *rest, **more: (pieces.append(a.shape[2]), swept(a, *rest, **more))[1]
+    )
+    monkeypatch.setattr(feature_matrix, "_PIECE", 1)
+    torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, whole)
+    assert pieces == [64, 64, 22]
 
 
 @pytest.mark.parametrize("kind", KINDS)

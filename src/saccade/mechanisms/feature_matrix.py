@@ -15,12 +15,14 @@ from saccade.errors import value_error
 from saccade.grouping import groups_of, product
 from saccade.kernels.nonfinite import is_finite
 from saccade.matrix import Block, Matrix
-from saccade.mechanisms.prefix_sums import Carried, Line, prefix_sums
+from saccade.mechanisms.prefix_sums import CHUNK, Carried, Line, prefix_sums, swept
 from saccade.mechanisms.reach import Reach
 from saccade.mechanisms.row_blocks import row_blocks
 from saccade.mechanisms.timeline import Timeline, line_of
 
 __all__ = ["FeatureMatrix", "Features"]
+
+_PIECE = 1 << 20  # sums that are taken and divided together: 4 MB, which memory that was freed before can hold
 
 
 class Features(NamedTuple):
@@ -115,7 +117,8 @@ class FeatureMatrix(Matrix):
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
         with torch.autocast(self.device.type, enabled=False):
             clean, touched = self._cleaned(value)
-            out = self._normalised(self._gather(_with_ones(clean.to(self._key.dtype))))
+            clean = clean.to(self._key.dtype)
+            out = self._in_pieces(clean) if self._is_long(clean) else self._normalised(self._gather(_with_ones(clean)))
         out = out if touched is None else out.masked_fill(touched, math.nan)
         return self._spoiled(out).to(value.dtype)
 
@@ -256,6 +259,31 @@ class FeatureMatrix(Matrix):
         line = self._timeline
         a, b, c = line.with_rows(self._query), line.with_keys(self._key), line.with_keys(c)
         return line.rows_of(prefix_sums(a, b, c, line.line(self._logs)))
+
+    def _is_long(self, value: Tensor) -> bool:
+        """Whether sums are better taken a piece at a time: fresh memory for all of them costs as much as they do."""
+        line = self._timeline
+        if line is None or line.order is not None or line.past or self.shape[2] <= self._piece(value):
+            return False
+        needs = any(x is not None and x.requires_grad for x in (self._query, self._key, self._logs, value))
+        return not (needs and torch.is_grad_enabled()) and type(value) is Tensor and not torch.compiler.is_compiling()
+
+    def _piece(self, value: Tensor) -> int:
+        """Tokens of a piece, whole chunks of them."""
+        batch, heads, _, _ = self.shape
+        return CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
+
+    def _in_pieces(self, value: Tensor) -> Tensor:
+        """The normalised sums of a long text, without a graph."""
+        assert self._timeline is not None  # it was looked at
+        line, summed, size = self._timeline.line(self._logs), None, self._piece(value)
+        out = value.new_empty(*self.shape[:3], value.shape[3])
+        for start in range(0, self.shape[2], size):
+            part = slice(start, min(start + size, self.shape[2]))
+            a, b, c = (x[:, :, part] for x in (self._query, self._key, value))
+            summed = swept(a, b, _with_ones(c), line.at(part), before=summed)
+            out[:, :, part] = _divided(summed.out[..., :-1], summed.out[..., -1:] + self.eps)
+        return self._without_hidden(out)
 
     def _scatter(self, x: Tensor) -> Tensor:
         """What x, ``[batch, heads, q_len, width]``, sums to over the rows that may attend to each key."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.grouping import folded
 
-__all__ = ["CHUNK", "Carried", "Line", "prefix_sums"]
+__all__ = ["CHUNK", "Carried", "Line", "Summed", "prefix_sums", "swept"]
 
 CHUNK = 64
 """Tokens that are compared pair by pair. Fewer mean more steps, more mean more pairs."""
@@ -69,7 +69,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
 class _PrefixSums(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor, c: Tensor, line: Line, reverse: bool) -> Tensor:
-        return _sweep(a, b, c, line, reverse)
+        return swept(a, b, c, line, reverse=reverse).out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -90,13 +90,30 @@ class _PrefixSums(torch.autograd.Function):
         )
 
 
-def _sweep(a: Tensor, b: Tensor, c: Tensor, line: Line, reverse: bool) -> Tensor:
+class Summed(NamedTuple):
+    """What a sweep has made, and where another one can go on.
+
+    Attributes:
+        out: the sums.
+        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; a sweep that goes on writes to it.
+        carried: what the weights in it mean.
+    """
+
+    out: Tensor
+    state: Tensor
+    carried: Carried
+
+
+def swept(
+    a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
+) -> Summed:
+    """The sums of `prefix_sums`, without derivatives, after those of earlier tokens."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
-    state = a.new_zeros(batch, groups, width, c.shape[3])
+    state = a.new_zeros(batch, groups, width, c.shape[3]) if before is None else before.state
     is_plain = line.key_logs is None and line.segments is None
-    carried = Carried.nothing(batch, groups, a)
+    carried = Carried.nothing(batch, groups, a) if before is None else before.carried
     starts = range(0, length, CHUNK)
     for start in reversed(starts) if reverse else starts:
         part = slice(start, min(start + CHUNK, length))
@@ -113,7 +130,7 @@ def _sweep(a: Tensor, b: Tensor, c: Tensor, line: Line, reverse: bool) -> Tensor
             chunk = _scaled(rows @ state, carried.share_of(own)).add_(scores @ brought)
             state, carried = carried.advanced(state, keys, brought, own, last=0 if reverse else size - 1)
         out[:, :, part] = chunk.reshape(batch, heads, size, -1)
-    return out
+    return Summed(out, state, carried)
 
 
 class Carried(NamedTuple):
