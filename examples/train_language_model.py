@@ -498,8 +498,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--quick", action="store_true", help="a few seconds, to see that it runs; its numbers mean little"
     )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
     given = parser.parse_args(arguments)
-    settings = QUICK if given.quick else Settings()
+    settings = dataclasses.replace(QUICK if given.quick else Settings(), seed=given.seed)
     if given.chinese is not None and not any(given.chinese.rglob("*.gz")):
         parser.error(f"--chinese must be a folder with manual pages (*.gz); got {given.chinese}.")
     torch.set_num_threads(settings.threads)
@@ -543,7 +544,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         console.print(continue_text(run.decoder, start, 40), markup=False, highlight=False)
     card = {
         "command": "python examples/train_language_model.py"
-        + (" --chinese zh_CN" if given.chinese is not None else ""),
+        + (" --chinese zh_CN" if given.chinese is not None else "")
+        + (f" --seed {given.seed}" if given.seed else ""),
         "settings": dataclasses.asdict(settings),
         "parameters": count,
         "dtype": "float16",
