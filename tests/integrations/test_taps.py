@@ -240,6 +240,24 @@ def test_encoder_with_nested_tensors(norm_first, fast_path):
     close(found[0][1], expected.masked_fill(PADDING[:, None, :, None], 0.0))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_inside_a_model(fast_path, monkeypatch):
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1)
+
+        def forward(self, x):
+            return self.encoder(x, src_key_padding_mask=PADDING).mean(1)
+
+    nested = []
+    original = torch._nested_tensor_from_mask
+    monkeypatch.setattr(torch, "_nested_tensor_from_mask", lambda *a, **k: nested.append(1) or original(*a, **k))
+    _, found = heard(Classifier().eval(), torch.randn(3, 7, 16))
+    assert [name for name, _ in found] == ["encoder.layers.0.self_attn"]
+    assert len(nested) == len(fast_path) == 2
+
+
 def test_dropout_draws_what_it_would_have_drawn():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.5, batch_first=True), 2).train()
     x, outputs, found = torch.randn(3, 7, 16), [], []

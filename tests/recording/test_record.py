@@ -70,6 +70,25 @@ def test_summaries(llama):
     assert str(later[1].summary()) == str(summary)
 
 
+def test_a_grid_of_layers_and_heads(llama):
+    ids = ids_of()
+    with torch.no_grad(), record(llama) as recording:
+        llama(ids)
+    grid = recording.by_head("first_mass")
+    assert grid.shape == (2, 2, 4)
+    close(grid, torch.stack([weights[..., 0].mean(-1) for weights in weights_of("llama", ids)]))
+    with pytest.raises(KeyError, match=r"name must be one of entropy, .*; got mass"):
+        recording.by_head("mass")
+
+
+def test_layers_that_make_no_grid():
+    model = nn.Sequential(*(sc.nn.MultiHeadAttention(16, heads) for heads in (2, 4)))
+    with record(model) as recording:
+        model(torch.randn(1, 3, 16))
+    with pytest.raises(ValueError, match=r"layers must have equal batches and heads; got \(1, 2\), \(1, 4\)"):
+        recording.by_head("entropy")
+
+
 def test_everything_else_that_has_a_name(llama):
     ids = ids_of()
     with torch.no_grad(), record(llama, keep=("topk", "pooled", Pooled(3, "max"), "qk")) as recording:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from saccade.errors import value_error
 from saccade.recording.run import Run
 from saccade.statistics import Fold
 
@@ -40,6 +44,27 @@ class Recording(Mapping[str, Run]):
     def ask(self, *folds: Fold[Any, Any]) -> dict[str, tuple[Any, ...]]:
         """Answers of every layer's last run, by name; see `Run.ask`."""
         return {name: self[name].ask(*folds) for name in self._runs}
+
+    def by_head(self, name: str) -> Tensor:
+        """One measure of every head of every layer's last run, ``[layers, batch, heads]``: a grid to look at.
+
+        Args:
+            name: of a measure of `saccade.statistics.Summary`, such as "entropy" or "first_mass".
+
+        Raises:
+            KeyError: there is no measure of this name.
+            ValueError: layers of different batches or numbers of heads.
+            UnsupportedError: statistics were not kept; see `Run.summary`.
+
+        Cost: none where statistics were kept.
+        """
+        found = [run.summary().named(name).values for run in self.values()]
+        shapes = sorted({tuple(values.shape) for values in found})
+        if len(shapes) != 1:
+            got = ", ".join(map(str, shapes)) or "no layers"
+            hint = "record(model, layers=...) chooses layers that are alike"
+            raise value_error("Recording.by_head", "layers", "have equal batches and heads", got, hint=hint)
+        return torch.stack(found)
 
     def __getitem__(self, layer: str | int) -> Run:
         return self._runs[self._name(layer)][-1]
