@@ -74,6 +74,18 @@ def test_models_of_transformers(name, implementation):
     assert all(isinstance(network.get_submodule(name), nn.Module) for name in names)
 
 
+def test_a_mask_of_the_same_size_is_not_taken_for_another():
+    network, inputs, found = zoo.model("llama", "sdpa"), zoo.batch("llama"), []
+    own = (torch.rand(2, 1, 11, 11) < 0.5) | torch.eye(11, dtype=torch.bool)
+    with torch.no_grad(), tapped(network, lambda name, make: found.append(make().to_dense())):
+        network(**inputs)
+        network(inputs["input_ids"], attention_mask=own)
+        copied = own.clone()
+        network(inputs["input_ids"], attention_mask=copied)
+    assert torch.equal(found[2] > 0, own.expand(2, 4, 11, 11))
+    assert torch.equal(found[4], found[2])
+
+
 def test_the_ear_is_taken_out_again():
     before = (AttentionInterface.get_interface, AttentionMaskInterface.__getitem__)
     network, other, names = zoo.model("llama"), zoo.model("llama"), []

@@ -259,8 +259,10 @@ def test_each_forward_pass_is_a_run(llama):
         close(run.ask(Received())[0], weights_of("llama", ids)[0].sum(2))
 
 
-def generated(network, ids, **options):
-    return network.generate(ids, max_new_tokens=6, do_sample=False, disable_compile=True, **options)
+def generated(network, input_ids, **options):
+    return network.generate(
+        input_ids, max_new_tokens=6, do_sample=False, disable_compile=True, eos_token_id=-1, **options
+    )
 
 
 @pytest.mark.parametrize("keep", ["qk", ("statistics", "topk")])
@@ -293,6 +295,23 @@ def test_rows_of_a_generation_accumulate(keep, implementation, cache):
         close(near["self_mass"], weights.diagonal(0, 2, 3))
         close(near["previous_mass"][:, :, 1:], weights.diagonal(-1, 2, 3))
         assert near["received"].shape[2] == run.shape[3]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_generation_with_padding_on_the_left(name, cache):
+    inputs, network = zoo.batch(name), zoo.model(name)
+    with record(network, keep="qk") as recording:
+        text = generated(network, **inputs, cache_implementation=cache)
+    attention_mask = torch.cat([inputs["attention_mask"], torch.ones(2, 5, dtype=torch.int64)], 1)
+    places = (attention_mask.cumsum(1) - 1).clamp_min(0)
+    options = {"attention_mask": attention_mask, "position_ids": places, "use_cache": False}
+    with torch.no_grad():
+        expected = zoo.model(name)(text[:, :-1], output_attentions=True, **options).attentions
+    for layer, weights in enumerate(expected):
+        dense = recording[layer].matrix.to_dense()[..., :16]
+        close(dense[0, :, 3:], weights[0, :, 3:])
+        close(dense[1], weights[1])
 
 
 def bytes_held(matrix):
