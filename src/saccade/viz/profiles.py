@@ -74,13 +74,13 @@ def profile(
     axes = canvas.axes
     for number, line in enumerate(lines):
         ink = _INKS[number % len(_INKS)]
-        where, most, least = _grouped(places[shown], line[shown])
+        where, most, least = _grouped(places[shown], line[shown], log)
         name, _ = drawable_title(names[number]) if names is not None else ("_", [])
         axes.plot(where, most, color=ink, linewidth=1.2, label=name)
         if (most != least).any():
             axes.fill_between(where, least, most, color=ink, alpha=0.18, linewidth=0)
     if even is not None:
-        where, most, _ = _grouped(places[shown], even[shown])
+        where, most, _ = _grouped(places[shown], even[shown], log)
         axes.plot(where, most, color="#6b6b76", linewidth=1.0, linestyle="--", label="uniform attention")
     if log:
         axes.set(xscale="log", yscale="log")
@@ -91,11 +91,12 @@ def profile(
     return canvas.figure
 
 
-def _grouped(x: Array, y: Array) -> tuple[Array, Array, Array]:
+def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
     """Places, largest and smallest of groups of neighbours."""
     if len(x) <= _POINTS:
         return x, y, y
-    starts = np.arange(_POINTS) * len(x) // _POINTS
+    even = np.geomspace(x[0], x[-1], _POINTS) if log else np.linspace(x[0], x[-1], _POINTS)  # a pixel each
+    starts = np.unique(np.searchsorted(x, even))
     return x[starts], np.fmax.reduceat(y, starts), np.fmin.reduceat(y, starts)
 
 
