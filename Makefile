@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check check-all bench fmt lint type imports clean
+.PHONY: help demo verify test check check-all bench fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -25,6 +25,9 @@ $(VENV)/.dev: $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## see what a trained model attends to
 	$(OFFLINE) $(BIN)/saccade look "The cat, which was very hungry, ate the fish." --out out/demo
+
+verify: $(VENV)/.demo  ## check what is said about attention by running it (under a minute)
+	$(OFFLINE) $(BIN)/saccade verify
 
 test: $(VENV)/.dev  ## run the tests (under 3 minutes)
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'

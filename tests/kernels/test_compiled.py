@@ -64,7 +64,7 @@ def test_it_is_the_definition(name: str, hide: bool) -> None:
 @pytest.mark.usefixtures("uncompiled")
 def test_it_says_what_it_lacks() -> None:
     x = torch.randn(1, 2, 20, 8, dtype=torch.float64)
-    with pytest.raises(sc.UnsupportedError) as caught:
+    with pytest.raises(sc.UnsupportedError, match="cannot run these inputs") as caught:
         sc.attention(x, x, x, lambda b, h, q, kv: q >= kv, score=scores.Additive(8, 8, 4).double(), impl="flex")
     assert caught.value.reasons == (
         "it has no float64",

@@ -1,4 +1,4 @@
-"""The command line: ``saccade look``, ``saccade generate`` and ``saccade compare``."""
+"""The command line: ``saccade look``, ``compare``, ``generate`` and ``verify``."""
 
 import io
 import sys
