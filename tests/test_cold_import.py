@@ -21,7 +21,7 @@ for name in ("matplotlib", "typer", "rich", "safetensors", "tokenizers", "transf
 import torch, saccade
 x = torch.ones(1, 1, 3, 4)
 print(saccade.attention(x, x, x, saccade.masks.Causal()).sum().item())
-import saccade.models, saccade.text, saccade.viz, saccade.testing
+import saccade.models, saccade.text, saccade.viz, saccade.testing, saccade.theory, saccade.recording, saccade.tasks
 """
 
 
