@@ -144,3 +144,13 @@ def test_rows_that_are_no_distributions_are_refused() -> None:
     with pytest.raises(sc.UnsupportedError, match="layer 0 do not sum to 1"):
         rollout([matrix], [0])
     assert head_distances(matrix, "frobenius").tolist() == [[[0.0]]]
+
+
+@pytest.mark.parametrize("between", ["jensen_shannon", "total_variation"])
+def test_a_head_that_sees_nothing_is_far_from_one_that_does(between) -> None:
+    x = torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    mask = torch.ones(1, 2, 5, 5, dtype=torch.bool)
+    mask[:, 1, :3] = False
+    mask[:, :, 0] = False
+    matrix = sc.AttentionMatrix(x, x, mask)
+    torch.testing.assert_close(head_distances(matrix, between), definition(matrix.to_dense(), between))

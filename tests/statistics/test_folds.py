@@ -303,3 +303,9 @@ def test_a_log_sum_exp_of_another_matrix_is_refused() -> None:
     x = torch.randn(1, 1, 3, 4)
     with pytest.raises(ValueError, match=r"LargestLogit: lse must be \[1, 1, 3\]; got \[1, 1, 2\]"):
         sc.AttentionMatrix(x, x).ask(LargestLogit(torch.zeros(1, 1, 2)))
+
+
+def test_even_rows_of_any_length_are_covered_by_as_many_keys_as_they_must() -> None:
+    for n in (1, 2, 9, 10, 20, 50, 100, 200, 300):
+        got = sc.AttentionMatrix(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, n, 4)).ask(Coverage((0.5, 0.3)))[0]
+        assert got.tolist() == [[[[-(-n // 2), -(-3 * n // 10)]]]], n

@@ -196,3 +196,9 @@ def test_a_sparse_tensor_of_too_many_is_refused() -> None:
         matrix.to_sparse(limit=54)
     with pytest.raises(TypeError, match=r"Matrix.to_sparse: limit must be an int; got float"):
         matrix.to_sparse(limit=1e6)
+
+
+def test_the_largest_logit_is_known_where_the_first_key_is_far_below() -> None:
+    q, k = torch.tensor([[1.0]])[None, None], torch.tensor([[-5000.0], [3.0], [1.0]])[None, None]
+    summary = sc.AttentionMatrix(q, k, scale=1.0).summary()
+    assert summary.named("largest_logit").values.item() == pytest.approx(3.0)
