@@ -93,7 +93,7 @@ def _hidden(q: Tensor, k: Tensor, rule: masks.Mask, name: str, budget: int, ends
     return read
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_a_step_is_the_dense_run_in_which_other_blocks_are_hidden(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 99)))
@@ -104,7 +104,7 @@ def test_a_step_is_the_dense_run_in_which_other_blocks_are_hidden(data: st.DataO
     budget = SIZE * data.draw(st.integers(max(2, sum(ends)), 6))
     q, k, v = _qkv(34)
     cache = BlockSelectCache(SIZE, budget, sink_blocks=ends[0], local_blocks=ends[1], scorer=SCORERS[name][0])
-    prompt = data.draw(st.sampled_from([1, 8, 26, 31]))
+    prompt = data.draw(st.sampled_from([1, 22, 26, 31]))
     with torch.no_grad():
         out = cache.attend(mechanism, q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt], mask=rule)
         torch.testing.assert_close(out, mechanism(q[:, :, :prompt], k[:, :, :prompt], mask=rule) @ v[:, :, :prompt])
@@ -130,7 +130,7 @@ def test_the_plainest_case_is_the_definition() -> None:
     torch.testing.assert_close(out, expected)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_a_budget_for_everything_is_dense_exactly(data: st.DataObject) -> None:
     torch.manual_seed(1)

@@ -59,7 +59,7 @@ def _inside(mha: MultiHeadAttention, x: Tensor, sinks: int, window: int, alibi: 
     return mha.output_projection(torch.cat(out, 2).transpose(1, 2).flatten(2))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_it_is_the_dense_run_with_a_streaming_mask(data: st.DataObject) -> None:
     sinks, window = data.draw(st.sampled_from([0, 1, 3])), data.draw(st.sampled_from([1, 4, 30]))
@@ -76,7 +76,7 @@ def test_it_is_the_dense_run_with_a_streaming_mask(data: st.DataObject) -> None:
     assert held == [j for j in range(TOTAL) if j < sinks or j >= TOTAL - window]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_positions_inside_the_cache_are_those_of_a_short_text(data: st.DataObject) -> None:
     sinks, window = data.draw(st.sampled_from([0, 1, 3])), data.draw(st.sampled_from([1, 4, 30]))
