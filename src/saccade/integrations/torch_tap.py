@@ -118,7 +118,7 @@ def _matrix(
     batch, kv_len = k.shape[:2]
     heads = module.num_heads
     q, k = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k))
-    rule, bias = _rule(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len), k.shape[1])
+    rule, bias = _rule(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len))
     places: dict[str, Any] = {}
     if is_token is not None:  # rows that no token asks do not exist
         position = torch.arange(kv_len, device=k.device).expand(batch, -1)
@@ -143,7 +143,7 @@ def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tup
 
 
 def _rule(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int], heads: int
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> tuple[Mask | None, Tensor | None]:
     """Torch's masks, where True means *ignore* and floats are added, as a rule and a bias."""
     batch, heads, _, kv_len = shape
