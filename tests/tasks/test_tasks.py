@@ -71,8 +71,14 @@ def test_a_needle_is_as_strong_as_was_said() -> None:
         (lambda: tasks.passkey(1, 5, key_len=3, vocab_size=60, seed=0), "length must hold a key of 3 and its sign"),
         (lambda: tasks.passkey(1, 50, key_len=3, vocab_size=11, seed=0), "vocab_size must be at least 12; got 11"),
         (lambda: tasks.passkey(1, 50, key_len=3, vocab_size=30, seed=-1), "seed must be an int of at least 0; got -1"),
-        (lambda: tasks.needle(1, 5, 4, needle_len=6, strength=1.0, seed=0), "needle_len must be at most kv_len 5; got 6"),
-        (lambda: tasks.needle(1, 5, 4, needle_len=1, strength=float("nan"), seed=0), "strength must be a finite number"),
+        (
+            lambda: tasks.needle(1, 5, 4, needle_len=6, strength=1.0, seed=0),
+            "needle_len must be at most kv_len 5; got 6",
+        ),
+        (
+            lambda: tasks.needle(1, 5, 4, needle_len=1, strength=float("nan"), seed=0),
+            "strength must be a finite number",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(make: Callable[[], object], match: str) -> None:
