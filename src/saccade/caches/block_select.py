@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.attention_matrix import AttentionMatrix
 from saccade.caches.checks import check_count, check_dense_mask, checked_rows
@@ -269,7 +270,7 @@ class BlockSelectCache(KVCache):
         scores = scores.to(torch.float64 if query.dtype == torch.float64 else torch.float32) * query.shape[3] ** -0.5
         broken = scores.isnan()  # a block that holds a NaN is read, as the dense run reads it
         scores = scores.masked_fill(broken, -torch.inf)
-        relative = scores - scores.logsumexp(2, keepdim=True)
+        relative = scores.log_softmax(2)
         relative = relative.masked_fill(broken, torch.inf).masked_fill(relative.isnan() & ~broken, -torch.inf)
         grouped = relative.view(batch, kv_heads, -1, blocks).amax(2)
         return grouped, 1, batch * kv_heads * blocks * width * summary.element_size()
@@ -386,14 +387,16 @@ class _Reading:
     def __init__(self, keys: Columns, values: Columns, chosen: Tensor, start: int, stop: int, size: int):
         self.chosen = chosen
         self.newest: tuple[Tensor, Tensor] | None = None  # with gradients, in place of the last column
-        self._keys, self._values, self._start, self._stop, self._size = keys, values, start, stop, size
+        self._start, self._stop, self._size = start, stop, size
         blocks = keys.by_block, values.by_block
         assert blocks[0] is not None
         assert blocks[1] is not None
         self._blocks = (blocks[0], blocks[1])
         held = len(self._blocks[0]) // (chosen.shape[0] * chosen.shape[1])  # blocks allocated for each key head
         rows = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device)[:, None]
-        self._index = rows * held + chosen.flatten(0, 1)
+        # The unfinished block is read as a whole one, and what stands behind its last column is cut off.
+        read = F.pad(chosen, (0, 1), value=start // size) if stop > start else chosen
+        self._index = rows * held + read.flatten(0, 1)
         self.count = chosen.shape[2] * size + stop - start
 
     @property
@@ -415,10 +418,7 @@ class _Reading:
 
     def read(self, rows: range) -> tuple[Tensor, Tensor]:
         """Keys and values ``[rows, columns, width]`` of these key heads."""
-        k, v = (
-            self._gathered(name, table, x.first(self._stop), rows)
-            for name, table, x in zip(("keys", "values"), self._blocks, (self._keys, self._values), strict=True)
-        )
+        k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
         new = (x.flatten(0, 1)[rows.start : rows.stop : rows.step] for x in self.newest)
@@ -432,18 +432,13 @@ class _Reading:
         rest = torch.arange(self._start, self._stop, device=device).expand(len(whole), -1)
         return torch.cat([whole, rest], 1)
 
-    def _gathered(self, name: str, table: Tensor, held: Tensor | None, rows: range) -> Tensor:
-        assert held is not None
-        width, inner = held.shape[3], self.count - (self._stop - self._start)
-        shape = (len(rows), self.count, width)
+    def _gathered(self, name: str, table: Tensor, rows: range) -> Tensor:
+        index = self._index[rows.start : rows.stop : rows.step]
+        shape = (index.numel(), table.shape[1])
         # A graph keeps what it has seen: then the memory is not used again.
         out = scratch(name, shape, table) if self.newest is None else table.new_empty(shape)
-        heads = held.shape[1]
-        for i, row in enumerate(rows):
-            if inner:
-                torch.index_select(table, 0, self._index[row], out=out[i, :inner].view(-1, self._size * width))
-            out[i, inner:].copy_(held[row // heads, row % heads, self._start :])
-        return out
+        torch.index_select(table, 0, index.flatten(), out=out)
+        return out.view(len(rows), index.shape[1] * self._size, -1)[:, : self.count]
 
 
 def _table(positions: range | Tensor, device: torch.device) -> Tensor:
