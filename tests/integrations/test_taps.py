@@ -440,6 +440,18 @@ def test_a_cache_that_holds_a_sum_is_refused():
     layer(x, cache=cache)
 
 
+@pytest.mark.parametrize(
+    "cache", [caches.SinkWindowCache(1, 3), caches.BlockSelectCache(2, 6), caches.HeavyHitterCache(8)]
+)
+def test_a_cache_that_hands_on_some_keys_is_refused(cache):
+    layer = sc.nn.MultiHeadAttention(16, 4, mask=masks.Causal())
+    x = torch.randn(1, 9, 16)
+    refused = pytest.raises(sc.UnsupportedError, match=r"MultiHeadAttention cannot run(.|\n)*some of the keys")
+    with tapped(layer, lambda name, make: make()), refused:
+        layer(x, cache=cache)
+    layer(x, cache=cache)
+
+
 # kernels that are not here: what they are told
 
 

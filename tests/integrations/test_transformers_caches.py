@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+import saccade
 from saccade import models
 from saccade.caches import (
     BlockSelectCache,
@@ -158,3 +159,9 @@ def test_what_cannot_be_meant_is_refused() -> None:
     past, written_out = transformers_cache(Cache(KVCache() for _ in range(2))), torch.ones(2, 1, 20, 20).bool()
     with pytest.raises(NotImplementedError, match="it got a mask that is written out"):
         model(prompt, past_key_values=past, attention_mask=written_out)
+
+
+def test_a_recording_does_not_take_the_new_keys_for_all() -> None:
+    model, cache = _model("Llama"), Cache(KVCache() for _ in range(2))
+    with pytest.raises(saccade.UnsupportedError, match="its cache is one of ours"), saccade.record(model):
+        _with(model, cache, _prompt())

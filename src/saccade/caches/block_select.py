@@ -72,6 +72,8 @@ class BlockSelectCache(KVCache):
     Reference: Tang et al. 2024, arXiv:2406.10774 (Quest); blocks at both ends: Xiao et al. 2024, arXiv:2402.04617.
     """
 
+    hands_on_all = False
+
     def __init__(
         self,
         block_size: int,

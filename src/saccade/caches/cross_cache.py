@@ -35,6 +35,8 @@ class CrossCache(LayerCache):
         True
     """
 
+    hands_on_all = True
+
     def __init__(self) -> None:
         self._key: Tensor | None = None
         self._value: Tensor | None = None

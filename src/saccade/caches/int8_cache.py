@@ -103,6 +103,8 @@ class Int8Cache(LayerCache):
     Reference: Liu et al. 2024, arXiv:2402.02750 (KIVI), which rounds keys by channel too.
     """
 
+    hands_on_all = True
+
     def __init__(self, block_size: int = 64):
         check_count("Int8Cache", "block_size", block_size)
         self.block_size = block_size

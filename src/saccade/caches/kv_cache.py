@@ -54,6 +54,8 @@ class KVCache(LayerCache):
         True
     """
 
+    hands_on_all = True
+
     def __init__(self, max_len: int | None = None):
         if max_len is not None:
             check_count("KVCache", "max_len", max_len)

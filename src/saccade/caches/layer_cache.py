@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -41,7 +41,13 @@ class LayerCache(ABC):
 
     The law of every cache: a prefill, then extend and decode steps of any sizes, equal the full run, for every causal
     mask. A cache that forgets says which other run it equals.
+
+    Attributes:
+        hands_on_all: whether the mechanism is handed the keys of all tokens so far, in their order. False unless a
+            class says so.
     """
+
+    hands_on_all: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from saccade.caches import RecurrentCache
+from saccade.caches import LayerCache, RecurrentCache
 from saccade.errors import unsupported
 from saccade.integrations.tap import Valve
 from saccade.matrix import Matrix
@@ -44,6 +44,10 @@ def _noting(mechanism: nn.Module, name: str, owner: dict[nn.Module, str]) -> Any
         if isinstance(cache, RecurrentCache) and cache.length:
             reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be told apart"
             hint = "caches.KVCache() keeps the tokens, and fits every mechanism"
+            raise unsupported("record", type(module).__name__, [reason], hint=hint)
+        if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.hands_on_all:
+            reason = f"the {type(cache).__name__} of {name} hands on some of the keys, in an order of its own"
+            hint = "caches.KVCache() hands on all, and what the other would leave out can be asked of its matrix"
             raise unsupported("record", type(module).__name__, [reason], hint=hint)
 
     return note

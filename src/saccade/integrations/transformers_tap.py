@@ -135,6 +135,9 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
             reason = f"{type(module).__name__} gives {len(args)} further arguments without names"
             raise unsupported("record", "a transformers model", [reason])
         facts = {name: fact for name, fact in kwargs.items() if name not in ("dropout", "output_attentions")}
+        if getattr(key, "saccade_cache", None) is not None:
+            reason = "its cache is one of ours, which is handed the new keys alone"
+            raise unsupported("record", "a transformers model", [reason], hint="transformers' own caches are heard")
         for ear in ears:
             name = ear.names[module]
 
