@@ -73,12 +73,12 @@ def measure(referee: Referee) -> Iterator[Row]:
             check(its)
             yield ratio_row(
                 f"{name}, n={n}",
-                compare(its.ours, its.theirs, rounds=15, referee=referee, warm_up=3),
+                compare(its.ours, its.theirs, rounds=20, referee=referee, batch=5, warm_up=3),
                 peer="SDPA(enable_gqa)",
                 target=target,
             )
             if dtype == torch.float32:
-                pair = compare(its.ours, its.summed, rounds=15, referee=referee, warm_up=3)
+                pair = compare(its.ours, its.summed, rounds=20, referee=referee, batch=5, warm_up=3)
                 figures = {"ratio": pair.ratio, "ours_s": pair.ours, "theirs_s": pair.theirs}
                 measured = f"{pair.ratio:.0%} of its rate: {duration(pair.ours)}, sum {duration(pair.theirs)}"
                 rows = (f"{name}, n={n}, beside a sum of the bytes", measured, f"at least {OF_SUM:.0%}")

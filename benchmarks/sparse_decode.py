@@ -104,7 +104,8 @@ def measure(referee: Referee) -> Iterator[Row]:
         figures = {"bytes_read": float(read), "bytes_dense": float(full), "bytes_held": float(its.chosen.nbytes)}
         measured = f"{read / full:.3f} of {full / 1e6:.0f} MB, summaries included"
         yield Row(f"{name}: bytes read", measured, f"at most 1/{BYTES}", read * BYTES <= full, figures)
-        pair = compare(lambda: its.step(its.chosen), lambda: its.step(its.dense), rounds=9, referee=referee, warm_up=2)
+        calls = (lambda: its.step(its.chosen), lambda: its.step(its.dense))
+        pair = compare(*calls, rounds=20, referee=referee, batch=5, warm_up=2)
         yield ratio_row(f"{name}: a step", pair, peer="all keys", target=FASTER)
     with tempfile.TemporaryDirectory() as folder:
         own = prompt(folder)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade import viz
 from saccade.attention_matrix import AttentionMatrix
-from saccade.cli.loading import MINILM, NAMED
+from saccade.cli.loading import MINILM, NAMED, load
 from saccade.cli.refusing import loaded, refuse
 from saccade.comparison import compare as compare_tensors
 from saccade.masks import Mask
@@ -42,7 +42,7 @@ def compare(
     joined = " ".join(text)
     if not joined.strip():
         refuse("compare", "TEXT must have at least one word; got nothing to read")
-    model = loaded("compare", model_name)
+    model = loaded("compare", load, model_name)
     if model.tokenizer is None:
         refuse("compare", f"--model must have a tokenizer.json; got {model_name}")
     if not 0 <= layer < model.config.num_layers:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from saccade.cli.loading import MANUALS
+from saccade.cli.loading import MANUALS, load
 from saccade.cli.refusing import loaded, refuse
 from saccade.models import Decoder, Sampler, Step, beam_search, stream
 from saccade.text import visible
@@ -133,7 +133,7 @@ def _sampler(temperature: float | None, top_k: int | None, top_p: float | None) 
 
 
 def _load(name: str) -> Decoder:
-    found = loaded("generate", name)
+    found = loaded("generate", load, name)
     if not isinstance(found, Decoder):
         refuse("generate", f"--model must be a language model; got {name}, an encoder")
     return found

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import torch
 import typer
@@ -12,6 +12,7 @@ from rich.console import Console
 from saccade import viz
 from saccade.cli.head_statistics import Format, written
 from saccade.cli.loading import MINILM, NAMED
+from saccade.cli.refusing import loaded, refuse
 from saccade.cli.report import print_choice, print_notes, print_words
 from saccade.cli.subject import Model, Subject, load_model, subject_of
 from saccade.cli.telling import Head, Statistic, rank_heads
@@ -61,9 +62,9 @@ def look(
     by position mutual information (how much the place of a word says about where it looks).
     """
     if not text and file is None:
-        _refuse("TEXT must be given, or a --file; got neither")
+        refuse("look", "TEXT must be given, or a --file; got neither")
     given = _text_of(text, file)
-    model = _load(model_name)
+    model: Model = loaded("look", load_model, model_name)
     name = model_name if model_name in NAMED else Path(model_name).name
     subject = _subject(model, name, given, to, given=tokens)
     _check_range("--layer", layer, len(subject.matrices))
@@ -75,7 +76,7 @@ def look(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _refuse(f"--out must be a folder that can be written; got {out} ({error.strerror})")
+        refuse("look", f"--out must be a folder that can be written; got {out} ({error.strerror})")
 
     rows, columns = (
         [number for number, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)
@@ -99,41 +100,34 @@ def look(
         console.print(f"wrote {visible(str(path))}  ({what})", soft_wrap=True)
 
 
-def _load(name: str) -> Model:
-    try:
-        return load_model(name)
-    except (ImportError, ValueError, NotImplementedError, OSError) as error:
-        said = str(error).removeprefix("load: ").removeprefix("look: ")
-        typer.echo(f"saccade look: {_shown(said)}", err=True)
-        raise typer.Exit(1) from None
-
-
 def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
     """The arguments, or what a file holds."""
     if file is None:
         return list(text or [])
     if text:
-        _refuse("TEXT must be left out where --file is given; got both")
+        refuse("look", "TEXT must be left out where --file is given; got both")
     try:
         return [file.read_text(encoding="utf-8")]
     except OSError as error:
-        _refuse(f"--file must be a file that can be read; got {file} ({error.strerror})")
+        refuse("look", f"--file must be a file that can be read; got {file} ({error.strerror})")
     except UnicodeDecodeError:
-        _refuse(f"--file must be valid UTF-8; got {file}")
+        refuse("look", f"--file must be valid UTF-8; got {file}")
 
 
 def _subject(model: Model, name: str, text: Sequence[str], to: str | None, *, given: bool) -> Subject:
     try:
         return subject_of(model, name, text, to, given=given)
     except (ValueError, NotImplementedError) as error:
-        _refuse(str(error).removeprefix("look: ").removesuffix("."))
+        refuse("look", str(error).removeprefix("look: ").removesuffix("."))
 
 
 def _weights(subject: Subject) -> torch.Tensor:
     """Weights between words, ``[layers, heads, words, words]``."""
     heads, q_len, kv_len = subject.matrices[0].shape[1:]
     if len(subject.matrices) * heads * q_len * kv_len > _MOST_WEIGHTS:
-        _refuse(f"TEXT must be shorter to be drawn; got {kv_len} tokens in every head (--stats takes any length)")
+        refuse(
+            "look", f"TEXT must be shorter to be drawn; got {kv_len} tokens in every head (--stats takes any length)"
+        )
     with torch.no_grad():
         return torch.stack([merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices])
 
@@ -176,20 +170,9 @@ def _draw(subject: Subject, weights: torch.Tensor, best: Head, out: Path) -> lis
     try:
         return [(viz.save(figure, out / name), what) for name, figure, what in figures]
     except OSError as error:
-        _refuse(f"--out must be a folder that can be written; got {out} ({error.strerror})")
+        refuse("look", f"--out must be a folder that can be written; got {out} ({error.strerror})")
 
 
 def _check_range(option: str, value: int | None, count: int) -> None:
     if value is not None and not 0 <= value < count:
-        _refuse(f"{option} must be from 0 to {count - 1}; got {value}")
-
-
-def _shown(sentence: str) -> str:
-    """Lines as they are, and nothing in them that cannot be seen."""
-    return "\n".join(visible(line) for line in sentence.splitlines())
-
-
-def _refuse(sentence: str) -> NoReturn:
-    """End with one line that says what was wrong with the arguments."""
-    typer.echo(f"saccade look: {visible(sentence)}.", err=True)
-    raise typer.Exit(2)
+        refuse("look", f"{option} must be from 0 to {count - 1}; got {value}")

@@ -1,14 +1,15 @@
-"""Ends of a command that a user's words bring about."""
+"""How a command ends where it cannot do what was asked: a sentence, and an exit status that says whose fault it is."""
 
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import typer
 
-from saccade.cli.loading import load
-from saccade.models import Decoder, Encoder
 from saccade.text import visible
 
 __all__ = ["loaded", "refuse"]
+
+Loaded = TypeVar("Loaded")
 
 
 def refuse(command: str, sentence: str) -> NoReturn:
@@ -17,11 +18,11 @@ def refuse(command: str, sentence: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def loaded(command: str, model: str) -> Encoder | Decoder:
-    """The model of that name or folder; where there is none, end with the reason and exit status 1."""
+def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
+    """What ``load`` makes of a name or folder; where it cannot, end with the reason and exit status 1."""
     try:
         return load(model)
     except (ValueError, ImportError, NotImplementedError, OSError) as error:
-        lines = str(error).removeprefix("load: ").splitlines()
+        lines = str(error).removeprefix("load: ").removeprefix(f"{command}: ").splitlines()
         typer.echo(f"saccade {command}: " + "\n".join(visible(line) for line in lines), err=True)
         raise typer.Exit(1) from None

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from saccade import viz
+from saccade.cli.refusing import refuse
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
@@ -74,14 +75,14 @@ def _draw(folder: Path) -> None:
         for name, picture in PICTURES.items():
             typer.echo(f"wrote {visible(str(viz.save(picture(), folder / f'{name}.png')))}")
     except OSError as error:
-        _refuse(f"--pictures must be a folder that can be written; got {folder} ({error.strerror})")
+        refuse("verify", f"--pictures must be a folder that can be written; got {folder} ({error.strerror})")
 
 
 def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:
     unknown = [name for name in only if all(name not in (claim.name, claim.topic) for claim in CLAIMS)]
     if unknown:
         topics = ", ".join(dict.fromkeys(claim.topic for claim in CLAIMS))
-        _refuse(f"--only must be the name of a claim or one of {topics}; got {unknown[0]}")
+        refuse("verify", f"--only must be the name of a claim or one of {topics}; got {unknown[0]}")
     return tuple(claim for claim in CLAIMS if not only or claim.name in only or claim.topic in only)
 
 
@@ -130,9 +131,3 @@ def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) ->
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _refuse(sentence: str) -> NoReturn:
-    """End with one line that says what was wrong with the arguments."""
-    typer.echo(f"saccade verify: {visible(sentence)}.", err=True)
-    raise typer.Exit(2)
