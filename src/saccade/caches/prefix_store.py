@@ -181,7 +181,7 @@ class PrefixStore:
                     tensors[f"{number}.key"] = layer.key[:, :, span]
                     tensors[f"{number}.value"] = layer.value[:, :, span]
                 about = {"kind": _KIND, "key": key, "tokens": list(tokens[span])}
-                if not self._write(key, encoded(tensors, about), set(chain[: i + 1])):
+                if not self._write(key, encoded("PrefixStore", tensors, about), set(chain[: i + 1])):
                     break
                 written += 1
             known = i + 1
@@ -224,7 +224,7 @@ class PrefixStore:
             self._remove(path)
             return None
         names = [f"{i}.{which}" for i in range(layers) for which in ("key", "value")]
-        if about.get("key") != key or about.get("tokens") != tokens or list(tensors) != names:
+        if about.get("key") != key or about.get("tokens") != tokens or set(tensors) != set(names):
             self._remove(path)
             return None
         return [tensors[name] for name in names]
@@ -240,9 +240,9 @@ class PrefixStore:
             with contextlib.suppress(OSError):
                 os.utime(self._path(key), ns=(now - 1000 * i, now - 1000 * i))
 
-    def _write(self, key: str, pieces: list[memoryview], kept: set[str]) -> bool:
+    def _write(self, key: str, data: memoryview, kept: set[str]) -> bool:
         """Write a block when there is room, or room can be made of blocks that are not of this text."""
-        size = sum(piece.nbytes for piece in pieces)
+        size = data.nbytes
         with self._locked():
             files = self._files()
             spare = self.max_bytes - size - sum(file.size for file in files)
@@ -256,7 +256,7 @@ class PrefixStore:
                 return False
             path = self._path(key)
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, pieces)
+            write_whole(path, data)
         return True
 
     def _files(self) -> list[_File]:

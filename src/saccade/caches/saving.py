@@ -46,6 +46,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
     Raises:
         TypeError: not a cache.
         UnsupportedError: a cache, or a scorer, that a file cannot hold.
+        ImportError: safetensors is not installed.
         OSError: the file cannot be written.
 
     Cost: a copy of what is held, on the disk.
@@ -67,7 +68,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
     _check_fingerprint(where, fingerprint)
     tensors: dict[str, Tensor] = {}
     tree = _written(cache, "", tensors, where)
-    write_whole(Path(path), encoded(tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
+    write_whole(Path(path), encoded(where, tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
 
 
 def load_cache(
@@ -84,6 +85,7 @@ def load_cache(
         A cache of the same kind that goes on as if it had never been away.
 
     Raises:
+        ImportError: safetensors is not installed.
         ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model.
     """
     where = "load_cache"
