@@ -86,14 +86,15 @@ class _Compare:
     @staticmethod
     def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Those of q, k and v, from that of the scores."""
-        gq, gk, gv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        gq, gk = torch.zeros_like(q), torch.zeros_like(k)
+        gv = torch.zeros_like(v, dtype=torch.float64)  # it sums over all pairs
         for rows, columns in _pieces(q, k):
             hidden, part = _hidden(q, k, rows, columns), grad[..., rows, columns]
-            gv += part.flatten() @ hidden.flatten(0, -2)
+            gv += (part[..., None, :] @ hidden).flatten(0, -2).sum(0, dtype=torch.float64)
             slope = hidden.square_().neg_().add_(1.0)
             gq[..., rows, :] += (part[..., None, :] @ slope)[..., 0, :]
             gk[..., columns, :] += (part[..., None] * slope).sum(-3)
-        return gq * v, gk * v, gv
+        return gq * v, gk * v, gv.to(v.dtype)
 
 
 compare = _Compare()
