@@ -18,13 +18,14 @@ from saccade.caches.plain import is_plain, sees_all_before, tells_heads_apart
 from saccade.caches.scorers import BlockScorer, BoundScorer
 from saccade.caches.scratch import scratch
 from saccade.errors import type_error, unsupported, value_error
+from saccade.kernels.nonfinite import is_finite
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.token_positions import Positions
 
 __all__ = ["BlockSelectCache"]
 
-_SCRATCH = 1 << 22  # bytes of keys that are gathered at once: they are read again while still in a core's cache
+_SCRATCH = 1 << 23  # bytes of keys that are gathered at once: they are read again while still in a core's cache
 
 
 class BlockSelectCache(KVCache):
@@ -270,29 +271,31 @@ class BlockSelectCache(KVCache):
             got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise value_error(where, "scorer", f"score blocks as {list(expected)}", got)
         scores = scores.to(torch.float64 if query.dtype == torch.float64 else torch.float32) * query.shape[3] ** -0.5
-        broken = scores.isnan()  # a block that holds a NaN is read, as the dense run reads it
-        scores = scores.masked_fill(broken, -torch.inf)
         relative = scores.log_softmax(2)
-        relative = relative.masked_fill(broken, torch.inf).masked_fill(relative.isnan() & ~broken, -torch.inf)
+        if not is_finite(relative):
+            broken = scores.isnan()  # a block that holds a NaN is read, as the dense run reads it
+            relative = scores.masked_fill(broken, -torch.inf).log_softmax(2)
+            relative = relative.masked_fill(broken, torch.inf).masked_fill(relative.isnan() & ~broken, -torch.inf)
         grouped = relative.view(batch, kv_heads, -1, blocks).amax(2)
         return grouped, 1, batch * kv_heads * blocks * width * summary.element_size()
 
     def _chosen(self, ranking: Tensor, seen: _Seen) -> Tensor:
-        """Blocks to read besides the unfinished one, int64 ``[batch, kv_heads, blocks]``, in order."""
+        """Blocks to read besides the unfinished one, int64 ``[batch, kv_heads, blocks]``, in any order."""
         blocks, size = ranking.shape[2], self.block_size
-        index = torch.arange(blocks, device=ranking.device)
-        last = index >= blocks - (self.local_blocks - 1)
-        first_block = seen.first_column[:, None, None] // size
-        first = (index >= first_block) & (index < first_block + self.sink_blocks)
-        order = ranking.masked_fill(last | first, torch.inf)
-        if seen.allowed is not None:
+        order = ranking.clone()
+        order[..., blocks - (self.local_blocks - 1) :] = torch.inf
+        if seen.allowed is None:
+            order[..., : self.sink_blocks] = torch.inf
+        else:
+            index, first_block = torch.arange(blocks, device=ranking.device), seen.first_column[:, None, None] // size
+            order = order.masked_fill((index >= first_block) & (index < first_block + self.sink_blocks), torch.inf)
             some = seen.allowed[..., : blocks * size].unflatten(-1, (blocks, size)).any(-1)[:, :, 0]
             if some.shape[1] > 1:
                 some = some.view(some.shape[0], ranking.shape[1], -1, blocks).any(2)
             order = order.masked_fill(~some, -torch.inf)
         # Of blocks that none may see there may be too few others: what is then read besides is hidden by the mask.
         count = self.budget // size - 1
-        return order.topk(count, 2, sorted=False).indices.sort(2).values
+        return order.topk(count, 2, sorted=False).indices
 
     def _product(
         self,

@@ -97,7 +97,7 @@ class Decoder(nn.Module):
             UnsupportedError: a mask that no form has a word for.
             ImportError: safetensors is not installed.
         """
-        write_decoder("Decoder.save_pretrained", path, self)
+        write_decoder("Decoder.save_pretrained", path, self.config, self.state_dict(), self.tokenizer)
 
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from saccade.errors import unsupported
+from saccade.models.decoder_config import DecoderConfig
 from saccade.models.folder import read_config, read_tokenizer, read_weights, write_folder
 from saccade.models.form import Form
 from saccade.models.gpt2 import GPT2
@@ -18,7 +20,7 @@ from saccade.models.own_form import OwnForm
 from saccade.models.weights import our_weights, their_weights
 
 if TYPE_CHECKING:
-    from saccade.models.decoder import Decoder
+    from tokenizers import Tokenizer
 
 __all__ = ["read_decoder", "write_decoder"]
 
@@ -47,17 +49,22 @@ def read_decoder(where: str, path: str | os.PathLike[str], make: Callable[..., A
     return decoder.eval()
 
 
-def write_decoder(where: str, path: str | os.PathLike[str], decoder: Decoder) -> None:
+def write_decoder(
+    where: str,
+    path: str | os.PathLike[str],
+    config: DecoderConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+) -> None:
     """See `Decoder.save_pretrained`."""
-    config = decoder.config
     reasons = {name: _FORMS[name].reasons_to_write(config) for name in _WRITTEN}
     name = next((name for name in _WRITTEN if not reasons[name]), None)
     if name is None:
         hint = "a decoder without this mask has the same weights; the mask may also be passed with each call"
         raise unsupported(where, "config.json", reasons["saccade-decoder"], hint=hint)
-    state = {own: weight.detach().cpu() for own, weight in decoder.state_dict().items()}
-    weights = their_weights(_FORMS[name].entries(config, state), state)
-    write_folder(where, Path(path), _FORMS[name].write_config(config), weights, decoder.tokenizer)
+    state = {own: weight.detach().cpu() for own, weight in weights.items()}
+    theirs = their_weights(_FORMS[name].entries(config, state), state)
+    write_folder(where, Path(path), _FORMS[name].write_config(config), theirs, tokenizer)
 
 
 def _form_of(where: str, told: dict[str, Any]) -> Form:
