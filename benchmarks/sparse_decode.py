@@ -17,6 +17,7 @@ from saccade.mechanisms import Softmax
 TITLE = "decode with chosen blocks, and prompts that begin like earlier ones"
 HEADS, KV_HEADS, DIM, LENGTH, BLOCK = 32, 8, 128, 32768, 64
 SHARE, BYTES, FASTER, FIRST_TOKEN = 8, 6, 3.0, 3.0
+SHORTER = (2048, 4096, 8192, 16384)
 PROMPT, KNOWN = 1280, 1024
 _CAUSAL, _SOFTMAX = masks.Causal(), Softmax()
 
@@ -107,6 +108,11 @@ def measure(referee: Referee) -> Iterator[Row]:
         calls = (lambda: its.step(its.chosen), lambda: its.step(its.dense))
         pair = compare(*calls, rounds=20, referee=referee, batch=5, warm_up=2)
         yield ratio_row(f"{name}: a step", pair, peer="all keys", target=FASTER)
+    for n in SHORTER:
+        its = case(n, n // SHARE, BLOCK)
+        calls = (lambda its=its: its.step(its.chosen), lambda its=its: its.step(its.dense))
+        pair = compare(*calls, rounds=40, referee=referee, batch=20, warm_up=2)
+        yield ratio_row(f"n={n}, the same share: a step", pair, peer="all keys")
     with tempfile.TemporaryDirectory() as folder:
         own = prompt(folder)
         assert own.first_token(knowing=True) == own.first_token(knowing=False)

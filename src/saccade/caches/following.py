@@ -7,7 +7,14 @@ from torch import Tensor
 
 from saccade.errors import value_error
 
-__all__ = ["following"]
+__all__ = ["following", "from_here"]
+
+
+def from_here(upcoming: int | Tensor, q_len: int) -> range | Tensor:
+    """Where the next tokens will stand: from a number on, or from one for each item, int64 ``[batch]``."""
+    if isinstance(upcoming, int):
+        return range(upcoming, upcoming + q_len)
+    return upcoming[:, None] + torch.arange(q_len, device=upcoming.device)
 
 
 def following(

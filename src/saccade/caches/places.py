@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.caches.following import from_here
 from saccade.token_positions import check_positions
 
 __all__ = ["Places"]
@@ -48,9 +49,7 @@ class Places(NamedTuple):
 
     def next(self, q_len: int) -> range | Tensor:
         """Of the next tokens."""
-        if self.upcoming is None:
-            return range(self.first + self.length, self.first + self.length + q_len)
-        return self.upcoming[:, None] + torch.arange(q_len, device=self.upcoming.device)
+        return from_here(self.first + self.length if self.upcoming is None else self.upcoming, q_len)
 
     def extended(
         self, positions: range | Tensor | None, batch: int, q_len: int, device: torch.device, where: str

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
-from saccade.caches.following import following
+from saccade.caches.following import following, from_here
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.errors import type_error, unsupported, value_error
 from saccade.token_positions import Positions, check_positions
@@ -101,9 +101,7 @@ class RecurrentCache(LayerCache):
 
     def positions(self, q_len: int) -> range | Tensor:
         check_count("RecurrentCache.positions", "q_len", q_len, 0)
-        if isinstance(self._next, int):
-            return range(self._next, self._next + q_len)
-        return self._next[:, None] + torch.arange(q_len, device=self._next.device)
+        return from_here(self._next, q_len)
 
     def attend(
         self,

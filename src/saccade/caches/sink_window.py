@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade import masks
 from saccade.attention_matrix import AttentionMatrix
 from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
-from saccade.caches.following import following
+from saccade.caches.following import following, from_here
 from saccade.caches.kv_cache import is_graph, other_cache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.plain import is_plain, is_relative, sees_all_before
@@ -111,9 +111,7 @@ class SinkWindowCache(LayerCache):
 
     def positions(self, q_len: int) -> range | Tensor:
         check_count("SinkWindowCache.positions", "q_len", q_len, 0)
-        if isinstance(self._next, int):
-            return range(self._next, self._next + q_len)
-        return self._next[:, None] + torch.arange(q_len, device=self._next.device)
+        return from_here(self._next, q_len)
 
     def attend(
         self,
