@@ -1,14 +1,17 @@
 """How fast is generation at a long context beside transformers' own, with the same weights and the same tokens?"""
 
+import itertools
+import statistics
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.measuring import Referee, in_turn, median_ratio
-from benchmarks.reporting import Row, duration
-from saccade.models import Decoder, generate
+from benchmarks.measuring import Pair, Referee, in_turn, median_ratio
+from benchmarks.reporting import Row, ratio_row
+from saccade.models import Decoder, stream
 
 CONTEXT, NEW = 4096, 64
 SIZES = {
@@ -21,7 +24,34 @@ SIZES = {
     "max_position_embeddings": CONTEXT,
 }
 TARGET = 1.3
+ROUNDS = 7
 TITLE = f"generation, {NEW} tokens up to a context of {CONTEXT}, Llama of width 512, 8 layers, 8 and 2 heads, float32"
+
+
+class Run(NamedTuple):
+    """A text that was generated: its tokens, and the time at the start and after each of them."""
+
+    tokens: list[int]
+    times: list[float]
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of each token after the first."""
+        return [after - before for before, after in itertools.pairwise(self.times[1:])]
+
+
+class _Clock:
+    """What transformers calls with every token."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: object) -> None:
+        del value
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """There is nothing to close."""
 
 
 class Case:
@@ -47,50 +77,50 @@ class Case:
         self.prompt = torch.randint(config.vocab_size, (1, context - new))
         self.new = new
 
-    def ours(self, new: int | None = None) -> list[int]:
+    def ours(self) -> Run:
         """The tokens that we add."""
+        tokens, times = [], [time.perf_counter()]
         with torch.inference_mode():
-            return generate(self.model, self.prompt, new or self.new)[0]
+            for step in stream(self.model, self.prompt, self.new):
+                tokens.append(int(step.tokens))
+                times.append(time.perf_counter())
+        return Run(tokens, times)
 
-    def theirs(self, new: int | None = None) -> list[int]:
+    def theirs(self) -> Run:
         """The tokens that transformers adds, with its attention on SDPA and its growing cache."""
         from transformers import DynamicCache  # noqa: PLC0415  takes seconds to import
 
         options: Any = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-        cache = DynamicCache(config=self.peer.config)
-        out = self.peer.generate(self.prompt, max_new_tokens=new or self.new, past_key_values=cache, **options)
-        tokens: list[int] = out[0, self.prompt.shape[1] :].tolist()
-        return tokens
+        cache, clock = DynamicCache(config=self.peer.config), _Clock()
+        times = [time.perf_counter()]
+        out = self.peer.generate(self.prompt, max_new_tokens=self.new, past_key_values=cache, streamer=clock, **options)
+        return Run(out[0, self.prompt.shape[1] :].tolist(), times + clock.times[1:])  # it is shown the prompt first
 
 
 def check(its: Case) -> None:
     """Both sides choose the same tokens."""
     ours, theirs = its.ours(), its.theirs()
-    if ours != theirs or len(set(ours)) < 2:
-        raise AssertionError(f"generation: tokens must agree, and not be one alone; got {ours} and {theirs}")
+    if ours.tokens != theirs.tokens or len(set(ours.tokens)) < 2:
+        got = f"{ours.tokens} and {theirs.tokens}"
+        raise AssertionError(f"generation: tokens must agree, and not be one alone; got {got}")
+    if not len(ours.times) == len(theirs.times) == its.new + 1:
+        raise AssertionError("generation: every token must have its time")
 
 
 def measure(referee: Referee) -> Iterator[Row]:
     """Rows of this question."""
     its = Case()
     check(its)
-    calls = [its.ours, its.theirs, lambda: its.ours(1), lambda: its.theirs(1)]
-    rounds = in_turn(calls, rounds=5, referee=referee)
-    steps = [[row[0] - row[2], row[1] - row[3]] for row in rounds.times]
-    kinds = {
-        "prompt and all tokens": ([row[:2] for row in rounds.times], TARGET),
-        "the prompt and one token": ([row[2:] for row in rounds.times], None),
-        f"each of {NEW - 1} tokens after it": ([[x / (NEW - 1) for x in row] for row in steps], TARGET),
+    runs: list[list[Run]] = [[], []]
+    calls = [lambda: runs[0].append(its.ours()), lambda: runs[1].append(its.theirs())]
+    rounds = in_turn(calls, rounds=ROUNDS, referee=referee, warm_up=0)
+    kinds: dict[str, tuple[Callable[[Run], float], float | None]] = {
+        f"each of {NEW - 1} tokens after the first": (lambda run: statistics.median(run.steps), TARGET),
+        "the prompt, and the first token": (lambda run: run.times[1] - run.times[0], None),
+        "all": (lambda run: run.times[-1] - run.times[0], None),
     }
-    for case, (times, target) in kinds.items():
-        ratio = median_ratio(times)
-        ours, theirs = (sorted(row[side] for row in times)[len(times) // 2] for side in (0, 1))
-        yield Row(
-            case,
-            f"{ratio:.1f}x: {duration(ours)}, transformers {duration(theirs)}",
-            f"at least {target:g}x" if target else "",
-            None if target is None else ratio >= target,
-            {"ratio": ratio, "ours_s": ours, "theirs_s": theirs},
-            rounds.rate,
-            rounds.quiet,
-        )
+    for case, (of, target) in kinds.items():
+        times = [[of(run) for run in pair] for pair in zip(*runs, strict=True)]
+        ours, theirs = (statistics.median(row[side] for row in times) for side in (0, 1))
+        pair = Pair(ours, theirs, median_ratio(times), rounds.rate, rounds.quiet)
+        yield ratio_row(case, pair, peer="transformers", target=target)

@@ -16,6 +16,7 @@ def test_a_step_is_the_product_with_all_keys(dtype):
 
 def test_another_token_is_noticed():
     its = decode.case(50, torch.float32, 4, 2, 8)
-    other = its._replace(key=its.key + 1.0 * torch.arange(50)[:, None])
-    with pytest.raises(AssertionError, match="not close"):
-        decode.check(other)
+    other = (its.copied[0] + 1.0 * torch.arange(50)[:, None], its.copied[1])
+    for name in ("held", "copied"):
+        with pytest.raises(AssertionError, match="not close"):
+            decode.check(its._replace(**{name: other}))

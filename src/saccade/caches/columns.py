@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.caches.memory import empty
+
 __all__ = ["Columns"]
 
 _SMALLEST = 16
@@ -27,7 +29,13 @@ class Columns:
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return 0 if self._held is None else self._held.untyped_storage().nbytes()
+        return 0 if self._held is None else self._held.nbytes
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of one column, over all batch items and heads; 0 before the first."""
+        x = self._held
+        return 0 if x is None else x.shape[0] * x.shape[1] * x.shape[3] * x.element_size()
 
     @property
     def like(self) -> tuple[int, int, int, torch.dtype, torch.device] | None:
@@ -45,7 +53,7 @@ class Columns:
             self._move(start, stop, new)
         held = self._held
         assert held is not None
-        held.narrow(2, start, stop - start).copy_(new.detach())
+        held.narrow(2, start, stop - start).copy_(new.detach() if new.requires_grad else new)
         return held.narrow(2, 0, stop)
 
     def first(self, length: int) -> Tensor | None:
@@ -63,7 +71,7 @@ class Columns:
         old = self._held
         if old is None:
             return
-        held = old.new_empty(len(rows), *old.shape[1:])
+        held = empty(old, (len(rows), *old.shape[1:]))
         for i, row in enumerate(rows.tolist()):
             held[i, :, :length].copy_(old[row, :, :length])
         self._held, self._is_shared = held, False
@@ -88,7 +96,7 @@ class Columns:
             if old is not None and stop > room:
                 room = max(stop, 2 * room)
             room = self._rounded(room)
-        held = new.new_empty(*new.shape[:2], room, new.shape[3])
+        held = empty(new, (*new.shape[:2], room, new.shape[3]))
         if old is not None and start:
             held[:, :, :start].copy_(old[:, :, :start])
         self._held, self._is_shared = held, False

@@ -89,11 +89,9 @@ class KVCache(LayerCache):
 
     @property
     def traffic(self) -> Traffic:
-        key, value = self.key, self.value
-        if key is None or value is None:
-            return Traffic(0, 0)
-        column = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
-        return Traffic(*(columns * column for columns in self._moved))
+        column = self._keys.column_bytes + self._values.column_bytes
+        read, appended = self._moved
+        return Traffic(read * column, appended * column)
 
     def positions(self, q_len: int) -> range | Tensor:
         check_count(f"{type(self).__name__}.positions", "q_len", q_len, 0)
@@ -202,10 +200,11 @@ def is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
 
 def _columns_read(matrix: Matrix) -> int:
     """Keys that some query needs. Under a causal rule several queries need nearly all; one may need few."""
-    if matrix.shape[2] == 1 and isinstance(matrix, AttentionMatrix):
+    _, _, q_len, kv_len = matrix.shape
+    if q_len == 1 and isinstance(matrix, AttentionMatrix) and not matrix.scores.plan.is_full:
         columns = {strip.keys for tile in matrix.scores.plan.tiles for strip in tile.columns}
-        return min(matrix.shape[3], sum(map(len, columns)))
-    return matrix.shape[3] if matrix.shape[2] else 0
+        return min(kv_len, sum(map(len, columns)))
+    return kv_len if q_len else 0
 
 
 def other_cache(where: str, name: str, like: tuple[object, ...], got: tuple[object, ...]) -> Exception:

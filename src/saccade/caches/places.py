@@ -80,7 +80,7 @@ class Places(NamedTuple):
     def cropped(self, length: int) -> Places:
         """Of the first columns."""
         if self.table is None:
-            return self._replace(length=length)
+            return Places(self.first, length)
         table = self.table[:, :length].clone()
         return Places(0, length, table, _after(table)) if length else Places()
 

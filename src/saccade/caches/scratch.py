@@ -8,6 +8,8 @@ import threading
 import torch
 from torch import Tensor
 
+from saccade.caches.memory import empty
+
 __all__ = ["scratch"]
 
 _KEPT = 1 << 26  # bytes; larger pieces are made anew
@@ -28,10 +30,10 @@ def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """
     size = math.prod(shape) * like.element_size()
     if size > _KEPT:
-        return like.new_empty(shape)
+        return empty(like, shape)
     key = (name, like.device)
     held = _PAGES.held.get(key)
     if held is None or held.numel() < size:
         with torch.inference_mode(False):  # memory made in inference mode could not be written to outside of it
-            held = _PAGES.held[key] = torch.empty(size, dtype=torch.uint8, device=like.device)
+            held = _PAGES.held[key] = empty(torch.empty(0, dtype=torch.uint8, device=like.device), (size,))
     return held[:size].view(like.dtype).view(shape)

@@ -96,6 +96,12 @@ class Fused:
 def _ready(scores: ScoreMatrix, value: Tensor) -> tuple[ScoreMatrix, Tensor]:
     """Inputs as the operation wants them: of one width, with stride 1, and a scale above 0."""
     query, key = scores.query, scores.key
+    if (
+        query.shape[3] == value.shape[3]
+        and scores.scale > 0.0
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
+    ):
+        return scores, value
     # A few more zeros change no product.
     width = max(value.shape[3], query.shape[3], 1)
     query, key, value = _prepared(query, width), _prepared(key, width), _prepared(value, width)
@@ -129,6 +135,15 @@ class _Part(NamedTuple):
     def columns(self) -> tuple[range, ...]:
         """The columns, neighbouring ranges joined, so that most parts are one view."""
         return joined(tuple(strip.keys for strip in self.strips))
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether every row has every column."""
+        return not self.causal and _all_sure(self.strips)
+
+
+def _all_sure(strips: tuple[Strip, ...]) -> bool:
+    return all(strip.residual is True for strip in strips)
 
 
 def _parts(tile: Tile) -> Iterator[_Part]:
@@ -227,7 +242,7 @@ _NOTHING = _Added(None, None)
 
 def _added(scores: ScoreMatrix, tile: Tile, part: _Part) -> _Added:
     """Bias, and -inf at hidden pairs, for the rows and columns of a part."""
-    if scores.bias is None and part.causal:
+    if scores.bias is None and (part.causal or part.is_sure):
         return _NOTHING
     piece = tile._replace(columns=part.strips)
     if scores.bias is None:
@@ -242,7 +257,7 @@ def _added(scores: ScoreMatrix, tile: Tile, part: _Part) -> _Added:
 
 def _hidden(scores: ScoreMatrix, piece: Tile) -> _Added:
     """0 where allowed and -inf elsewhere, in the query's dtype; kept with the plan where the rule is a value."""
-    if all(strip.residual is True for strip in piece.columns):
+    if _all_sure(piece.columns):
         return _NOTHING
     key = (
         scores.query.dtype,

@@ -306,12 +306,12 @@ class MultiHeadAttention(nn.Module):
         return self.output_projection(heads.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(2, (heads, self.head_dim)).transpose(1, 2)
+        return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(1, 2)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         where = "MultiHeadAttention"
         widths = {"query": self.embed_dim, "key": self.context_dim, "value": self.context_dim}
-        given = {"query": query, "key": key, "value": value}
+        given = {"query": query} if key is query and value is query else {"query": query, "key": key, "value": value}
         for name, x in given.items():
             if not isinstance(x, Tensor):
                 raise type_error(where, name, "be a tensor", type(x).__name__)

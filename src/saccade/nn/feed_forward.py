@@ -80,7 +80,7 @@ class FeedForward(nn.Module):
         """``[..., embed_dim]`` to ``[..., embed_dim]``."""
         bend = ACTIVATIONS[self.activation]
         inner = bend(self.expand(x)) if self.gate is None else bend(self.gate(x)) * self.expand(x)
-        return self.contract(self.dropout(inner))
+        return self.contract(self.dropout(inner) if self.dropout.training else inner)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.hidden_dim}, activation={self.activation!r}, gated={self.gate is not None}"

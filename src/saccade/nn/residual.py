@@ -17,9 +17,10 @@ def add_sublayer(
     x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module, drop: nn.Module, norm_first: bool
 ) -> Tensor:
     """``x + drop(sublayer(norm(x)))`` where the norm comes first, else ``norm(x + drop(sublayer(x)))``."""
-    if norm_first:
-        return x + drop(sublayer(norm(x)))
-    return norm(x + drop(sublayer(x)))
+    change = sublayer(norm(x) if norm_first else x)
+    if drop.training:  # where one token goes through a model, calls that change nothing take as long as those that do
+        change = drop(change)
+    return x + change if norm_first else norm(x + change)
 
 
 def check_parts(

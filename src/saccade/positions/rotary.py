@@ -14,7 +14,8 @@ from saccade.positions.rotary_scaling import Scaling, plain_frequencies
 
 __all__ = ["Rotary"]
 
-_KEPT = 1 << 13  # the most positions whose angles are kept: 4 MB for heads of 128
+_KEPT = 1 << 13  # the most positions whose angles are kept: 8 MB for heads of 128
+_BLOCK = 64  # positions, aligned, whose angles are computed at once where single ones are asked for
 
 
 class Rotary(nn.Module):
@@ -127,7 +128,7 @@ class Rotary(nn.Module):
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
-        """``[batch | 1, 1, len, rotary_dim // 2]`` each, float32 or float64."""
+        """For channels and for their partners, ``[batch | 1, 1, len, rotary_dim]`` each, float32 or float64."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
             raise type_error("Rotary", "x", "be a tensor of floats", got)
@@ -139,34 +140,50 @@ class Rotary(nn.Module):
             rule = f"have shape [{length}] or [{batch}, {length}]"
             raise value_error("Rotary", "positions", rule, list(shape), facts=[describe("x", x)])
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        turning = (self.base, self.rotary_dim, self.scaling, dtype, x.device)
+        turning = (self.base, self.rotary_dim, self.layout, self.scaling, dtype, x.device)
         # A compiler's tensors stand for others, and those of inference mode may not meet a gradient.
-        if isinstance(positions, range) and length <= _KEPT and type(x) is Tensor and not torch.compiler.is_compiling():
-            return _kept(positions, *turning, torch.is_inference_mode_enabled())
+        if isinstance(positions, range) and type(x) is Tensor and not torch.compiler.is_compiling():
+            inference = torch.is_inference_mode_enabled()
+            if length == 1 and positions.start >= 0:
+                block, place = divmod(positions.start, _BLOCK)
+                cos, sin = _kept(range(block * _BLOCK, (block + 1) * _BLOCK), *turning, inference)
+                return cos.narrow(2, place, 1), sin.narrow(2, place, 1)
+            if length <= _KEPT:
+                return _kept(positions, *turning, inference)
         return _angles(positions, *turning)
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        part, rest = x[..., : self.rotary_dim].to(cos.dtype), x[..., self.rotary_dim :]
-        by_half = self.layout == "half"
-        a, b = part.chunk(2, -1) if by_half else part.unflatten(-1, (-1, 2)).unbind(-1)
-        pair = (torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin))
-        turned = torch.cat(pair, -1) if by_half else torch.stack(pair, -1).flatten(-2)
-        turned = turned.to(x.dtype)
-        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+        if self.rotary_dim < self.head_dim:
+            part, rest = x.split((self.rotary_dim, self.head_dim - self.rotary_dim), -1)
+            return torch.cat([self._all_turned(part, cos, sin), rest], -1)
+        return self._all_turned(x, cos, sin)
+
+    def _all_turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        wide = x.to(cos.dtype)
+        if self.layout == "half":
+            other = wide.roll(self.rotary_dim // 2, -1)
+        else:
+            other = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return torch.addcmul(wide * cos, other, sin).to(x.dtype)
 
 
 def _angles(
     positions: range | Tensor,
     base: float,
     rotary_dim: int,
+    layout: str,
     scaling: Scaling | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
+    """For each channel what it is multiplied by, and what its partner is before the two are added."""
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions("Rotary", positions, device)).clamp(min=0)
     angles = place.to(dtype)[:, None, :, None] * make(base, rotary_dim, dtype, device)
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    if layout == "half":
+        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
 
 
 @lru_cache(maxsize=4)
@@ -174,11 +191,12 @@ def _kept(
     positions: range,
     base: float,
     rotary_dim: int,
+    layout: str,
     scaling: Scaling | None,
     dtype: torch.dtype,
     device: torch.device,
     inference: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The angles that all layers of a model ask for in turn."""
+    """The angles that all layers of a model ask for in turn, and those of the next steps."""
     del inference  # only tells one kind of tensor from the other
-    return _angles(positions, base, rotary_dim, scaling, dtype, device)
+    return _angles(positions, base, rotary_dim, layout, scaling, dtype, device)

@@ -59,7 +59,7 @@ def new_reader(where: str, model: LanguageModel, cache: Cache | LayerCache | Non
 
 class _StepByStep(Reader):
     def __init__(self, where: str, model: LanguageModel, cache: Cache | LayerCache):
-        self._where, self._model, self._cache = where, model, cache
+        self._where, self._model, self._cache, self._device = where, model, cache, _device(model)
         self.processed = 0
         self.traffic: Traffic | None = None
 
@@ -73,7 +73,7 @@ class _StepByStep(Reader):
             starts = after.flatten().tolist()
         else:
             starts = [0 if after is None else after.start] * len(new)
-        tokens, positions = left_padded(new, starts, _device(self._model))
+        tokens, positions = left_padded(new, starts, self._device)
         is_real = tokens >= 0
         if not bool(is_real.all()):
             table = torch.tensor([list(positions)] * len(new)) if isinstance(positions, range) else positions
@@ -119,7 +119,8 @@ def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Te
                 raise value_error(where, "model", rule, got)
             logits = given[:, -1]
         logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
-        if not bool((logits.amax(-1) > -torch.inf).all()) or bool(logits.isnan().any() | (logits == torch.inf).any()):
+        # The largest of a row is NaN where one is, and -inf where all are.
+        if not bool(logits.amax(-1).isfinite().all()):
             raise value_error(where, "model", "return logits without NaN and inf", "some")
         return logits
 
