@@ -1,0 +1,503 @@
+"""Pictures in words: a Vision Transformer reads a handwritten number, a decoder says it, in English or in Chinese.
+
+    python examples/read_numbers.py
+
+puts one to four of scikit-learn's handwritten digits in a row, wherever there is room, and learns to write under it
+"one hundred forty-two", or "一百四十二": the first token says which. Neither the digits of a test picture were seen in
+training, nor, from 100 on, its number. Three seeds, some minutes each; prints how many captions are right to the last
+word, beside classifiers that are told where every digit stands; and writes ``results.json`` and a figure of what each
+word of a caption looks at. A run that is stopped goes on after its last checkpoint, and ends with the same weights as
+if it had never stopped.
+
+Needs ``pip install 'saccade[all]' scikit-learn``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade import caches, masks, models, nn, positions, viz
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run's numbers; a checkpoint made with others is not used."""
+
+    width: int = 40
+    patch: int = 4
+    embed_dim: int = 64
+    num_heads: int = 4
+    num_encoder_layers: int = 3
+    num_decoder_layers: int = 2
+    steps: int = 3000
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    warm_up: int = 200
+    save_every: int = 100
+    train_digits: int = 1297
+    test_pictures: int = 1000
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+QUICK = Settings(
+    embed_dim=16,
+    num_encoder_layers=1,
+    steps=12,
+    batch_size=8,
+    warm_up=2,
+    save_every=5,
+    train_digits=300,
+    test_pictures=20,
+    seeds=(0,),
+)
+SIDE = 8  # of a digit, in pixels
+
+# --- a number in words -----------------------------------------------------------------------------------------------
+
+UNITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+UNITS += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+DIGITS = "零一二三四五六七八九"
+
+
+def in_english(number: int) -> list[str]:
+    """The words of a number below 10,000; a hyphen is a word: 142 is ``one hundred forty - two``."""
+    if number < 20:
+        return [UNITS[number]]
+    if number < 100:
+        tens, rest = divmod(number, 10)
+        return [TENS[tens - 2], *(["-", UNITS[rest]] if rest else [])]
+    size, name = (1000, "thousand") if number >= 1000 else (100, "hundred")
+    count, rest = divmod(number, size)
+    return [UNITS[count], name, *(in_english(rest) if rest else [])]
+
+
+def in_chinese(number: int) -> list[str]:
+    """The characters of a number below 10,000: 142 is 一百四十二, 1005 is 一千零五, 12 is 十二."""
+    said = _places(number)
+    return said[1:] if 10 <= number < 20 else said
+
+
+def _places(number: int) -> list[str]:
+    for size, name in ((1000, "千"), (100, "百"), (10, "十")):
+        if number >= size:
+            count, rest = divmod(number, size)
+            # Places that are left out between two others are one 零, however many they are.
+            zero = ["零"] if 0 < rest < size // 10 else []
+            return [DIGITS[count], name, *zero, *(_places(rest) if rest else [])]
+    return [DIGITS[number]]
+
+
+IN_WORDS = {"en": in_english, "zh": in_chinese}
+TOKENS = ["<end>", "<en>", "<zh>", *UNITS, *TENS, "-", "hundred", "thousand", *DIGITS, *"十百千"]
+TOKEN_OF = {token: index for index, token in enumerate(TOKENS)}
+END = TOKEN_OF["<end>"]
+LONGEST = 9  # <en> seven thousand seven hundred seventy - seven
+
+
+def as_tokens(number: int, language: str) -> list[int]:
+    """The caption: which language, the words, the end."""
+    return [TOKEN_OF[token] for token in (f"<{language}>", *IN_WORDS[language](number), "<end>")]
+
+
+def as_text(tokens: list[int]) -> str:
+    """The words as one writes them: ``one hundred forty-two``, 一百四十二."""
+    words = [TOKENS[token] for token in tokens]
+    return ("" if all(word in DIGITS + "十百千" for word in words) else " ").join(words).replace(" - ", "-")
+
+
+# --- pictures of numbers ---------------------------------------------------------------------------------------------
+
+
+class Digits(NamedTuple):
+    """Single digits: pictures ``[n, 8, 8]`` between 0 and 1, and what they are."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def load(settings: Settings) -> tuple[Digits, Digits]:
+    """scikit-learn's digits to train with and to test with; no picture is in both."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415  a second of import that --help need not wait for
+    from sklearn.model_selection import train_test_split  # noqa: PLC0415
+
+    data = load_digits()
+    how = {"train_size": settings.train_digits, "stratify": data.target, "random_state": 0}
+    split = train_test_split(data.images.astype(np.float32) / 16, data.target, **how)
+    return Digits(split[0], split[2]), Digits(split[1], split[3])
+
+
+def is_held_out(number: int) -> bool:
+    """Every tenth number from 100 on, scattered by a product: training never says them, testing says no others."""
+    return number >= 100 and number * 7919 % 9973 % 10 == 0
+
+
+def draw_number(rng: np.random.Generator, *, held_out: bool) -> int:
+    """A number of one to four digits, each length as often; from 100 on one that is held out, or one that is not."""
+    size = int(rng.integers(1, 5))
+    while True:
+        number = int(rng.integers(10 ** (size - 1) if size > 1 else 0, 10**size))
+        if size < 3 or is_held_out(number) == held_out:
+            return number
+
+
+class Pictures(NamedTuple):
+    """Pictures ``[n, 8, width]``, their numbers, and which digits stand there, from left to right."""
+
+    images: Tensor
+    numbers: list[int]
+    digits: list[list[int]]
+
+
+def compose(digits: Digits, count: int, settings: Settings, rng: np.random.Generator, *, held_out: bool) -> Pictures:
+    """Write numbers with digits of anyone's hand, wherever there is room, side by side but not over each other."""
+    numbers = [draw_number(rng, held_out=held_out) for _ in range(count)]
+    images = np.zeros((count, SIDE, settings.width), np.float32)
+    by_label = [np.flatnonzero(digits.labels == label) for label in range(10)]
+    chosen = [[int(rng.choice(by_label[int(digit)])) for digit in str(number)] for number in numbers]
+    for image, own in zip(images, chosen, strict=True):
+        room = np.sort(rng.integers(0, settings.width - SIDE * len(own) + 1, len(own)))
+        for left, digit in zip(room + SIDE * np.arange(len(own)), own, strict=True):
+            image[:, left : left + SIDE] = digits.images[digit]
+    return Pictures(torch.from_numpy(images), numbers, chosen)
+
+
+def test_pictures(digits: Digits, settings: Settings) -> Pictures:
+    """The same for every seed."""
+    return compose(digits, settings.test_pictures, settings, np.random.default_rng(0), held_out=True)
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+class Captioner(torch.nn.Module):
+    """An encoder reads a picture that is cut into patches; a decoder looks across at what it made, and writes."""
+
+    def __init__(self, settings: Settings):
+        super().__init__()
+        self.patch, width = settings.patch, settings.embed_dim
+
+        def attention(mask: masks.Mask | None = None) -> nn.MultiHeadAttention:
+            return nn.MultiHeadAttention(width, settings.num_heads, mask=mask)
+
+        def reading() -> nn.EncoderLayer:
+            return nn.EncoderLayer(attention(), nn.FeedForward(width, 2 * width))
+
+        def writing() -> nn.DecoderLayer:
+            own = attention(masks.Causal())
+            return nn.DecoderLayer(own, nn.FeedForward(width, 2 * width), cross_attention=attention())
+
+        self.see = torch.nn.Linear(settings.patch**2, width)
+        self.patch_position = positions.Learned(SIDE * settings.width // settings.patch**2, width)
+        layers = [reading() for _ in range(settings.num_encoder_layers)]
+        self.encoder = nn.EncoderStack(layers, final_norm=torch.nn.LayerNorm(width))
+        self.embedding = torch.nn.Embedding(len(TOKENS), width)
+        self.token_position = positions.Learned(LONGEST, width)
+        lines = [writing() for _ in range(settings.num_decoder_layers)]
+        self.decoder = nn.DecoderStack(lines, final_norm=torch.nn.LayerNorm(width))
+        self.tell = torch.nn.Linear(width, len(TOKENS))
+        # Where something stands must weigh about as much as what it is, or the picture is long a bag of patches.
+        for table in (self.patch_position, self.embedding, self.token_position):
+            torch.nn.init.normal_(table.weight, std=0.5)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """What the encoder makes of pictures: ``[batch, 8, width]`` to ``[batch, patches, embed_dim]``."""
+        x = self.see(patches(images, self.patch))
+        return self.encoder(x + self.patch_position(range(x.shape[1])))
+
+    def embed(self, tokens: Tensor, where: range | Tensor) -> Tensor:
+        """What each token is, and where it stands in its caption."""
+        return self.embedding(tokens) + self.token_position(where)
+
+    def given(self, images: Tensor) -> Given:
+        """Look at pictures, once, to write under them."""
+        return Given(self, self.encode(images))
+
+
+def patches(images: Tensor, side: int) -> Tensor:
+    """Cut ``[batch, height, width]`` into squares, row by row: ``[batch, patches, side * side]``."""
+    return images.unfold(1, side, side).unfold(2, side, side).flatten(3).flatten(1, 2)
+
+
+class Given(torch.nn.Module):
+    """A captioner that has seen its pictures: a language model, of the kind that `saccade.models.generate` takes."""
+
+    def __init__(self, captioner: Captioner, encoded: Tensor):
+        super().__init__()
+        self.captioner, self.encoded = captioner, encoded
+
+    def forward(
+        self, tokens: Tensor, *, positions: range | Tensor | None = None, cache: caches.Cache | None = None
+    ) -> Tensor:
+        """Logits ``[batch, len, words]`` of what follows each token; with a cache, ``tokens`` are the new ones only."""
+        if positions is None:
+            positions = range(tokens.shape[1]) if cache is None else cache.positions(tokens.shape[1])
+        # The first call projects the pictures to keys and values in every layer; later ones find them in the cache.
+        encoded = self.encoded if cache is None or cache.length == 0 else None
+        x = self.captioner.embed(tokens, positions)
+        return self.captioner.tell(self.captioner.decoder(x, encoded, positions=positions, cache=cache))
+
+    def new_cache(self) -> caches.Cache:
+        """For every layer a KVCache of the words so far, and a CrossCache of the picture."""
+        return self.captioner.decoder.new_cache()
+
+
+@torch.no_grad()
+def write(captioner: Captioner, images: Tensor, language: str) -> list[list[int]]:
+    """The likeliest words under each picture, one after the other."""
+    start = [[TOKEN_OF[f"<{language}>"]]] * len(images)
+    return models.generate(captioner.eval().given(images), start, LONGEST, stop=END)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """One seed: trained, or read back as far as it was trained before."""
+
+    def __init__(self, seed: int, settings: Settings, out: Path):
+        self.seed, self.settings, self.path = seed, settings, out / f"seed{seed}.pt"
+        torch.manual_seed(seed)
+        self.captioner = Captioner(settings)
+        self.optimizer = torch.optim.AdamW(self.captioner.parameters(), weight_decay=0.05)
+        self.step, self.seconds, self.starts_over = 0, 0.0, False
+        if self.path.exists():
+            self._resume()
+
+    def train(self, digits: Digits, after_step: Callable[[float], None]) -> None:
+        """Train what is left, with a checkpoint every so often."""
+        while self.step < self.settings.steps:
+            started = time.perf_counter()
+            loss = self._learn(digits)
+            self.step += 1
+            self.seconds += time.perf_counter() - started
+            if self.step % self.settings.save_every == 0 or self.step == self.settings.steps:
+                self._save()
+            after_step(loss)
+
+    def _learn(self, digits: Digits) -> float:
+        # What is drawn depends on seed and step alone, so a resumed run needs no random state.
+        rng = np.random.default_rng([self.seed, self.step])
+        pictures = compose(digits, self.settings.batch_size, self.settings, rng, held_out=False)
+        captions = [as_tokens(number, language) for language in IN_WORDS for number in pictures.numbers]
+        longest = max(map(len, captions))
+        tokens = torch.tensor([own + [-1] * (longest - len(own)) for own in captions])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self._rate()
+        self.captioner.train()
+        # Each picture is encoded once, and written under in every language. What pads a caption stands after it, where
+        # nothing that counts can see it.
+        encoded = self.captioner.encode(pictures.images).repeat(len(IN_WORDS), 1, 1)
+        logits = Given(self.captioner, encoded)(tokens[:, :-1].clamp(min=0))
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=-1)
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.captioner.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.item()
+
+    def _rate(self) -> float:
+        """Up in a line, then down along a cosine."""
+        up = min(1.0, (self.step + 1) / self.settings.warm_up)
+        return up * (1 + math.cos(math.pi * self.step / self.settings.steps)) / 2
+
+    def _save(self) -> None:
+        told = {"settings": fingerprint(self.settings), "step": self.step, "seconds": self.seconds}
+        held = {"captioner": self.captioner.state_dict(), "optimizer": self.optimizer.state_dict()}
+        write_whole(self.path, lambda beside: torch.save({**told, **held}, beside))
+
+    def _resume(self) -> None:
+        held = torch.load(self.path, weights_only=True)
+        if held["settings"] != fingerprint(self.settings):
+            self.starts_over = True
+            return
+        self.captioner.load_state_dict(held["captioner"])
+        self.optimizer.load_state_dict(held["optimizer"])
+        self.step, self.seconds = held["step"], held["seconds"]
+
+
+def fingerprint(settings: Settings) -> str:
+    """What a checkpoint must have been made with; how many seeds are asked for does not matter to one of them."""
+    return json.dumps(dataclasses.asdict(dataclasses.replace(settings, seeds=(), save_every=0)))
+
+
+def write_whole(path: Path, put: Callable[[Path], object]) -> None:
+    """Write beside the destination and rename what is complete: a run that is killed leaves no half file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        put(beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+# --- how good it is, and what it looks at ----------------------------------------------------------------------------
+
+
+def told_where(train: Digits, test: Digits, pictures: Pictures) -> dict[str, list[bool]]:
+    """Whether two classifiers that get every digit cut out, as it was written, read the whole number right."""
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  as in load
+    from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415
+
+    found = {}
+    classifiers = {
+        "logistic regression": LogisticRegression(max_iter=1000),
+        "nearest neighbour": KNeighborsClassifier(1),
+    }
+    for name, classifier in classifiers.items():
+        classifier.fit(train.images.reshape(len(train.images), -1), train.labels)
+        is_right = classifier.predict(test.images.reshape(len(test.images), -1)) == test.labels
+        found[name] = [bool(is_right[own].all()) for own in pictures.digits]
+    return found
+
+
+def summarise(name: str, by_seed: dict[str, list[bool]], pictures: Pictures) -> dict[str, Any]:
+    """One row: the share of captions that are right to the last word, over seeds and by length of the number."""
+    shares = {seed: statistics.mean(right) for seed, right in by_seed.items()}
+    of_length: dict[int, list[bool]] = {1: [], 2: [], 3: [], 4: []}
+    for right in by_seed.values():
+        for number, own in zip(pictures.numbers, right, strict=True):
+            of_length[len(str(number))].append(own)
+    return {
+        "who": name,
+        "exact": statistics.mean(shares.values()),
+        "lowest": min(shares.values()),
+        "highest": max(shares.values()),
+        "by_seed": shares,
+        "by_length": {str(size): statistics.mean(own) for size, own in of_length.items() if own},
+    }
+
+
+def as_table(rows: list[dict[str, Any]]) -> Table:
+    """The rows as a person reads them."""
+    table = Table(title="captions that are right to the last word", title_justify="left")
+    for heading in ("", "mean", "lowest", "highest", "1 digit", "2 digits", "3 digits", "4 digits"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        shares = [row["exact"], row["lowest"], row["highest"], *(row["by_length"].get(size) for size in "1234")]
+        table.add_row(row["who"], *("–" if share is None else f"{100 * share:.1f} %" for share in shares))
+    return table
+
+
+@torch.no_grad()
+def looks(captioner: Captioner, image: Tensor, language: str) -> tuple[list[str], dict[str, Tensor]]:
+    """The words, and what each looked at when it was chosen, by kind of weights: ``[words, rows, columns]`` of patches.
+
+    Row i of a cross-attention matrix is that of token i, which chooses the word after it.
+    """
+    words = write(captioner, image[None], language)[0][: LONGEST - 1]
+    tokens = torch.tensor([[TOKEN_OF[f"<{language}>"], *words]])
+    x = captioner.embed(tokens, range(tokens.shape[1]))
+    across = captioner.decoder.cross_matrices(x, captioner.encode(image[None]))
+    # The sharpest head: the one whose rows have the least entropy.
+    entropy = torch.stack([matrix.entropy()[0].mean(-1) for matrix in across])
+    layer, head = divmod(int(entropy.argmin()), entropy.shape[1])
+    weights = [matrix.to_dense()[0] for matrix in across]
+    found = {
+        f"mean of all heads, layer {len(across)}": weights[-1].mean(0),
+        f"sharpest: head {head + 1}, layer {layer + 1}": weights[layer][head],
+    }
+    shape = (len(words) + 1, image.shape[0] // captioner.patch, image.shape[1] // captioner.patch)
+    names = [TOKENS[word] for word in words] + ["<end>"]
+    return names, {name: own.reshape(shape) for name, own in found.items()}
+
+
+def draw(image: Tensor, words: list[str], columns: dict[str, Tensor]) -> Any:
+    """One page: a row for each word, a column for each kind of weights, laid over the picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    def panel(weights: Tensor, word: str, most: float) -> np.ndarray:
+        figure = viz.spatial_map(image, weights, title=word, limits=(0.0, most))
+        figure.canvas.draw()
+        return np.asarray(figure.canvas.buffer_rgba())[..., :3]
+
+    drawn = [[panel(w, word, float(own.max())) for w, word in zip(own, words, strict=True)] for own in columns.values()]
+    height, width = (max(one.shape[axis] for column in drawn for one in column) for axis in (0, 1))
+    sheet = np.full((height * len(words) + 40, width * len(drawn), 3), 255, np.uint8)
+    for column, panels in enumerate(drawn):
+        for row, one in enumerate(panels):
+            top, left = 40 + height * row, width * column
+            sheet[top : top + one.shape[0], left : left + one.shape[1]] = one
+    page = Figure(figsize=(sheet.shape[1] / 150, sheet.shape[0] / 150), dpi=150)
+    FigureCanvasAgg(page)
+    page.figimage(sheet)
+    for column, name in enumerate(columns):
+        page.text(
+            (width * column + 21) / sheet.shape[1], 1 - 12 / sheet.shape[0], name, va="top", size=9, weight="bold"
+        )
+    return page
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    """Train, measure, write; returns the rows of the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/numbers"), help="folder to write to (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few seconds, to see that it runs; its numbers mean little"
+    )
+    parser.add_argument("--picture", type=int, default=0, help="the test picture of the figure (default: %(default)s)")
+    parser.add_argument("--language", choices=list(IN_WORDS), default="en", help="of the figure (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    settings = QUICK if given.quick else Settings()
+    if not 0 <= given.picture < settings.test_pictures:
+        parser.error(f"--picture must be at least 0 and below {settings.test_pictures}; got {given.picture}.")
+    torch.set_num_threads(1)
+    given.out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    train, test = load(settings)
+    pictures = test_pictures(test, settings)
+    runs = [Run(seed, settings, given.out) for seed in settings.seeds]
+    if any(run.starts_over for run in runs):
+        console.print(f"{given.out} holds checkpoints of other settings; these runs start over")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("steps", total=len(runs) * settings.steps, completed=sum(run.step for run in runs))
+        for run in runs:
+            run.train(
+                train,
+                lambda loss, seed=run.seed: progress.update(
+                    task, advance=1, description=f"seed {seed}, loss {loss:.3f}"
+                ),
+            )
+
+    rows = []
+    for language in IN_WORDS:
+        wanted = [as_tokens(number, language)[1:-1] for number in pictures.numbers]
+        written = {str(run.seed): write(run.captioner, pictures.images, language) for run in runs}
+        by_seed = {seed: [a == b for a, b in zip(own, wanted, strict=True)] for seed, own in written.items()}
+        rows.append(summarise(language, by_seed, pictures))
+        console.print(f"{pictures.numbers[given.picture]}: {as_text(written[str(runs[0].seed)][given.picture])}")
+    for name, right in told_where(train, test, pictures).items():
+        rows.append(summarise(f"{name}, told where digits stand", {"-": right}, pictures))
+    console.print(as_table(rows))
+    told = {"settings": dataclasses.asdict(settings), "minutes": sum(run.seconds for run in runs) / 60, "rows": rows}
+    text = json.dumps(told | {"torch": torch.__version__}, indent=2) + "\n"
+    write_whole(given.out / "results.json", lambda beside: beside.write_text(text, encoding="utf-8"))
+    image = pictures.images[given.picture]
+    figure = viz.save(draw(image, *looks(runs[0].captioner, image, given.language)), given.out / "looks.png")
+    console.print(f"wrote {given.out / 'results.json'} and {figure}")
+    return rows
+
+
+if __name__ == "__main__":
+    main()
