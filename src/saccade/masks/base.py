@@ -15,6 +15,7 @@ from torch import Tensor
 
 from saccade import plan as plans
 from saccade.errors import type_error, value_error
+from saccade.masks.arguments import SIZE_BITS, check_int, check_readable, kind, listed
 from saccade.plan import Box, Groups, Plan
 from saccade.row_plan import RowsAhead
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -22,7 +23,6 @@ from saccade.spans import Bounds, Ints, Spans, Universe
 __all__ = ["After", "And", "Mask", "Not", "Or"]
 
 _LARGEST_PICTURE = 128
-_MOST_BEFORE = 1 << 40  # positions before a rule: sums of them must stay within int64
 
 
 class Mask(ABC):
@@ -112,10 +112,18 @@ class Mask(ABC):
                 By default key j stands at j and query i at ``kv_len - q_len + i``.
 
         Cost: O(batch * heads * q_len * kv_len) memory; for looking and for tests.
+
+        Raises:
+            ValueError: a length or size that is no int of at least 0, more batch items or heads than the rule tells
+                apart, or positions of another shape.
+            TypeError: positions that are no int tensor.
         """
-        kv_len = q_len if kv_len is None else kv_len
-        batch = self.shape[0] if batch is None else batch
-        heads = self.shape[1] if heads is None else heads
+        where = "Mask.to_dense"
+        q_len, kv_len = _lengths(where, q_len, kv_len)
+        batch = self._size(where, "batch", batch, 0)
+        heads = self._size(where, "heads", heads, 1)
+        _check_positions(where, "q_positions", q_positions, batch, q_len)
+        _check_positions(where, "kv_positions", kv_positions, batch, kv_len)
         q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
         kv = torch.arange(kv_len) if kv_positions is None else kv_positions
         allowed = self.allows(
@@ -131,9 +139,15 @@ class Mask(ABC):
         return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
 
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
-        """The tiles that hold all allowed pairs, for default positions. Cost: see `saccade.plan.make`."""
-        kv_len = q_len if kv_len is None else kv_len
-        shape = (self.shape[0] if batch is None else batch, max(heads, self.shape[1]), q_len, kv_len)
+        """The tiles that hold all allowed pairs, for default positions. Cost: see `saccade.plan.make`.
+
+        Raises:
+            ValueError: a length or size that is no int of at least 0, or more batch items than the rule tells apart.
+        """
+        where = "Mask.plan"
+        q_len, kv_len = _lengths(where, q_len, kv_len)
+        batch = self._size(where, "batch", batch, 0)
+        shape = (batch, max(_size(where, "heads", heads), self.shape[1]), q_len, kv_len)
         return plan_of(self, shape, kv_len - q_len, 0)
 
     def density(
@@ -142,9 +156,14 @@ class Mask(ABC):
         """Share of pairs that are allowed, exactly, for default positions; 0 where there are no pairs.
 
         Cost: what the plan is sure of is counted without looking; of the rest each distinct piece is looked at once.
+
+        Raises:
+            ValueError: a length or size that is no int of at least 0, or more batch items or heads than the rule
+                tells apart.
         """
-        kv_len = q_len if kv_len is None else kv_len
-        shape = (batch or self.shape[0], heads or self.shape[1], q_len, kv_len)
+        where = "Mask.density"
+        q_len, kv_len = _lengths(where, q_len, kv_len)
+        shape = (self._size(where, "batch", batch, 0), self._size(where, "heads", heads, 1), q_len, kv_len)
         counted: dict[Hashable, int] = {}
         total = 0
         for tile in plan_of(self, shape, kv_len - q_len, 0).tiles:
@@ -166,11 +185,20 @@ class Mask(ABC):
         return total / math.prod(shape) if 0 not in shape else 0.0
 
     def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:
-        """The matrix as text, a row per query: ``1`` may attend, ``.`` may not. At most 128 rows and columns."""
-        kv_len = q_len if kv_len is None else kv_len
-        if not (0 <= q_len <= _LARGEST_PICTURE and 0 <= kv_len <= _LARGEST_PICTURE):
+        """The matrix as text, a row per query: ``1`` may attend, ``.`` may not. At most 128 rows and columns.
+
+        Raises:
+            ValueError: more rows or columns, or a batch item or head that is not there.
+        """
+        where = "Mask.picture"
+        q_len, kv_len = _lengths(where, q_len, kv_len)
+        if not (q_len <= _LARGEST_PICTURE and kv_len <= _LARGEST_PICTURE):
             rule = f"be 0 to {_LARGEST_PICTURE}"
-            raise value_error("Mask.picture", "q_len and kv_len", rule, f"{q_len} and {kv_len}")
+            raise value_error(where, "q_len and kv_len", rule, f"{q_len} and {kv_len}")
+        batch, head = _size(where, "batch", batch), _size(where, "head", head)
+        for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
+            if most > 1 and index >= most:
+                raise value_error(where, name, f"be below {most}, since the mask tells {most} apart", index)
         rows = self.to_dense(q_len, kv_len, batch=max(self.shape[0], batch + 1), heads=max(self.shape[1], head + 1))
         return "\n".join(" ".join("1" if seen else "." for seen in row) for row in rows[batch, head].tolist())
 
@@ -190,8 +218,7 @@ class Mask(ABC):
         Raises:
             ValueError: no int of at least 0.
         """
-        if not isinstance(length, int) or isinstance(length, bool) or not 0 <= length < _MOST_BEFORE:
-            raise value_error("Mask.after", "length", "be an int of at least 0", repr(length))
+        check_int("Mask.after", "length", length, 0, bits=SIZE_BITS)
         return After(self, length) if length else self
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -207,6 +234,20 @@ class Mask(ABC):
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def __rand__(self, other: object) -> Mask:
+        return And((_checked(other, "&"), self))
+
+    def __ror__(self, other: object) -> Mask:
+        return Or((_checked(other, "|"), self))
+
+    def _size(self, where: str, name: str, size: object, axis: int) -> int:
+        """How many batch items or heads there are: as many as the rule tells apart when None."""
+        most = self.shape[axis]
+        size = most if size is None else _size(where, name, size)
+        if most > 1 and size > most:
+            raise value_error(where, name, f"be at most {most}, since the mask tells {most} apart", size)
+        return size
+
 
 @dataclasses.dataclass(frozen=True)
 class _Joined(Mask):
@@ -216,7 +257,7 @@ class _Joined(Mask):
 
     def __post_init__(self) -> None:
         flat: list[Mask] = []
-        for part in self.parts:
+        for part in _masks(type(self).__name__, self.parts):
             flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
         object.__setattr__(self, "parts", tuple(flat))
         for axis, name in enumerate(("batch items", "heads")):
@@ -334,6 +375,10 @@ class Not(Mask):
 
     part: Mask
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.part, Mask):
+            raise type_error("Not", "part", "be a mask", kind(self.part))
+
     @property
     def shape(self) -> tuple[int, int]:
         return self.part.shape
@@ -377,6 +422,9 @@ class After(Mask):
     length: int
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rule, Mask):
+            raise type_error("After", "rule", "be a mask", kind(self.rule))
+        check_int("After", "length", self.length, 0, bits=SIZE_BITS)
         if isinstance(self.rule, After):
             object.__setattr__(self, "length", self.length + self.rule.length)
             object.__setattr__(self, "rule", self.rule.rule)
@@ -443,7 +491,45 @@ def _checked(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
     hint = "wrap a bool tensor as masks.Dense(tensor) and a function as masks.Predicate(function)"
-    raise type_error("masks", sign, "join two masks", type(other).__name__, hint=hint)
+    raise type_error("masks", sign, "join two masks", kind(other), hint=hint)
+
+
+def _masks(where: str, parts: object) -> tuple[Mask, ...]:
+    rule = "be masks, at least one, in a tuple"
+    given = parts if isinstance(parts, tuple) else tuple(listed(where, "parts", parts, rule))
+    for part in given:
+        if not isinstance(part, Mask):
+            raise type_error(where, "parts", rule, f"{kind(part)} among them")
+    if not given:
+        raise value_error(where, "parts", rule, "none")
+    return given
+
+
+def _lengths(where: str, q_len: object, kv_len: object) -> tuple[int, int]:
+    rows = _size(where, "q_len", q_len)
+    return rows, rows if kv_len is None else _size(where, "kv_len", kv_len)
+
+
+def _size(where: str, name: str, size: object) -> int:
+    """A length or number that is accepted: also an integer of NumPy, or a symbol while a program is traced."""
+    if isinstance(size, np.integer):
+        size = int(size)
+    if not isinstance(size, torch.SymInt):
+        check_int(where, name, size, 0, bits=SIZE_BITS)
+    return size  # type: ignore[return-value]
+
+
+def _check_positions(where: str, name: str, positions: object, batch: int, length: int) -> None:
+    if positions is None:
+        return
+    if not isinstance(positions, Tensor):
+        raise type_error(where, name, "be an int64 tensor or None", kind(positions))
+    check_readable(where, name, positions)
+    if positions.dtype not in (torch.int64, torch.int32):
+        raise type_error(where, name, "be an int64 tensor or None", str(positions.dtype).removeprefix("torch."))
+    shape = tuple(positions.shape)
+    if shape not in ((length,), (1, length), (batch, length)):
+        raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(shape))
 
 
 def plan_of(

@@ -7,10 +7,12 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
+from saccade.masks.arguments import SIZE_BITS, check_int, check_readable, shown
 from saccade.masks.base import Mask
 from saccade.masks.table import Table
 from saccade.plan import Box, Groups
@@ -50,15 +52,8 @@ class Blocks(Mask):
     _table: ClassVar[Table]
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
-        given = layout if isinstance(layout, Tensor) else torch.as_tensor(layout)
-        if given.dtype != torch.bool:
-            got = str(given.dtype).removeprefix("torch.")
-            raise type_error("Blocks", "layout", "be bool, True = may attend", got, hint="layout.bool()")
-        if given.dim() not in (2, 3) or 0 in given.shape:
-            rule = "have shape [blocks, blocks] or [heads, blocks, blocks]"
-            raise value_error("Blocks", "layout", rule, list(given.shape))
-        if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
-            raise value_error("Blocks", "block_size", "be an int of at least 1", repr(block_size))
+        given = _array(layout)
+        check_int("Blocks", "block_size", block_size, 1, bits=SIZE_BITS)
         nested = given.reshape(-1, *given.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)
@@ -110,3 +105,22 @@ class Blocks(Mask):
     def __repr__(self) -> str:
         layouts = [[list(row) for row in head] for head in self.layout]
         return f"Blocks({layouts if len(layouts) > 1 else layouts[0]}, {self.block_size})"
+
+
+def _array(layout: object) -> npt.NDArray[np.bool_]:
+    """A layout of two or three dimensions."""
+    if isinstance(layout, Tensor):
+        check_readable("Blocks", "layout", layout)
+        layout = layout.detach().cpu()
+    try:
+        given = np.asarray(layout)
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, among others
+        rule = "be bool, in rows of equal lengths"
+        raise type_error("Blocks", "layout", rule, shown(layout), hint="torch.stack joins tensors") from None
+    if given.dtype != np.bool_ and given.size:
+        got = given.dtype if given.dtype.kind in "biufc" else shown(layout)
+        raise type_error("Blocks", "layout", "be bool, True = may attend", got, hint="layout.bool()")
+    if given.ndim not in (2, 3) or 0 in given.shape:
+        rule = "have shape [blocks, blocks] or [heads, blocks, blocks]"
+        raise value_error("Blocks", "layout", rule, list(given.shape))
+    return given

@@ -8,7 +8,8 @@ from collections.abc import Hashable
 import numpy as np
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
+from saccade.errors import type_error
+from saccade.masks.arguments import SIZE_BITS, check_int, kind
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -41,9 +42,8 @@ class Coarse(Mask):
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Mask):
-            raise type_error("Coarse", "rule", "be a mask", type(self.rule).__name__)
-        if not isinstance(self.block_size, int) or isinstance(self.block_size, bool) or self.block_size < 1:
-            raise value_error("Coarse", "block_size", "be an int of at least 1", repr(self.block_size))
+            raise type_error("Coarse", "rule", "be a mask", kind(self.rule))
+        check_int("Coarse", "block_size", self.block_size, 1, bits=SIZE_BITS)
 
     @property
     def shape(self) -> tuple[int, int]:

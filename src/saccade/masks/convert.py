@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
+from saccade.masks.arguments import check_readable, kind, shown
 from saccade.masks.base import Mask
 from saccade.masks.dense import Dense
 from saccade.masks.full import Full
@@ -26,9 +27,11 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
         where: the user's function, for the error message.
 
     Raises:
-        TypeError: a float or integer tensor, or something else altogether.
+        TypeError: a float or integer tensor, or something else altogether; a shape that is no tuple of four.
         ValueError: a shape that does not fit.
     """
+    if not isinstance(shape, tuple) or len(shape) != 4:
+        raise type_error("as_mask", "shape", "be a tuple (batch, heads, q_len, kv_len)", shown(shape))
     if mask is None:
         return _FULL
     if isinstance(mask, Mask):
@@ -39,10 +42,10 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
         return mask
     if isinstance(mask, Tensor):
         return _from_tensor(mask, shape, where)
-    if callable(mask):
+    if callable(mask) and not isinstance(mask, type):
         return Predicate(mask)
     rule = "be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool"
-    raise type_error(where, "mask", rule, type(mask).__name__)
+    raise type_error(where, "mask", rule, kind(mask))
 
 
 def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> Mask:
@@ -72,16 +75,17 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
 
     Raises:
         TypeError: not a bool tensor.
-        ValueError: not of two dimensions.
+        ValueError: not of two dimensions; a sparse or nested tensor, or one without values.
     """
     where = "from_key_padding_mask"
     if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
-        got = getattr(key_padding_mask, "dtype", type(key_padding_mask).__name__)
+        got = str(key_padding_mask.dtype) if isinstance(key_padding_mask, Tensor) else kind(key_padding_mask)
         hint = "True marks padding; float masks that are added to scores go to bias"
         raise type_error(where, "key_padding_mask", "be a bool tensor", got, hint=hint)
     if key_padding_mask.dim() != 2:
-        got = list(key_padding_mask.shape)
-        raise value_error(where, "key_padding_mask", "have shape [batch, kv_len]", got)
+        shape = list(key_padding_mask.shape)
+        raise value_error(where, "key_padding_mask", "have shape [batch, kv_len]", shape)
+    check_readable(where, "key_padding_mask", key_padding_mask)
     is_token = ~key_padding_mask
     kv_len = is_token.shape[1]
     lengths = is_token.sum(1)

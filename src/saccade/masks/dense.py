@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
+from saccade.masks.arguments import check_readable, kind
 from saccade.masks.base import Mask
 
 __all__ = ["Dense"]
@@ -30,7 +31,7 @@ class Dense(Mask):
 
     Raises:
         TypeError: not a bool tensor.
-        ValueError: more than four dimensions.
+        ValueError: more than four dimensions; a sparse or nested tensor.
     """
 
     allowed: Tensor
@@ -38,9 +39,11 @@ class Dense(Mask):
     def __post_init__(self) -> None:
         allowed = self.allowed
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-            got = str(getattr(allowed, "dtype", type(allowed).__name__)).removeprefix("torch.")
+            got = str(allowed.dtype if isinstance(allowed, Tensor) else kind(allowed)).removeprefix("torch.")
             hint = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
             raise type_error("Dense", "allowed", "be a bool tensor, True = may attend", got, hint=hint)
+        if not allowed.is_meta:  # shapes can be worked out without values
+            check_readable("Dense", "allowed", allowed)
         if allowed.dim() > 4:
             raise value_error("Dense", "allowed", "have at most 4 dimensions", list(allowed.shape))
         if allowed.dim() == 3:

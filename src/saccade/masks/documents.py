@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
+from saccade.masks.arguments import check_ints, kind, listed, shown
 from saccade.masks.base import Mask
 from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["Documents"]
+
+_TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +49,9 @@ class Documents(Mask):
         rule: who may attend to whom inside a document; everyone when None.
 
     Raises:
-        ValueError: negative lengths, or none at all.
-        TypeError: a rule that is not a mask.
+        ValueError: negative or non-integer lengths, or none at all; a sum of 2**31 or more, of which each position
+            has its place in a table.
+        TypeError: lengths that are no list, or a rule that is not a mask.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -57,15 +61,9 @@ class Documents(Mask):
     _texts: ClassVar[tuple[tuple[Ints, Ints], ...]]
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
-        given: list[Any] = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-        if given and all(isinstance(n, int) for n in given):
-            given = [given]
-        items = tuple(tuple(item.tolist() if isinstance(item, Tensor) else item) for item in given)
-        fine = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for item in items for n in item)
-        if not items or not fine:
-            raise value_error("Documents", "lengths", "be ints of at least 0", given)
+        items = _items(lengths)
         if rule is not None and not isinstance(rule, Mask):
-            raise type_error("Documents", "rule", "be a mask or None", type(rule).__name__)
+            raise type_error("Documents", "rule", "be a mask or None", kind(rule))
         if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
             expected = f"tell apart 1 or {len(items)} batch items"
             raise value_error("Documents", "rule", expected, rule.shape[0])
@@ -173,6 +171,26 @@ class Documents(Mask):
             stop[own] = np.where(touches, ends[high], 0)
             one[own] = (low == high) & (first >= 0) & (last < total)
         return start, stop, one
+
+
+def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
+    """Lengths of documents, per batch item; one item if all are alike."""
+    name, rule = ("Documents", "lengths"), "be ints of at least 0"
+    hint = "lengths in a list hold for all batch items; or one such list per item"
+    given = listed(*name, lengths, rule, hint=hint)
+    if given and all(isinstance(n, int) for n in given):
+        given = [given]
+    if not given:
+        raise value_error(*name, rule, given, hint=hint)
+    items = []
+    for item in given:
+        if isinstance(item, int | float | complex | np.generic):
+            raise value_error(*name, rule, shown(given), hint=hint)
+        items.append(listed(*name, item, rule, hint=hint))
+        check_ints(*name, items[-1], rule, given, hint=hint)
+        if sum(items[-1]) >> _TOTAL_BITS:
+            raise value_error(*name, f"add up to less than 2**{_TOTAL_BITS}", shown(given))
+    return tuple(tuple(item) for item in items)
 
 
 def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:

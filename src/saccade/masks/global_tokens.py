@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from saccade.errors import value_error
+from saccade.masks.arguments import check_ints, listed, shown
 from saccade.masks.base import Mask
 from saccade.masks.table import Table
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
-__all__ = ["Global"]
+__all__ = ["Global", "global_positions"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +35,12 @@ class Global(Mask):
     . 1 .
 
     Args:
-        positions: where the tokens stand; ints of at least 0.
+        positions: where the tokens stand; ints of at least 0, in any order (or an int tensor).
         sees: a global token may attend to every key.
         seen: every query may attend to a global token.
 
     Raises:
+        TypeError: positions that are no list.
         ValueError: a negative or non-integer position, or neither ``sees`` nor ``seen``.
 
     Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
@@ -50,10 +52,10 @@ class Global(Mask):
     _table: ClassVar[Table]
 
     def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
-        given = positions.tolist() if isinstance(positions, Tensor) else list(positions)
-        for position in given:
-            if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position < 1 << 62:
-                raise value_error("Global", "positions", "be ints of at least 0", repr(position))
+        given = global_positions("Global", positions)
+        for name, value in (("sees", sees), ("seen", seen)):
+            if not isinstance(value, bool | np.bool_):
+                raise value_error("Global", name, "be True or False", shown(value))
         if not (sees or seen):
             raise value_error("Global", "sees or seen", "be true", "neither")
         object.__setattr__(self, "positions", tuple(sorted(set(given))))
@@ -121,3 +123,17 @@ class Global(Mask):
 
     def _inside(self, span: range) -> tuple[int, ...]:
         return tuple(span.index(position) for position in self.positions if position in span)
+
+
+def global_positions(where: str, positions: object) -> list[int]:
+    """Positions as they were handed over, in a list.
+
+    Raises:
+        TypeError: no list.
+        ValueError: a negative or non-integer position.
+    """
+    rule = "be ints of at least 0"
+    given = listed(where, "positions", positions, rule, is_ordered=False, hint="one position is a list too: [0]")
+    for position in given:
+        check_ints(where, "positions", [position], rule, position)
+    return given

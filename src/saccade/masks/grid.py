@@ -11,11 +11,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from saccade.errors import value_error
+from saccade.masks.arguments import SIZE_BITS, check_int
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
-__all__ = ["Cells", "Grid", "Hulls", "Rectangle", "Squares", "check_size"]
+__all__ = ["Cells", "Grid", "Hulls", "Rectangle", "Squares", "check_grid"]
 
 _MOST_RANGES = 1 << 22  # over all groups; beyond it, each group's keys are one range
 
@@ -202,11 +203,13 @@ class Grid(Mask):
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
 
-def check_size(where: str, name: str, size: object, least: int = 1) -> None:
-    """Accept only an int of at least ``least``.
+def check_grid(where: str, height: int, width: int) -> None:
+    """Accept only ints of at least 1 that make fewer than 2**40 cells.
 
     Raises:
         ValueError: anything else.
     """
-    if not isinstance(size, int) or isinstance(size, bool) or size < least:
-        raise value_error(where, name, f"be an int of at least {least}", repr(size))
+    check_int(where, "height", height, 1, bits=SIZE_BITS)
+    check_int(where, "width", width, 1, bits=SIZE_BITS)
+    if height * width >> SIZE_BITS:
+        raise value_error(where, "height and width", f"make fewer than 2**{SIZE_BITS} cells", f"{height} and {width}")

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from saccade.errors import value_error
+from saccade.masks.arguments import shown
 from saccade.masks.base import Mask
-from saccade.masks.grid import Grid, Rectangle, Squares, check_size
+from saccade.masks.grid import Grid, Rectangle, Squares, check_grid
 from saccade.spans import Ints
 
 __all__ = ["Axial"]
@@ -58,10 +59,9 @@ class Axial(Grid):
     axis: Literal["rows", "columns", "both"] = "both"
 
     def __post_init__(self) -> None:
-        check_size("Axial", "height", self.height)
-        check_size("Axial", "width", self.width)
-        if self.axis not in ("rows", "columns", "both"):
-            raise value_error("Axial", "axis", "be 'rows', 'columns' or 'both'", repr(self.axis))
+        check_grid("Axial", self.height, self.width)
+        if not isinstance(self.axis, str) or self.axis not in ("rows", "columns", "both"):
+            raise value_error("Axial", "axis", "be 'rows', 'columns' or 'both'", shown(self.axis))
 
     @property
     def depends_on_displacement(self) -> bool:
@@ -77,9 +77,9 @@ class Axial(Grid):
         return {"rows": [own_row], "columns": [own_column], "both": [own_row, own_column]}[self.axis]
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch, rows
-        rows_matter = self.axis != "columns"
-        return np.arange(0, self.height * self.width + 1, self.width if rows_matter else self.height * self.width)
+        del batch
+        cells = self.height * self.width
+        return np.arange(0, min(cells, max(rows.stop, 0)) + 1, cells if self.axis == "columns" else self.width)
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         if self.width == 1 or self.axis == "rows":

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from saccade.errors import value_error
-from saccade.masks.grid import Grid, Rectangle, Squares, check_size
+from saccade.masks.arguments import SIZE_BITS, shown
+from saccade.masks.grid import Grid, Rectangle, Squares, check_grid
 
 __all__ = ["Neighborhood"]
 
-_UNLIMITED = 1 << 40  # wider than any grid: sums of coordinates and radii must stay within int64
+_UNLIMITED = 1 << SIZE_BITS  # wider than any grid: sums of coordinates and radii must stay within int64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +56,13 @@ class Neighborhood(Grid):
     radius: tuple[int, int]
 
     def __init__(self, height: int, width: int, radius: int | tuple[int, int]):
-        check_size("Neighborhood", "height", height)
-        check_size("Neighborhood", "width", width)
+        check_grid("Neighborhood", height, width)
         both = (radius, radius) if isinstance(radius, int) else radius
         fine = isinstance(both, tuple | list) and len(both) == 2
         if not fine or not all(isinstance(r, int) and not isinstance(r, bool) and r >= 0 for r in both):
             rule = "be an int of at least 0, or two: (vertical, horizontal)"
             hint = "it counts the cells on each side of the query's own"
-            raise value_error("Neighborhood", "radius", rule, repr(radius), hint=hint)
+            raise value_error("Neighborhood", "radius", rule, shown(radius), hint=hint)
         object.__setattr__(self, "height", height)
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "radius", tuple(min(r, _UNLIMITED) for r in both))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import value_error
-from saccade.masks.grid import Grid, Rectangle, Squares, check_size
+from saccade.masks.arguments import SIZE_BITS, check_int
+from saccade.masks.grid import Grid, Rectangle, Squares, check_grid
 from saccade.spans import Ints
 
 __all__ = ["ShiftedWindows"]
@@ -56,9 +57,9 @@ class ShiftedWindows(Grid):
     shift: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("height", "width", "window"):
-            check_size("ShiftedWindows", name, getattr(self, name))
-        check_size("ShiftedWindows", "shift", self.shift, 0)
+        check_grid("ShiftedWindows", self.height, self.width)
+        check_int("ShiftedWindows", "window", self.window, 1, bits=SIZE_BITS)
+        check_int("ShiftedWindows", "shift", self.shift, 0, bits=SIZE_BITS)
         if self.shift >= self.window:
             raise value_error("ShiftedWindows", "shift", f"be below window {self.window}", self.shift)
 
@@ -75,6 +76,6 @@ class ShiftedWindows(Grid):
         return [Rectangle(top, top + self.window, left, left + self.window)]
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch, rows
-        edges = np.arange(self.shift, self.height, self.window)
+        del batch
+        edges = np.arange(self.shift, min(self.height, rows.stop // self.width + 1), self.window)
         return np.concatenate([edges, [self.height]]) * self.width

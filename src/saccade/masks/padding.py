@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import value_error
+from saccade.masks.arguments import check_int, check_ints, listed, shown
 from saccade.masks.base import Mask
 from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
@@ -41,7 +42,9 @@ class Padding(Mask):
         padded_len: the length that the items were padded to; needed for "left".
 
     Raises:
-        ValueError: negative lengths, an unknown side, or "left" without a sufficient ``padded_len``.
+        TypeError: lengths that are no list.
+        ValueError: negative or non-integer lengths, an unknown side, a ``padded_len`` below the longest item, or
+            "left" without one.
     """
 
     lengths: tuple[int, ...]
@@ -55,15 +58,20 @@ class Padding(Mask):
         side: Literal["right", "left"] = "right",
         padded_len: int | None = None,
     ):
-        given = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-        if not given or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in given):
-            raise value_error("Padding", "lengths", "be ints of at least 0, one per batch item", given)
-        if side not in ("right", "left"):
-            raise value_error("Padding", "side", "be 'right' or 'left'", repr(side))
-        if side == "left" and (padded_len is None or padded_len < max(given)):
+        rule = "be ints of at least 0, one per batch item"
+        given = listed("Padding", "lengths", lengths, rule, hint="the length of a single item is a list too: [5]")
+        check_ints("Padding", "lengths", given, rule, given)
+        if not given:
+            raise value_error("Padding", "lengths", rule, given)
+        if not isinstance(side, str) or side not in ("right", "left"):
+            raise value_error("Padding", "side", "be 'right' or 'left'", shown(side))
+        if padded_len is not None:
+            padded_len = int(padded_len) if isinstance(padded_len, np.integer) else padded_len
+            check_int("Padding", "padded_len", padded_len, 0)
+        if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(given)):
             hint = "where a left-padded item begins follows from the length that it was padded to"
-            rule = "be at least the longest item for side='left'"
-            raise value_error("Padding", "padded_len", rule, f"{padded_len} with lengths {given}", hint=hint)
+            rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")
+            raise value_error("Padding", "padded_len", rule, f"{padded_len} with lengths {shown(given)}", hint=hint)
         object.__setattr__(self, "lengths", tuple(given))
         object.__setattr__(self, "side", side)
         object.__setattr__(self, "padded_len", padded_len if side == "left" else None)

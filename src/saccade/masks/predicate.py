@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from saccade.errors import type_error
+from saccade.masks.arguments import kind
 from saccade.masks.base import Mask
 
 __all__ = ["Predicate"]
@@ -28,15 +30,15 @@ class Predicate(Mask):
         function: of int64 tensors; may depend on the batch item and the head.
 
     Raises:
-        TypeError: not callable.
+        TypeError: not callable, or a class; when it is asked: an answer that is no bool tensor.
     """
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            got = type(self.function).__name__
-            raise type_error("Predicate", "function", "be callable as (b, h, q, kv) -> bool", got)
+        if not callable(self.function) or isinstance(self.function, type):
+            rule = "be callable as (b, h, q, kv) -> bool"
+            raise type_error("Predicate", "function", rule, kind(self.function))
 
     @property
     def is_value(self) -> bool:
@@ -51,4 +53,9 @@ class Predicate(Mask):
         return f"Predicate({getattr(self.function, '__name__', type(self.function).__name__)})"
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return self.function(b, h, q, kv)
+        answer = self.function(b, h, q, kv)
+        if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
+            got = str(answer.dtype).removeprefix("torch.") if isinstance(answer, Tensor) else kind(answer)
+            hint = "a comparison of q and kv is bool; (q == q) is true everywhere"
+            raise type_error("Predicate", "function", "answer with a bool tensor, True = may attend", got, hint=hint)
+        return answer

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from saccade.errors import value_error
+from saccade.masks.arguments import check_int
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Spans, Universe
@@ -39,8 +39,7 @@ class Prefix(Mask):
     length: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.length, int) or isinstance(self.length, bool) or self.length < 0:
-            raise value_error("Prefix", "length", "be an int of at least 0", repr(self.length))
+        check_int("Prefix", "length", self.length, 0)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from saccade.errors import value_error
+from saccade.masks.arguments import SIZE_BITS, check_int
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
-__all__ = ["Random"]
+__all__ = ["DRAW_BITS", "SEED_BITS", "Random"]
 
+DRAW_BITS = 12  # each draw is compared with those before it: with more blocks than that a row would take minutes
+SEED_BITS = 63  # exported programs keep it as int64
 _WORD = 0xFFFFFFFF
 _MOST_ROWS = 64  # blocks of queries in one group beyond which nearly all keys are needed anyway
 
@@ -40,7 +42,8 @@ class Random(Mask):
     1 1 . . . . . .
 
     Args:
-        blocks_per_row: blocks of keys for each block of queries, an int of at least 1.
+        blocks_per_row: blocks of keys for each block of queries, an int of at least 1; the time of a draw grows with
+            its square.
         block_size: positions in a block, an int of at least 1.
         seed: of the draws.
 
@@ -56,10 +59,9 @@ class Random(Mask):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("blocks_per_row", 1), ("block_size", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise value_error("Random", name, f"be an int of at least {least}", repr(value))
+        check_int("Random", "blocks_per_row", self.blocks_per_row, 1, bits=DRAW_BITS)
+        check_int("Random", "block_size", self.block_size, 1, bits=SIZE_BITS)
+        check_int("Random", "seed", self.seed, 0, bits=SEED_BITS)
 
     def drawn(self, rows: Ints) -> Ints:
         """Blocks of keys that blocks of queries see, int64 ``[rows, blocks_per_row]``, sorted in each row."""

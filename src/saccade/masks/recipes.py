@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saccade.errors import value_error
+from saccade.masks.arguments import SIZE_BITS, check_int
 from saccade.masks.base import Mask
 from saccade.masks.causal import Causal
 from saccade.masks.coarse import Coarse
-from saccade.masks.global_tokens import Global
+from saccade.masks.global_tokens import Global, global_positions
 from saccade.masks.prefix import Prefix
-from saccade.masks.random_blocks import Random
+from saccade.masks.random_blocks import DRAW_BITS, SEED_BITS, Random
 from saccade.masks.strided import Strided
 from saccade.masks.window import Window
 
 __all__ = ["bigbird", "longformer", "prefix_lm", "sliding_window", "sparse_transformer", "streaming"]
+
+_GLOBAL_BITS = 20  # each global token is kept as a position of its own
 
 
 def sliding_window(window: int) -> Mask:
@@ -31,7 +34,7 @@ def sliding_window(window: int) -> Mask:
 
     Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
     """
-    _check("sliding_window", "window", window, 1)
+    check_int("sliding_window", "window", window, 1, bits=None)
     return Causal() & Window(window - 1, 0)
 
 
@@ -52,8 +55,8 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
 
     Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
     """
-    _check("longformer", "each_side", each_side, 0)
-    return Window(each_side, each_side) | Global(positions)
+    check_int("longformer", "each_side", each_side, 0, bits=None)
+    return Window(each_side, each_side) | Global(global_positions("longformer", positions))
 
 
 def bigbird(
@@ -83,15 +86,19 @@ def bigbird(
 
     Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2.
     """
-    for name, value, least in (
-        ("block_size", block_size, 1),
-        ("window_blocks", window_blocks, 1),
-        ("global_blocks", global_blocks, 0),
-        ("random_blocks", random_blocks, 0),
+    for name, value, least, bits in (
+        ("block_size", block_size, 1, SIZE_BITS),
+        ("window_blocks", window_blocks, 1, None),
+        ("global_blocks", global_blocks, 0, SIZE_BITS),
+        ("random_blocks", random_blocks, 0, DRAW_BITS),
+        ("seed", seed, 0, SEED_BITS),
     ):
-        _check("bigbird", name, value, least)
+        check_int("bigbird", name, value, least, bits=bits)
     if window_blocks % 2 == 0:
         raise value_error("bigbird", "window_blocks", "be odd", window_blocks, hint="it counts the block itself")
+    if global_blocks * block_size >> _GLOBAL_BITS:
+        rule = f"hold fewer than 2**{_GLOBAL_BITS} tokens"
+        raise value_error("bigbird", "global_blocks", rule, f"{global_blocks} of {block_size}")
     mask: Mask = Coarse(Window(window_blocks // 2, window_blocks // 2), block_size)
     if global_blocks:
         mask = mask | Global(range(global_blocks * block_size))
@@ -115,8 +122,8 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. Its cache counts positions inside the cache; here
     they stay where they are.
     """
-    _check("streaming", "sink_tokens", sink_tokens, 0)
-    _check("streaming", "window", window, 1)
+    check_int("streaming", "sink_tokens", sink_tokens, 0)
+    check_int("streaming", "window", window, 1, bits=None)
     near = Window(window - 1, 0)
     return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
 
@@ -138,7 +145,7 @@ def sparse_transformer(step: int) -> Mask:
 
     Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, both heads' sets joined).
     """
-    _check("sparse_transformer", "step", step, 1)
+    check_int("sparse_transformer", "step", step, 1)
     return Causal() & (Window(step, 0) | Strided(step))
 
 
@@ -156,10 +163,5 @@ def prefix_lm(length: int) -> Mask:
 
     Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
     """
-    _check("prefix_lm", "length", length, 0)
+    check_int("prefix_lm", "length", length, 0)
     return Causal() | Prefix(length)
-
-
-def _check(where: str, name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise value_error(where, name, f"be an int of at least {least}", repr(value))

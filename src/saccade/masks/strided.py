@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from saccade.errors import value_error
+from saccade.masks.arguments import check_int
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Spans, Universe
@@ -40,8 +40,7 @@ class Strided(Mask):
     step: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.step, int) or isinstance(self.step, bool) or self.step < 1:
-            raise value_error("Strided", "step", "be an int of at least 1", repr(self.step))
+        check_int("Strided", "step", self.step, 1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

@@ -8,13 +8,14 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from saccade.errors import value_error
+from saccade.masks.arguments import POSITION_BITS, shown
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Spans, Universe
 
 __all__ = ["Window"]
 
-_UNLIMITED = 1 << 62  # wider than any sequence: sums of positions and widths must stay within int64
+_UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions and widths must stay within int64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Window(Mask):
             width = getattr(self, name)
             if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 0):
                 hint = "it counts the keys on that side besides the query's own; None means no limit"
-                raise value_error("Window", name, "be an int of at least 0, or None", repr(width), hint=hint)
+                raise value_error("Window", name, "be an int of at least 0, or None", shown(width), hint=hint)
             if width is not None and width >= _UNLIMITED:
                 object.__setattr__(self, name, None)
 

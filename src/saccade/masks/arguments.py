@@ -1,0 +1,135 @@
+"""What masks are made from, checked: whole numbers, lists of them, tensors that are read, other masks."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping, Set
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+
+__all__ = ["POSITION_BITS", "SIZE_BITS", "check_int", "check_ints", "check_readable", "kind", "listed", "shown"]
+
+POSITION_BITS = 62
+"""Positions, and lengths that are added to them, stay below two to this power: their sums must fit int64."""
+SIZE_BITS = 40
+"""Sizes that are multiplied by a number of blocks or rows stay below two to this power, for the same reason."""
+
+_MOST = 1 << 22  # items of one list: each is looked at here, one by one
+
+
+class _Short(reprlib.Repr):
+    """A value on one line: long lists are cut short, and of tensors and arrays nothing is read."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, Tensor | np.ndarray):
+            noun = "tensor" if isinstance(x, Tensor) else "array"
+            return f"{noun} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        if isinstance(x, type):
+            return kind(x)
+        return " ".join(super().repr1(x, level).split())
+
+
+_SHORT = _Short()
+
+
+def shown(value: object) -> str:
+    """A value as error messages show it."""
+    return _SHORT.repr(value)
+
+
+def kind(value: object) -> str:
+    """What a value is, as error messages say it: the name of its type, or "the class X" for a class itself."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def check_int(
+    where: str,
+    name: str,
+    value: object,
+    least: int,
+    *,
+    bits: int | None = POSITION_BITS,
+    hint: str | None = None,
+) -> None:
+    """Accept only an int of at least ``least`` and below ``2 ** bits`` (None: as large as it may be).
+
+    Raises:
+        ValueError: anything else; a bool is no int.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise value_error(where, name, f"be an int of at least {least}", shown(value), hint=hint)
+    if bits is not None and value >> bits:
+        raise value_error(where, name, f"be below 2**{bits}", shown(value), hint=hint)
+
+
+def check_ints(where: str, name: str, values: list[Any], rule: str, got: object, *, hint: str | None = None) -> None:
+    """Accept only ints of at least 0 and below 2**62.
+
+    Raises:
+        ValueError: anything else; ``rule`` and ``got`` make the sentence.
+    """
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            hint = "array.tolist() makes ints of an array" if isinstance(value, np.generic | np.ndarray) else hint
+            raise value_error(where, name, rule, shown(got), hint=hint)
+        if value >> POSITION_BITS:
+            raise value_error(where, name, f"be below 2**{POSITION_BITS}", shown(value))
+
+
+def listed(
+    where: str, name: str, given: object, rule: str, *, is_ordered: bool = True, hint: str | None = None
+) -> list[Any]:
+    """The items of a list, of an int tensor, or of another iterable, which are yet to be checked.
+
+    Args:
+        where, name: the function and its argument, for error messages.
+        given: what was handed over.
+        rule: what it must be, for error messages.
+        is_ordered: the order matters, so that a set will not do.
+        hint: for error messages.
+
+    Raises:
+        TypeError: nothing that can be gone through; text, bytes and mappings, whose items are not what is meant.
+        ValueError: a tensor of something else than ints, or more than 2**22 items.
+    """
+    if isinstance(given, Tensor):
+        check_readable(where, name, given)
+        if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+            raise value_error(where, name, rule, shown(given), hint=hint)
+        if given.dim() == 0:
+            raise type_error(where, name, rule, shown(given), hint=hint)
+        if given.numel() > _MOST:
+            raise value_error(where, name, f"be at most {_MOST}", given.numel())
+        items: list[Any] = given.tolist()
+        return items
+    if isinstance(given, str | bytes | bytearray | Mapping) or (is_ordered and isinstance(given, Set)):
+        raise type_error(where, name, rule, shown(given), hint=hint)
+    try:
+        iterator = iter(given) if isinstance(given, Iterable) else None
+    except TypeError:  # arrays of no dimension
+        iterator = None
+    if iterator is None:
+        raise type_error(where, name, rule, shown(given), hint=hint)
+    items = list(islice(iterator, _MOST + 1))
+    if len(items) > _MOST:
+        raise value_error(where, name, f"be at most {_MOST}", "more")
+    return items
+
+
+def check_readable(where: str, name: str, tensor: Tensor) -> None:
+    """Accept only a tensor that holds its values, one after another.
+
+    Raises:
+        ValueError: a tensor without values (device "meta"), a sparse or a nested one.
+    """
+    if tensor.is_meta:
+        raise value_error(where, name, "hold values", "a tensor on device meta")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        got = "a nested tensor" if tensor.is_nested else f"layout {str(tensor.layout).removeprefix('torch.')}"
+        raise value_error(where, name, "be a dense tensor", got, hint=f"{name}.to_dense()")
