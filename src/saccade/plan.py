@@ -7,13 +7,14 @@ priced in pairs of query and key, and the cheapest is kept.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -29,6 +30,8 @@ Ranges = tuple[range, ...]
 # are computed; the fused operation works through short calls more slowly (its inner block is 32, 64 or 256 rows
 # for calls of at least 1, 192 or 768 rows).
 _TILE_PRICE = 30_000
+_KEY_PRICE = 8.0  # to read a key, which only a few rows do not outweigh
+_FEW_ROWS = 16
 _ROW_BLOCKS = (768, 192, 48, 12, 1)
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
 _WRITTEN_OUT = 64  # groups up to which a layout is priced tile by tile
@@ -209,7 +212,8 @@ class _Sizes(NamedTuple):
     kv_first: int
 
 
-class _Layout(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Layout:
     """One way to group the rows, with what the rule says about each group."""
 
     rule: Rule
@@ -257,18 +261,35 @@ class _Layout(NamedTuple):
         """What running the tiles costs, in pairs."""
         count = len(self.groups.first)
         if count <= _WRITTEN_OUT:
-            return sum(self._price_of(tile) for tile in self.tiles())
+            told_apart = int(self.told_apart.max())
+            return sum(self._price_of(tile, told_apart) for tile in self._written_out)
         # Bounds do not know which residuals are native; a few groups, written out, say by how much that is less.
         some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
-        few = self._replace(groups=self.groups.at(some), sure=self.sure.at(some), unsure=self.unsure.at(some))
+        few = _Layout(self.rule, self.sizes, self.groups.at(some), self.sure.at(some), self.unsure.at(some))
         return self._price_by_bounds() * few.price() / (few._price_by_bounds() or 1.0)
+
+    def price_of_sure(self) -> float:
+        """What the keys cost that every row has: no grouping of the rows does without them."""
+        pairs = self.copies * self.groups.rows * self._count(self.sure)
+        return float(pairs.sum()) * _price_of_pair(self.sizes.shape[2])
 
     def _price_by_bounds(self) -> float:
         rows = self.groups.rows
-        pairs = self.copies * rows * self.widths * _price_of_pair(rows)
+        heights, which = np.unique(rows, return_inverse=True)
+        prices = np.asarray([_price_of_pair(height) for height in heights.tolist()])
+        pairs = self.copies * rows * self.widths * prices[which]
         return float(pairs.sum() + self.residuals.sum() + _TILE_PRICE * len(rows))
 
-    def tiles(self) -> Iterator[Tile]:
+    def tiles(self) -> Iterable[Tile]:
+        """The tiles, in the order of their groups."""
+        return self._written_out if len(self.groups.first) <= _WRITTEN_OUT else self._made()
+
+    @cached_property
+    def _written_out(self) -> tuple[Tile, ...]:
+        """Kept, since they are priced before they are run."""
+        return tuple(self._made())
+
+    def _made(self) -> Iterator[Tile]:
         """Ask for the residual of each strip, and translate positions to indices."""
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
@@ -307,53 +328,63 @@ class _Layout(NamedTuple):
         few = len(self.groups.first) <= _WRITTEN_OUT
         return few and all(_is_native(strip) for tile in self.tiles() for strip in tile.columns)
 
-    def _price_of(self, tile: Tile) -> float:
+    def _price_of(self, tile: Tile, told_apart: int) -> float:
         wanted = 0.0
         for strip in tile.columns:
             half = _is_native(strip) and strip.residual is not True
             wanted += len(strip.keys) * (0.5 if half else 1.0)
         unsure = sum(len(strip.keys) for strip in tile.columns if not _is_native(strip))
         copies = (tile.batch.stop - tile.batch.start) * self.sizes.shape[1]
-        pair = float(_price_of_pair(np.asarray(tile.height)))
-        return _TILE_PRICE + tile.height * (copies * wanted * pair + unsure * int(self.told_apart.max()))
+        pairs = tile.height * (copies * wanted * _price_of_pair(tile.height) + unsure * told_apart)
+        if tile.height > _FEW_ROWS:
+            return _TILE_PRICE + pairs
+        # Keys that do not follow one another are run a range at a time, or gathered, which many rows outweigh.
+        gaps = sum(left.keys.stop < right.keys.start for left, right in itertools.pairwise(tile.columns))
+        return _TILE_PRICE * (1 + gaps) + pairs
 
 
 def _cheapest(rule: Rule, step: int, sizes: _Sizes) -> _Layout:
     """Price the ways to group the rows, large ones on a sample, and keep the cheapest that is feasible."""
-    priced: list[tuple[float, int, Callable[[], Groups]]] = []
-    for items, cuts, could_cut in _ways(rule, step, sizes):
-        for block in _blocks(step, sizes, cuts):
-            grouped = partial(_grouped, items, cuts, block, step, sizes)
-            price = _sampled_price(rule, sizes, grouped())
-            priced.append((price, len(priced), grouped))
-            # Shorter blocks are slower to run; they are for rules that leave too much unsure even where the rows
-            # are cut as the rule wishes.
-            if block <= 192 and (price < math.inf or could_cut):
-                break
+    priced: list[tuple[float, int, Callable[[], _Layout]]] = []
+    batch, least = sizes.shape[0], 0.0
+    for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
+        # Apart, each item has a tile at least, and the keys that are sure for all: more than that need not be asked.
+        if min((price for price, _, _ in priced), default=math.inf) <= _TILE_PRICE * len(items) + least:
+            break
+        for cuts, could_cut in _ways(rule, step, items, sizes):
+            for block in _blocks(step, sizes, cuts):
+                price, sure, made = _sampled(rule, sizes, _grouped(items, cuts, block, step, sizes))
+                priced.append((price, len(priced), made))
+                least = max(least, sure)
+                # Shorter blocks are slower to run; they are for rules that leave too much unsure even where the rows
+                # are cut as the rule wishes.
+                if block <= 192 and (price < math.inf or could_cut):
+                    break
     for _, _, made in sorted(priced, key=lambda entry: entry[:2]):
-        layout = _Layout.of(rule, sizes, made())
+        layout = made()
         if layout.is_feasible():
             return layout
     raise AssertionError("groups of one row are always feasible")
 
 
-def _ways(rule: Rule, step: int, sizes: _Sizes) -> Iterator[tuple[list[int], list[Ints], bool]]:
-    """Batch items together or apart, rows cut as the rule wishes or not: (items, cuts of each, could be cut)."""
-    batch, _, q_len, _ = sizes.shape
-    for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
-        first, stop = sizes.q_first, sizes.q_first + q_len
-        cuts = [rule.cuts(item, range(first, stop)) if step == 1 else np.zeros(0, dtype=np.int64) for item in items]
-        wanted = [np.unique(own) for own in cuts]
-        wanted = [own[(own > first) & (own < stop)] for own in wanted]
-        can_cut = any(len(own) for own in wanted)
-        if can_cut:
-            yield items, wanted, False
-        yield items, [own[:0] for own in wanted], can_cut
+def _ways(rule: Rule, step: int, items: list[int], sizes: _Sizes) -> Iterator[tuple[list[Ints], bool]]:
+    """Rows cut as the rule wishes or not: (cuts of each item, could be cut)."""
+    first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
+    none = np.zeros(0, dtype=np.int64)
+    can_cut = step == 1 and stop - first > 1
+    wanted = [np.unique(rule.cuts(item, range(first, stop))) if can_cut else none for item in items]
+    wanted = [own[(own > first) & (own < stop)] for own in wanted]
+    can_cut = any(len(own) for own in wanted)
+    if can_cut:
+        yield wanted, False
+    yield [own[:0] for own in wanted], can_cut
 
 
 def _blocks(step: int, sizes: _Sizes, cuts: list[Ints]) -> list[int]:
     """Heights to try, largest first; of those that no run of rows between two cuts reaches, the smallest only."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
+    if stop - first == 1:
+        return [1]
     edges = [np.concatenate([[first], own, [stop]]) for own in cuts]
     longest = max(int(np.diff(own).max()) for own in edges)
     longest = -(-longest // step)
@@ -362,6 +393,9 @@ def _blocks(step: int, sizes: _Sizes, cuts: list[Ints]) -> list[int]:
 
 def _grouped(items: list[int], cuts: list[Ints], block: int, step: int, sizes: _Sizes) -> Groups:
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
+    if stop - first == 1:
+        row = np.full(len(items), first, dtype=np.int64)
+        return Groups(np.asarray(items, dtype=np.int64), row, row, step)
     starts, ends = zip(*(_cut_up(first, stop, own, block, step) for own in cuts), strict=True)
     batch = np.repeat(np.asarray(items, dtype=np.int64), [len(own) for own in starts])
     return Groups(batch, np.concatenate(starts), np.concatenate(ends), step)
@@ -383,17 +417,21 @@ def _cut_up(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[I
     return starts, last
 
 
-def _sampled_price(rule: Rule, sizes: _Sizes, groups: Groups) -> float:
-    """Price of a grouping, inf if it is not feasible; judged on evenly spaced groups where there are many."""
+def _sampled(rule: Rule, sizes: _Sizes, groups: Groups) -> tuple[float, float, Callable[[], _Layout]]:
+    """A grouping's price, inf if it is not feasible, that of its sure keys, and the layout; of many groups by some."""
     count = len(groups.first)
-    if count > _SAMPLE:
-        groups = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64)))
-    layout = _Layout.of(rule, sizes, groups)
-    return layout.price() * count / len(groups.first) if layout.is_feasible() else math.inf
+    some = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64))) if count > _SAMPLE else groups
+    layout = _Layout.of(rule, sizes, some)
+    share = count / len(some.first)
+    price = layout.price() * share if layout.is_feasible() else math.inf
+    made = (lambda: layout) if some is groups else partial(_Layout.of, rule, sizes, groups)
+    return price, layout.price_of_sure() * share, made
 
 
-def _price_of_pair(rows: Ints) -> npt.NDArray[np.float64]:
-    return np.where(rows >= 768, 1.0, np.where(rows >= 192, 290 / 235, 290 / 190))
+def _price_of_pair(rows: int) -> float:
+    if rows >= 192:
+        return 1.0 if rows >= 768 else 290 / 235
+    return 290 / 190 + _KEY_PRICE / rows
 
 
 def _is_native(strip: Strip) -> bool:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Mask
+from saccade.plan import ALL, Box, Groups
+from saccade.spans import Bounds, Ints, Spans, Universe
+from saccade.token_order import TokenOrder
 
 __all__ = ["AtPositions", "Positions", "check_positions", "consecutive", "first_position"]
 
 Positions = None | range | Tensor
 """None (default), a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here."""
+
+_FEW_GAPS = 4  # positions per row, up to which a mask is asked where it would like to cut
+_FEW_ROWS = 16
+_FEWEST = 1 << 20  # keys times rows, and some more for each key, below which a plan saves less than it costs
+_NOWHERE = 1 << 62
 
 
 def check_positions(positions: Positions, name: str, batch: int, length: int, where: str) -> None:
@@ -57,6 +68,9 @@ def consecutive(start: int, stop: int) -> range | Tensor:
 class AtPositions(Mask):
     """A mask on *indices*, made from a mask on positions and the positions of the tokens.
 
+    Where positions never decrease from token to token of an item, whatever padding stands between them, the mask's
+    own bounds say which keys a row needs: those whose positions they hold. Other tables are looked at pair by pair.
+
     Args:
         mask: the rule on positions.
         q_positions, kv_positions: int64 ``[batch | 1, len]``; below 0: no token stands here, it sees nothing and
@@ -77,7 +91,7 @@ class AtPositions(Mask):
         kv_len: int,
         device: torch.device,
     ) -> AtPositions:
-        """Write positions out as tensors; a default (None) counts from 0."""
+        """Write positions out as tensors of their own; a default (None) counts from 0."""
         q, kv = (
             torch.atleast_2d(torch.arange(length, device=device) if x is None else _written_out(x, device))
             for x, length in ((q_positions, q_len), (kv_positions, kv_len))
@@ -111,11 +125,105 @@ class AtPositions(Mask):
         here = (q_position >= 0) & (kv_position >= 0)
         return here & self.mask.allows(b, h, q_position, kv_position)
 
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        together = groups.batch == ALL
+        if self._orders is None or (self._items > 1 and together.any() and not together.all()):
+            return Bounds.unknown(keys)
+        if self._items == 1 or not together.any():
+            return self._bounds(groups, keys)
+        # What some item needs is needed, and what all of them have is sure.
+        count, items = len(groups.first), self._items
+        first, last, *universe = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
+        each = Universe(*universe)
+        found = self._bounds(Groups(np.tile(np.arange(items), count), first, last), each)
+        if (groups.rows <= _FEW_ROWS).all():
+            return _one_range(found, items, keys)
+        missing = found.sure.complement(each)
+        needed, missing = (
+            Spans.of(x.starts.reshape(count, -1), x.ends.reshape(count, -1), keys) for x in (found.needed, missing)
+        )
+        return Bounds(needed, missing.complement(keys))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        unknown = (id(self), box)
+        if self._orders is None or (self._items > 1 and box.batch == ALL):
+            return unknown
+        spans = [
+            order.one_by_one(0 if order.items == 1 else box.batch, indices)
+            for order, indices in zip(self._orders, (box.rows, box.keys), strict=True)
+        ]
+        rows, columns = spans
+        if rows is None or columns is None:
+            return unknown
+        return self.mask.residual(Box(ALL if self.mask.shape[0] == 1 else box.batch, rows, columns))
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        if self._orders is None or len(rows) <= 1:
+            return np.zeros(0, dtype=np.int64)
+        order, _ = self._orders
+        edges = []
+        for item in range(self._items) if batch == ALL else [batch]:
+            row = 0 if order.items == 1 else item
+            span = order.span(row)
+            # A rule may list its cuts, and of positions far apart these would be many more than there are rows.
+            is_dense = len(span) <= _FEW_GAPS * len(rows)
+            asked = batch if self._items == 1 else item
+            cuts = self.mask.cuts(ALL if self.mask.shape[0] == 1 else asked, span) if is_dense else ()
+            edges.append(order.edges(row, np.asarray(cuts, dtype=np.int64)))
+        return np.concatenate(edges)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.q_positions, self.kv_positions, *self.mask.tensors())
+
+    @cached_property
+    def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
+        """Of queries and keys, where both are known and worth it: to plan takes as long as a few pairs do."""
+        if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
+            return None
+        q = TokenOrder.of(self.q_positions)
+        kv = None if q is None else TokenOrder.of(self.kv_positions)
+        return None if q is None or kv is None else (q, kv)
+
+    @property
+    def _items(self) -> int:
+        """Batch items that the tables tell apart."""
+        return max(len(self.q_positions), len(self.kv_positions))
+
+    def _bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        """Of groups that belong to one item, or to all if the tables tell none apart."""
+        assert self._orders is not None  # who calls has looked
+        q, kv = self._orders
+        q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
+        rows = q.among(q_item, groups.first, groups.last)
+        batch = np.full_like(groups.batch, ALL) if self.mask.shape[0] == 1 else groups.batch
+        inner = self.mask.bounds(Groups(batch, rows.first, rows.last), kv.universe(kv_item))
+        found = kv.columns(kv_item, inner.needed, keys)
+        nothing = Spans.nothing(keys)
+        needed = found.needed.where(rows.some, nothing)
+        if inner.is_exact and found.is_exact and bool((rows.every == rows.some).all()):
+            return Bounds.exactly(needed)
+        sure = found.sure if inner.is_exact else kv.columns(kv_item, inner.sure, keys).sure
+        return Bounds(needed, sure.where(rows.every & rows.some, nothing))
 
 
 def _written_out(positions: range | Tensor, device: torch.device) -> Tensor:
     if isinstance(positions, range):
         return torch.arange(positions.start, positions.stop, positions.step, device=device)
-    return positions.to(device)
+    # A copy: the plan is made from what the table holds now, and products may come later.
+    return positions.to(device, copy=True)
+
+
+def _one_range(found: Bounds, items: int, keys: Universe) -> Bounds:
+    """Bounds for all items at once, of a single range of keys each.
+
+    For a few rows, to gather keys costs more than to compute some in vain: one range of keys is one view.
+    """
+    needed, sure = found
+    first = np.where(needed.starts < needed.ends, needed.starts, _NOWHERE)[:, 0]  # empty slots stand last
+    stop = np.where(needed.starts < needed.ends, needed.ends, 0).max(axis=1)
+    slot = (sure.ends - sure.starts).argmax(axis=1)[:, None]
+    sure_first, sure_stop = (np.take_along_axis(edge, slot, 1).reshape(-1, items) for edge in sure)
+    return Bounds(
+        Spans.within(keys, first.reshape(-1, items).min(axis=1), stop.reshape(-1, items).max(axis=1)),
+        Spans.within(keys, sure_first.max(axis=1), sure_stop.min(axis=1)),
+    )
