@@ -13,7 +13,7 @@ from saccade.bias_terms import DistanceTerm, Term
 from saccade.errors import describe, type_error, value_error
 from saccade.grouping import grouped, groups_of, joined, product, take
 from saccade.masks import Mask, as_mask
-from saccade.masks.base import plan_of
+from saccade.masks.kept_plans import plan_of
 from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
 from saccade.score_checks import check_alike, check_query_key, checked_scale, checked_sink, checked_softcap, dense_term

@@ -62,7 +62,7 @@ def test_parts_of_a_tile_merge(mask: masks.Mask, wide: int, monkeypatch: pytest.
     monkeypatch.setattr("saccade.kernels.fused._WIDE", wide)
     monkeypatch.setattr("saccade.plan._ROW_BLOCKS", (4, 1))
     monkeypatch.setattr("saccade.plan._TILE_PRICE", 0)
-    monkeypatch.setattr("saccade.masks.base._kept_plan", sc.masks.base._kept_plan.__wrapped__)
+    monkeypatch.setattr("saccade.masks.kept_plans._kept_plan", sc.masks.kept_plans._kept_plan.__wrapped__)
     _agrees(mask)
 
 

@@ -1,5 +1,7 @@
 """Every mask is what its definition says, alone and in any combination."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -164,6 +166,7 @@ def test_masks_are_values(mask: masks.Mask) -> None:
     assert mask == eval(repr(mask), {**vars(masks)})
     assert hash(mask) == hash(eval(repr(mask), {**vars(masks)}))
     assert mask.plan(9, batch=2) is mask.plan(9, batch=2)
+    assert pickle.loads(pickle.dumps(mask)) == mask
 
 
 def test_joining_flattens_and_refuses_what_cannot_fit() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.masks.expressions import expressions
 
 from saccade import masks
-from saccade.masks.base import plan_of
+from saccade.masks.kept_plans import plan_of
 from saccade.row_plan import RowPlan, RowsAhead
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from saccade.caches.layer_cache import MakesMatrix
 from saccade.masks import Causal, Full, Mask, Window
-from saccade.masks.base import And, Not, Or
+from saccade.masks.algebra import And, Not, Or
 
 __all__ = ["is_plain", "is_relative", "sees_all_before", "tells_heads_apart"]
 

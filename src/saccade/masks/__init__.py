@@ -1,6 +1,7 @@
 """WHO may attend to whom: rules on positions, and their algebra. True = may attend."""
 
-from saccade.masks.base import After, And, Mask, Not, Or
+from saccade.masks.algebra import After, And, Not, Or
+from saccade.masks.base import Mask
 from saccade.masks.blocks import Blocks
 from saccade.masks.causal import Causal
 from saccade.masks.coarse import Coarse

@@ -13,7 +13,19 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 
-__all__ = ["POSITION_BITS", "SIZE_BITS", "check_int", "check_ints", "check_readable", "kind", "listed", "shown"]
+__all__ = [
+    "POSITION_BITS",
+    "SIZE_BITS",
+    "check_int",
+    "check_ints",
+    "check_positions",
+    "check_readable",
+    "kind",
+    "lengths",
+    "listed",
+    "shown",
+    "size_of",
+]
 
 POSITION_BITS = 62
 """Positions, and lengths that are added to them, stay below two to this power: their sums must fit int64."""
@@ -133,3 +145,37 @@ def check_readable(where: str, name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_nested:
         got = "a nested tensor" if tensor.is_nested else f"layout {str(tensor.layout).removeprefix('torch.')}"
         raise value_error(where, name, "be a dense tensor", got, hint=f"{name}.to_dense()")
+
+
+def lengths(where: str, q_len: object, kv_len: object) -> tuple[int, int]:
+    """Numbers of queries and keys; as many keys as queries when None."""
+    rows = size_of(where, "q_len", q_len)
+    return rows, rows if kv_len is None else size_of(where, "kv_len", kv_len)
+
+
+def size_of(where: str, name: str, size: object) -> int:
+    """A length or number that is accepted: also an integer of NumPy, or a symbol while a program is traced."""
+    if isinstance(size, np.integer):
+        size = int(size)
+    if not isinstance(size, torch.SymInt):
+        check_int(where, name, size, 0, bits=SIZE_BITS)
+    return size  # type: ignore[return-value]
+
+
+def check_positions(where: str, name: str, positions: object, batch: int, length: int) -> None:
+    """Accept None, or an int64 (or int32) tensor ``[length]`` or ``[batch, length]``.
+
+    Raises:
+        TypeError: no such tensor.
+        ValueError: another shape, or a tensor that cannot be read.
+    """
+    if positions is None:
+        return
+    if not isinstance(positions, Tensor):
+        raise type_error(where, name, "be an int64 tensor or None", kind(positions))
+    check_readable(where, name, positions)
+    if positions.dtype not in (torch.int64, torch.int32):
+        raise type_error(where, name, "be an int64 tensor or None", str(positions.dtype).removeprefix("torch."))
+    shape = tuple(positions.shape)
+    if shape not in ((length,), (1, length), (batch, length)):
+        raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(shape))

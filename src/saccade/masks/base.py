@@ -1,26 +1,27 @@
-"""Mask: a rule that says who may attend to whom, and the algebra of such rules."""
+"""Mask: a rule that says who may attend to whom, and what every such rule can be asked."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from saccade import plan as plans
 from saccade.errors import type_error, value_error
-from saccade.masks.arguments import SIZE_BITS, check_int, check_readable, kind, listed
+from saccade.masks.arguments import SIZE_BITS, check_int, check_positions, kind, lengths, size_of
+from saccade.masks.kept_plans import plan_of
 from saccade.plan import Box, Groups, Plan
-from saccade.row_plan import RowsAhead
-from saccade.spans import Bounds, Ints, Spans, Universe
+from saccade.spans import Bounds, Ints, Universe
 
-__all__ = ["After", "And", "Mask", "Not", "Or"]
+__all__ = ["JOINS", "Mask"]
+
+JOINS: dict[str, Callable[..., Mask]] = {}
+"""What makes joined masks, by its sign. They are masks themselves: their module, `saccade.masks.algebra`, imports this
+one and enters them here, as it is imported with the package, before any mask can be made. An import in each operator
+would say the same, but cost as much as a tenth of joining, which each step of decoding does."""
 
 _LARGEST_PICTURE = 128
 
@@ -119,11 +120,11 @@ class Mask(ABC):
             TypeError: positions that are no int tensor.
         """
         where = "Mask.to_dense"
-        q_len, kv_len = _lengths(where, q_len, kv_len)
+        q_len, kv_len = lengths(where, q_len, kv_len)
         batch = self._size(where, "batch", batch, 0)
         heads = self._size(where, "heads", heads, 1)
-        _check_positions(where, "q_positions", q_positions, batch, q_len)
-        _check_positions(where, "kv_positions", kv_positions, batch, kv_len)
+        check_positions(where, "q_positions", q_positions, batch, q_len)
+        check_positions(where, "kv_positions", kv_positions, batch, kv_len)
         q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
         kv = torch.arange(kv_len) if kv_positions is None else kv_positions
         allowed = self.allows(
@@ -145,9 +146,9 @@ class Mask(ABC):
             ValueError: a length or size that is no int of at least 0, or more batch items than the rule tells apart.
         """
         where = "Mask.plan"
-        q_len, kv_len = _lengths(where, q_len, kv_len)
+        q_len, kv_len = lengths(where, q_len, kv_len)
         batch = self._size(where, "batch", batch, 0)
-        shape = (batch, max(_size(where, "heads", heads), self.shape[1]), q_len, kv_len)
+        shape = (batch, max(size_of(where, "heads", heads), self.shape[1]), q_len, kv_len)
         return plan_of(self, shape, kv_len - q_len, 0)
 
     def density(
@@ -162,7 +163,7 @@ class Mask(ABC):
                 tells apart.
         """
         where = "Mask.density"
-        q_len, kv_len = _lengths(where, q_len, kv_len)
+        q_len, kv_len = lengths(where, q_len, kv_len)
         shape = (self._size(where, "batch", batch, 0), self._size(where, "heads", heads, 1), q_len, kv_len)
         counted: dict[Hashable, int] = {}
         total = 0
@@ -191,11 +192,11 @@ class Mask(ABC):
             ValueError: more rows or columns, or a batch item or head that is not there.
         """
         where = "Mask.picture"
-        q_len, kv_len = _lengths(where, q_len, kv_len)
+        q_len, kv_len = lengths(where, q_len, kv_len)
         if not (q_len <= _LARGEST_PICTURE and kv_len <= _LARGEST_PICTURE):
             rule = f"be 0 to {_LARGEST_PICTURE}"
             raise value_error(where, "q_len and kv_len", rule, f"{q_len} and {kv_len}")
-        batch, head = _size(where, "batch", batch), _size(where, "head", head)
+        batch, head = size_of(where, "batch", batch), size_of(where, "head", head)
         for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
             if most > 1 and index >= most:
                 raise value_error(where, name, f"be below {most}, since the mask tells {most} apart", index)
@@ -219,272 +220,34 @@ class Mask(ABC):
             ValueError: no int of at least 0.
         """
         check_int("Mask.after", "length", length, 0, bits=SIZE_BITS)
-        return After(self, length) if length else self
+        return JOINS["after"](self, length) if length else self
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         """Same as `allows`."""
         return self.allows(b, h, q, kv)
 
     def __and__(self, other: Mask) -> Mask:
-        return And((self, _checked(other, "&")))
+        return JOINS["&"]((self, _checked(other, "&")))
 
     def __or__(self, other: Mask) -> Mask:
-        return Or((self, _checked(other, "|")))
+        return JOINS["|"]((self, _checked(other, "|")))
 
     def __invert__(self) -> Mask:
-        return Not(self)
+        return JOINS["~"](self)
 
     def __rand__(self, other: object) -> Mask:
-        return And((_checked(other, "&"), self))
+        return JOINS["&"]((_checked(other, "&"), self))
 
     def __ror__(self, other: object) -> Mask:
-        return Or((_checked(other, "|"), self))
+        return JOINS["|"]((_checked(other, "|"), self))
 
     def _size(self, where: str, name: str, size: object, axis: int) -> int:
         """How many batch items or heads there are: as many as the rule tells apart when None."""
         most = self.shape[axis]
-        size = most if size is None else _size(where, name, size)
+        size = most if size is None else size_of(where, name, size)
         if most > 1 and size > most:
             raise value_error(where, name, f"be at most {most}, since the mask tells {most} apart", size)
         return size
-
-
-@dataclasses.dataclass(frozen=True)
-class _Joined(Mask):
-    """Several rules as one; nested joints of the same kind are flattened."""
-
-    parts: tuple[Mask, ...]
-
-    def __post_init__(self) -> None:
-        flat: list[Mask] = []
-        for part in _masks(type(self).__name__, self.parts):
-            flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
-        object.__setattr__(self, "parts", tuple(flat))
-        for axis, name in enumerate(("batch items", "heads")):
-            sizes = {part.shape[axis] for part in flat} - {1}
-            if len(sizes) > 1:
-                rule = f"tell apart the same number of {name} (or none)"
-                raise value_error("masks", "masks that are joined", rule, sorted(sizes))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (max(part.shape[0] for part in self.parts), max(part.shape[1] for part in self.parts))
-
-    @property
-    def is_value(self) -> bool:
-        return all(part.is_value for part in self.parts)
-
-    @property
-    def asks_functions(self) -> bool:
-        return any(part.asks_functions for part in self.parts)
-
-    def cuts(self, batch: int, rows: range) -> Ints:
-        return np.concatenate([part.cuts(batch, rows) for part in self.parts])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for part in self.parts for tensor in part.tensors())
-
-    def _joined_residual(self, box: Box, absorbing: bool, sign: str) -> bool | Hashable:
-        keys = []
-        for part in self.parts:
-            residual = part.residual(box)
-            if residual is absorbing:
-                return absorbing
-            if not isinstance(residual, bool):
-                keys.append(residual)
-        if not keys:
-            return not absorbing
-        return keys[0] if len(keys) == 1 else (sign, *keys)
-
-    def _text(self, sign: str) -> str:
-        return f" {sign} ".join(f"({part})" if isinstance(part, _Joined) else str(part) for part in self.parts)
-
-
-class And(_Joined):
-    """Pairs that every part allows; written ``a & b``."""
-
-    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        allowed = self.parts[0].allows(b, h, q, kv)
-        for part in self.parts[1:]:
-            allowed = allowed & part.allows(b, h, q, kv)
-        return allowed
-
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        bounds = self.parts[0].bounds(groups, keys)
-        for part in self.parts[1:]:
-            bounds = bounds.both(part.bounds(groups, keys), keys)
-        return bounds
-
-    def residual(self, box: Box) -> bool | Hashable:
-        return self._joined_residual(box, False, "&")
-
-    def terms(self) -> Sequence[tuple[int, Mask]]:
-        lists = [part.terms() for part in self.parts]
-        if all(step == 1 for step, _ in itertools.chain(*lists)):
-            return [(1, self)]
-        # (a | b) & c = (a & c) | (b & c); terms of one part are disjoint, so the products are too.
-        return [
-            (math.lcm(*(step for step, _ in chosen)), And(tuple(term for _, term in chosen)))
-            for chosen in itertools.product(*lists)
-        ]
-
-    def __repr__(self) -> str:
-        return self._text("&")
-
-
-class Or(_Joined):
-    """Pairs that some part allows; written ``a | b``."""
-
-    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        allowed = self.parts[0].allows(b, h, q, kv)
-        for part in self.parts[1:]:
-            allowed = allowed | part.allows(b, h, q, kv)
-        return allowed
-
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        bounds = self.parts[0].bounds(groups, keys)
-        for part in self.parts[1:]:
-            bounds = bounds.either(part.bounds(groups, keys), keys)
-        return bounds
-
-    def residual(self, box: Box) -> bool | Hashable:
-        return self._joined_residual(box, True, "|")
-
-    def terms(self) -> Sequence[tuple[int, Mask]]:
-        by_step: dict[int, list[Mask]] = {}
-        for step, term in itertools.chain(*(part.terms() for part in self.parts)):
-            by_step.setdefault(step, []).append(term)
-        if set(by_step) == {1}:
-            return [(1, self)]
-        # a | b = a | (b & ~a): which term a pair belongs to is decided pair by pair.
-        disjoint: list[tuple[int, Mask]] = []
-        before: list[Mask] = []
-        for step, members in sorted(by_step.items(), key=lambda item: item[0]):
-            own = members[0] if len(members) == 1 else Or(tuple(members))
-            disjoint.append((step, And((own, *(~term for term in before))) if before else own))
-            before.append(own)
-        return disjoint
-
-    def __repr__(self) -> str:
-        return self._text("|")
-
-
-@dataclasses.dataclass(frozen=True)
-class Not(Mask):
-    """Pairs that the other rule does not allow; written ``~a``."""
-
-    part: Mask
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.part, Mask):
-            raise type_error("Not", "part", "be a mask", kind(self.part))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.part.shape
-
-    @property
-    def is_value(self) -> bool:
-        return self.part.is_value
-
-    @property
-    def asks_functions(self) -> bool:
-        return self.part.asks_functions
-
-    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return ~self.part.allows(b, h, q, kv)
-
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        return self.part.bounds(groups, keys).inverted(keys)
-
-    def residual(self, box: Box) -> bool | Hashable:
-        residual = self.part.residual(box)
-        return not residual if isinstance(residual, bool) else ("~", residual)
-
-    def cuts(self, batch: int, rows: range) -> Ints:
-        return self.part.cuts(batch, rows)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.part.tensors()
-
-    def __invert__(self) -> Mask:
-        return self.part
-
-    def __repr__(self) -> str:
-        return f"~({self.part})" if isinstance(self.part, _Joined) else f"~{self.part}"
-
-
-@dataclasses.dataclass(frozen=True)
-class After(Mask):
-    """A rule behind ``length`` other positions, which see nothing and are not seen; written ``rule.after(length)``."""
-
-    rule: Mask
-    length: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.rule, Mask):
-            raise type_error("After", "rule", "be a mask", kind(self.rule))
-        check_int("After", "length", self.length, 0, bits=SIZE_BITS)
-        if isinstance(self.rule, After):
-            object.__setattr__(self, "length", self.length + self.rule.length)
-            object.__setattr__(self, "rule", self.rule.rule)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rule.shape
-
-    @property
-    def is_value(self) -> bool:
-        return self.rule.is_value
-
-    @property
-    def asks_functions(self) -> bool:
-        return self.rule.asks_functions
-
-    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        here = (q >= self.length) & (kv >= self.length)
-        return here & self.rule.allows(b, h, q - self.length, kv - self.length)
-
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        first, last = groups.first - self.length, groups.last - self.length
-        some = last >= 0
-        # Rows before the rule begins are left out: the first of the others is the first that is a step away.
-        start = np.where(some, np.maximum(first, first % groups.step), 0)
-        some = some & (start <= last)
-        own = Universe(*(np.maximum(edge - self.length, 0) for edge in keys))
-        inner = self.rule.bounds(Groups(groups.batch, start, np.where(some, last, start), groups.step), own)
-        offset = np.full_like(first, self.length)
-        nothing = Spans.nothing(keys)
-        needed = inner.needed.shifted(offset, keys).where(some, nothing)
-        every = some & (first >= 0)
-        if inner.is_exact and bool((every == some).all()):
-            return Bounds.exactly(needed)
-        return Bounds(needed, inner.sure.shifted(offset, keys).where(every, nothing))
-
-    def residual(self, box: Box) -> bool | Hashable:
-        if box.rows[-1] < self.length or box.keys[-1] < self.length:
-            return False
-        if box.rows[0] < self.length or box.keys[0] < self.length:
-            return super().residual(box)
-        rows, keys = (range(x.start - self.length, x.stop - self.length, x.step) for x in (box.rows, box.keys))
-        return self.rule.residual(Box(box.batch, rows, keys))
-
-    def cuts(self, batch: int, rows: range) -> Ints:
-        own = range(max(rows.start - self.length, 0), max(rows.stop - self.length, 0))
-        return np.append(self.rule.cuts(batch, own), 0) + self.length
-
-    def terms(self) -> Sequence[tuple[int, Mask]]:
-        terms = self.rule.terms()
-        if all(step == 1 for step, _ in terms):
-            return [(1, self)]
-        return [(step, After(term, self.length)) for step, term in terms]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.rule.tensors()
-
-    def __repr__(self) -> str:
-        text = f"({self.rule})" if isinstance(self.rule, _Joined | Not) else str(self.rule)
-        return f"{text}.after({self.length})"
 
 
 def _checked(other: object, sign: str) -> Mask:
@@ -492,70 +255,3 @@ def _checked(other: object, sign: str) -> Mask:
         return other
     hint = "wrap a bool tensor as masks.Dense(tensor) and a function as masks.Predicate(function)"
     raise type_error("masks", sign, "join two masks", kind(other), hint=hint)
-
-
-def _masks(where: str, parts: object) -> tuple[Mask, ...]:
-    rule = "be masks, at least one, in a tuple"
-    given = parts if isinstance(parts, tuple) else tuple(listed(where, "parts", parts, rule))
-    for part in given:
-        if not isinstance(part, Mask):
-            raise type_error(where, "parts", rule, f"{kind(part)} among them")
-    if not given:
-        raise value_error(where, "parts", rule, "none")
-    return given
-
-
-def _lengths(where: str, q_len: object, kv_len: object) -> tuple[int, int]:
-    rows = _size(where, "q_len", q_len)
-    return rows, rows if kv_len is None else _size(where, "kv_len", kv_len)
-
-
-def _size(where: str, name: str, size: object) -> int:
-    """A length or number that is accepted: also an integer of NumPy, or a symbol while a program is traced."""
-    if isinstance(size, np.integer):
-        size = int(size)
-    if not isinstance(size, torch.SymInt):
-        check_int(where, name, size, 0, bits=SIZE_BITS)
-    return size  # type: ignore[return-value]
-
-
-def _check_positions(where: str, name: str, positions: object, batch: int, length: int) -> None:
-    if positions is None:
-        return
-    if not isinstance(positions, Tensor):
-        raise type_error(where, name, "be an int64 tensor or None", kind(positions))
-    check_readable(where, name, positions)
-    if positions.dtype not in (torch.int64, torch.int32):
-        raise type_error(where, name, "be an int64 tensor or None", str(positions.dtype).removeprefix("torch."))
-    shape = tuple(positions.shape)
-    if shape not in ((length,), (1, length), (batch, length)):
-        raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(shape))
-
-
-def plan_of(
-    mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
-) -> Plan:
-    """The plan of a mask, kept for the next call if the mask is a value."""
-    make: Callable[..., Plan] = _kept_plan if mask.is_value else _new_plan
-    if torch.compiler.is_compiling():  # index arithmetic in NumPy is run, not traced
-        make = torch.compiler.disable(make)
-    return make(mask, shape, q_first, kv_first, whole_rows)
-
-
-@lru_cache(maxsize=16)
-def _kept_rows(mask: Mask, first: int, kv_first: int) -> RowsAhead:
-    return RowsAhead(mask, first, kv_first)
-
-
-def _new_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
-    return plans.make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
-
-
-@lru_cache(maxsize=256)
-def _kept_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
-    batch, heads, q_len, kv_len = shape
-    is_last_row = q_len == 1 and kv_len > 1 and q_first == kv_first + kv_len - 1
-    if is_last_row and batch and heads and mask.shape[0] == 1 and not whole_rows:
-        rows = _kept_rows(mask, max(kv_first, RowsAhead.start_of(q_first)), kv_first)
-        return rows.plan(q_first, shape)
-    return _new_plan(mask, shape, q_first, kv_first, whole_rows)

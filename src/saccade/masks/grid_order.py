@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.base import After, And, Mask, Not, Or
+from saccade.masks.algebra import After, And, Not, Or
+from saccade.masks.base import Mask
 from saccade.masks.grid import Cells, Grid, Hulls, Squares
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe

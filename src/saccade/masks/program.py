@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from saccade import masks
-from saccade.masks.base import And, Mask, Not, Or
+from saccade.masks.algebra import And, Not, Or
+from saccade.masks.base import Mask
 
 __all__ = ["decode", "encode"]
 

@@ -8,7 +8,7 @@ from typing import Literal
 from saccade import dropout
 from saccade.errors import type_error, value_error
 from saccade.masks import Causal, Mask
-from saccade.masks.base import And
+from saccade.masks.algebra import And
 from saccade.nn.feed_forward import ACTIVATIONS, Activation
 from saccade.nn.norms import NORMS, Norm
 from saccade.positions import Scaling

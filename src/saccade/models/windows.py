@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saccade.masks import Causal, Window
-from saccade.masks.base import And
+from saccade.masks.algebra import And
 from saccade.models.decoder_config import DecoderConfig
 
 __all__ = ["window_of"]

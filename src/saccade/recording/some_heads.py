@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.attention_matrix import AttentionMatrix
 from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.masks.base import plan_of
+from saccade.masks.kept_plans import plan_of
 from saccade.matrix import Matrix
 from saccade.plan import Ranges
 from saccade.statistics import Block

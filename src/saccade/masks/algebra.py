@@ -1,0 +1,271 @@
+"""The algebra of masks: And, Or and Not join rules, After moves one; what they know follows from their parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.masks.arguments import SIZE_BITS, check_int, kind, listed
+from saccade.masks.base import JOINS, Mask
+from saccade.plan import Box, Groups
+from saccade.spans import Bounds, Ints, Spans, Universe
+
+__all__ = ["After", "And", "Not", "Or"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joined(Mask):
+    """Several rules as one; nested joints of the same kind are flattened."""
+
+    parts: tuple[Mask, ...]
+
+    def __post_init__(self) -> None:
+        flat: list[Mask] = []
+        for part in _masks(type(self).__name__, self.parts):
+            flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
+        object.__setattr__(self, "parts", tuple(flat))
+        for axis, name in enumerate(("batch items", "heads")):
+            sizes = {part.shape[axis] for part in flat} - {1}
+            if len(sizes) > 1:
+                rule = f"tell apart the same number of {name} (or none)"
+                raise value_error("masks", "masks that are joined", rule, sorted(sizes))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (max(part.shape[0] for part in self.parts), max(part.shape[1] for part in self.parts))
+
+    @property
+    def is_value(self) -> bool:
+        return all(part.is_value for part in self.parts)
+
+    @property
+    def asks_functions(self) -> bool:
+        return any(part.asks_functions for part in self.parts)
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        return np.concatenate([part.cuts(batch, rows) for part in self.parts])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for part in self.parts for tensor in part.tensors())
+
+    def _joined_residual(self, box: Box, absorbing: bool, sign: str) -> bool | Hashable:
+        keys = []
+        for part in self.parts:
+            residual = part.residual(box)
+            if residual is absorbing:
+                return absorbing
+            if not isinstance(residual, bool):
+                keys.append(residual)
+        if not keys:
+            return not absorbing
+        return keys[0] if len(keys) == 1 else (sign, *keys)
+
+    def _text(self, sign: str) -> str:
+        return f" {sign} ".join(f"({part})" if isinstance(part, _Joined) else str(part) for part in self.parts)
+
+
+class And(_Joined):
+    """Pairs that every part allows; written ``a & b``."""
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        allowed = self.parts[0].allows(b, h, q, kv)
+        for part in self.parts[1:]:
+            allowed = allowed & part.allows(b, h, q, kv)
+        return allowed
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        bounds = self.parts[0].bounds(groups, keys)
+        for part in self.parts[1:]:
+            bounds = bounds.both(part.bounds(groups, keys), keys)
+        return bounds
+
+    def residual(self, box: Box) -> bool | Hashable:
+        return self._joined_residual(box, False, "&")
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        lists = [part.terms() for part in self.parts]
+        if all(step == 1 for step, _ in itertools.chain(*lists)):
+            return [(1, self)]
+        # (a | b) & c = (a & c) | (b & c); terms of one part are disjoint, so the products are too.
+        return [
+            (math.lcm(*(step for step, _ in chosen)), And(tuple(term for _, term in chosen)))
+            for chosen in itertools.product(*lists)
+        ]
+
+    def __repr__(self) -> str:
+        return self._text("&")
+
+
+class Or(_Joined):
+    """Pairs that some part allows; written ``a | b``."""
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        allowed = self.parts[0].allows(b, h, q, kv)
+        for part in self.parts[1:]:
+            allowed = allowed | part.allows(b, h, q, kv)
+        return allowed
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        bounds = self.parts[0].bounds(groups, keys)
+        for part in self.parts[1:]:
+            bounds = bounds.either(part.bounds(groups, keys), keys)
+        return bounds
+
+    def residual(self, box: Box) -> bool | Hashable:
+        return self._joined_residual(box, True, "|")
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        by_step: dict[int, list[Mask]] = {}
+        for step, term in itertools.chain(*(part.terms() for part in self.parts)):
+            by_step.setdefault(step, []).append(term)
+        if set(by_step) == {1}:
+            return [(1, self)]
+        # a | b = a | (b & ~a): which term a pair belongs to is decided pair by pair.
+        disjoint: list[tuple[int, Mask]] = []
+        before: list[Mask] = []
+        for step, members in sorted(by_step.items(), key=lambda item: item[0]):
+            own = members[0] if len(members) == 1 else Or(tuple(members))
+            disjoint.append((step, And((own, *(~term for term in before))) if before else own))
+            before.append(own)
+        return disjoint
+
+    def __repr__(self) -> str:
+        return self._text("|")
+
+
+@dataclasses.dataclass(frozen=True)
+class Not(Mask):
+    """Pairs that the other rule does not allow; written ``~a``."""
+
+    part: Mask
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.part, Mask):
+            raise type_error("Not", "part", "be a mask", kind(self.part))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.part.shape
+
+    @property
+    def is_value(self) -> bool:
+        return self.part.is_value
+
+    @property
+    def asks_functions(self) -> bool:
+        return self.part.asks_functions
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return ~self.part.allows(b, h, q, kv)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        return self.part.bounds(groups, keys).inverted(keys)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        residual = self.part.residual(box)
+        return not residual if isinstance(residual, bool) else ("~", residual)
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        return self.part.cuts(batch, rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.part.tensors()
+
+    def __invert__(self) -> Mask:
+        return self.part
+
+    def __repr__(self) -> str:
+        return f"~({self.part})" if isinstance(self.part, _Joined) else f"~{self.part}"
+
+
+@dataclasses.dataclass(frozen=True)
+class After(Mask):
+    """A rule behind ``length`` other positions, which see nothing and are not seen; written ``rule.after(length)``."""
+
+    rule: Mask
+    length: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, Mask):
+            raise type_error("After", "rule", "be a mask", kind(self.rule))
+        check_int("After", "length", self.length, 0, bits=SIZE_BITS)
+        if isinstance(self.rule, After):
+            object.__setattr__(self, "length", self.length + self.rule.length)
+            object.__setattr__(self, "rule", self.rule.rule)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rule.shape
+
+    @property
+    def is_value(self) -> bool:
+        return self.rule.is_value
+
+    @property
+    def asks_functions(self) -> bool:
+        return self.rule.asks_functions
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        here = (q >= self.length) & (kv >= self.length)
+        return here & self.rule.allows(b, h, q - self.length, kv - self.length)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        first, last = groups.first - self.length, groups.last - self.length
+        some = last >= 0
+        # Rows before the rule begins are left out: the first of the others is the first that is a step away.
+        start = np.where(some, np.maximum(first, first % groups.step), 0)
+        some = some & (start <= last)
+        own = Universe(*(np.maximum(edge - self.length, 0) for edge in keys))
+        inner = self.rule.bounds(Groups(groups.batch, start, np.where(some, last, start), groups.step), own)
+        offset = np.full_like(first, self.length)
+        nothing = Spans.nothing(keys)
+        needed = inner.needed.shifted(offset, keys).where(some, nothing)
+        every = some & (first >= 0)
+        if inner.is_exact and bool((every == some).all()):
+            return Bounds.exactly(needed)
+        return Bounds(needed, inner.sure.shifted(offset, keys).where(every, nothing))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        if box.rows[-1] < self.length or box.keys[-1] < self.length:
+            return False
+        if box.rows[0] < self.length or box.keys[0] < self.length:
+            return super().residual(box)
+        rows, keys = (range(x.start - self.length, x.stop - self.length, x.step) for x in (box.rows, box.keys))
+        return self.rule.residual(Box(box.batch, rows, keys))
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        own = range(max(rows.start - self.length, 0), max(rows.stop - self.length, 0))
+        return np.append(self.rule.cuts(batch, own), 0) + self.length
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        terms = self.rule.terms()
+        if all(step == 1 for step, _ in terms):
+            return [(1, self)]
+        return [(step, After(term, self.length)) for step, term in terms]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.rule.tensors()
+
+    def __repr__(self) -> str:
+        text = f"({self.rule})" if isinstance(self.rule, _Joined | Not) else str(self.rule)
+        return f"{text}.after({self.length})"
+
+
+def _masks(where: str, parts: object) -> tuple[Mask, ...]:
+    rule = "be masks, at least one, in a tuple"
+    given = parts if isinstance(parts, tuple) else tuple(listed(where, "parts", parts, rule))
+    for part in given:
+        if Mask not in type(part).__mro__:  # isinstance takes five times as long for a class that is abstract
+            raise type_error(where, "parts", rule, f"{kind(part)} among them")
+    if not given:
+        raise value_error(where, "parts", rule, "none")
+    return given
+
+
+JOINS.update({"&": And, "|": Or, "~": Not, "after": After})
