@@ -311,7 +311,9 @@ class MultiHeadAttention(nn.Module):
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         where = "MultiHeadAttention"
         widths = {"query": self.embed_dim, "key": self.context_dim, "value": self.context_dim}
-        given = {"query": query} if key is query and value is query else {"query": query, "key": key, "value": value}
+        given = {"query": query, "key": key, "value": value}
+        if key is query and value is query and self.context_dim == self.embed_dim:
+            given = {"query": query}  # looked at once
         for name, x in given.items():
             if not isinstance(x, Tensor):
                 raise type_error(where, name, "be a tensor", type(x).__name__)
