@@ -69,8 +69,6 @@ QUICK = Settings(
 )
 SIDE = 8  # of a digit, in pixels
 
-# --- a number in words -----------------------------------------------------------------------------------------------
-
 UNITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 UNITS += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
@@ -123,9 +121,6 @@ def as_text(tokens: list[int]) -> str:
     return ("" if all(word in DIGITS + "十百千" for word in words) else " ").join(words).replace(" - ", "-")
 
 
-# --- pictures of numbers ---------------------------------------------------------------------------------------------
-
-
 class Digits(NamedTuple):
     """Single digits: pictures ``[n, 8, 8]`` between 0 and 1, and what they are."""
 
@@ -145,7 +140,7 @@ def load(settings: Settings) -> tuple[Digits, Digits]:
 
 
 def is_held_out(number: int) -> bool:
-    """Every tenth number from 100 on, scattered by a product: training never says them, testing says no others."""
+    """Every tenth number from 100 on, scattered by a product: none in training, no others in testing."""
     return number >= 100 and number * 7919 % 9973 % 10 == 0
 
 
@@ -177,14 +172,6 @@ def compose(digits: Digits, count: int, settings: Settings, rng: np.random.Gener
         for left, digit in zip(room + SIDE * np.arange(len(own)), own, strict=True):
             image[:, left : left + SIDE] = digits.images[digit]
     return Pictures(torch.from_numpy(images), numbers, chosen)
-
-
-def test_pictures(digits: Digits, settings: Settings) -> Pictures:
-    """The same for every seed."""
-    return compose(digits, settings.test_pictures, settings, np.random.default_rng(0), held_out=True)
-
-
-# --- the model -------------------------------------------------------------------------------------------------------
 
 
 class Captioner(torch.nn.Module):
@@ -266,9 +253,6 @@ def write(captioner: Captioner, images: Tensor, language: str) -> list[list[int]
     return models.generate(captioner.eval().given(images), start, LONGEST, stop=END)
 
 
-# --- training --------------------------------------------------------------------------------------------------------
-
-
 class Run:
     """One seed: trained, or read back as far as it was trained before."""
 
@@ -348,9 +332,6 @@ def write_whole(path: Path, put: Callable[[Path], object]) -> None:
         beside.unlink(missing_ok=True)
 
 
-# --- how good it is, and what it looks at ----------------------------------------------------------------------------
-
-
 def told_where(train: Digits, test: Digits, pictures: Pictures) -> dict[str, list[bool]]:
     """Whether two classifiers that get every digit cut out, as it was written, read the whole number right."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  as in load
@@ -425,7 +406,7 @@ def draw(image: Tensor, words: list[str], columns: dict[str, Tensor]) -> Any:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     def panel(weights: Tensor, word: str, most: float) -> np.ndarray:
-        figure = viz.spatial_map(image, weights, title=word, limits=(0.0, most))
+        figure = viz.spatial_map(1 - image, weights, title=word, limits=(0.0, most))  # dark ink on white paper
         figure.canvas.draw()
         return np.asarray(figure.canvas.buffer_rgba())[..., :3]
 
@@ -465,7 +446,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console()
     train, test = load(settings)
-    pictures = test_pictures(test, settings)
+    # The same pictures for every seed.
+    pictures = compose(test, settings.test_pictures, settings, np.random.default_rng(0), held_out=True)
     runs = [Run(seed, settings, given.out) for seed in settings.seeds]
     if any(run.starts_over for run in runs):
         console.print(f"{given.out} holds checkpoints of other settings; these runs start over")

@@ -133,7 +133,7 @@ def test_nothing_of_a_test_picture_was_seen_in_training(example):
 
 def test_a_picture_shows_its_number(example):
     train, _ = example.load(example.QUICK)
-    pictures = example.compose(train, 60, example.QUICK, np.random.default_rng(1), held_out=False)
+    pictures = example.compose(train, 60, example.QUICK, np.random.default_rng(1), held_out=True)
     for image, number, digits in zip(pictures.images, pictures.numbers, pictures.digits, strict=True):
         assert "".join(str(train.labels[digit]) for digit in digits) == str(number)
         left = 0
@@ -262,12 +262,22 @@ def test_a_checkpoint_of_other_settings_is_not_used(example, tmp_path):
     assert other.starts_over
 
 
-def test_training_learns(example, tmp_path):
+def test_training_learns_from_other_pictures_in_every_step(example, monkeypatch, tmp_path):
     settings = dataclasses.replace(example.QUICK, steps=40, learning_rate=5e-3)
     train, _ = example.load(settings)
-    losses = []
+    seen, losses = set(), []
+    compose = example.compose
+
+    def watching(*arguments, **how):
+        pictures = compose(*arguments, **how)
+        seen.add(tuple(pictures.numbers))
+        return pictures
+
+    monkeypatch.setattr(example, "compose", watching)
     example.Run(0, settings, tmp_path).train(train, losses.append)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    example.Run(1, dataclasses.replace(settings, steps=1), tmp_path).train(train, losses.append)
+    assert len(seen) == 41
 
 
 def test_classifiers_read_a_number_right_when_every_digit_is(example):
