@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from saccade.errors import type_error, unsupported, value_error
-from saccade.kernels.nonfinite import is_finite
 from saccade.masks import Mask, as_mask
 from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.readable import is_surely_finite
 from saccade.score_matrix import ScoreMatrix
 from saccade.token_positions import Positions, check_positions
 
@@ -24,8 +24,8 @@ class Inputs(NamedTuple):
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``, in float32 or wider; 0 where it was not finite.
         key: ``[batch, kv_heads, kv_len, head_dim]``, in float32 or wider; 0 where it was not finite.
-        tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite; None for none.
-        spoilt: bool ``[batch, heads, q_len]``, queries that were not finite; None for none.
+        tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite; None where there are surely none.
+        spoilt: bool ``[batch, heads, q_len]``, queries that were not finite; None where there are surely none.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
     """
@@ -52,7 +52,7 @@ def checked_inputs(
         hint = "saccade.mechanisms.Softmax() takes every mask"
         raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    spoilt, tainted = (None if is_finite(x) else ~torch.isfinite(x.detach()).all(-1) for x in (query, key))
+    spoilt, tainted = (None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1) for x in (query, key))
     query = query if spoilt is None else query.masked_fill(spoilt[..., None], 0.0)
     key = key if tainted is None else key.masked_fill(tainted[..., None], 0.0)
     return Inputs(query.to(wide), key.to(wide), tainted, spoilt, rule, shape)

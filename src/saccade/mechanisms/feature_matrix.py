@@ -13,11 +13,12 @@ from saccade import dropout
 from saccade.caches.recurrent import Memory
 from saccade.errors import value_error
 from saccade.grouping import groups_of, product
-from saccade.kernels.nonfinite import is_finite
 from saccade.matrix import Block, Matrix
-from saccade.mechanisms.prefix_sums import CHUNK, Carried, Line, prefix_sums, swept
+from saccade.mechanisms.prefix_sums import prefix_sums
 from saccade.mechanisms.reach import Reach
+from saccade.mechanisms.readable import is_readable, is_surely_finite
 from saccade.mechanisms.row_blocks import row_blocks
+from saccade.mechanisms.sweep import CHUNK, Carried, Line, swept
 from saccade.mechanisms.timeline import Timeline, line_of
 
 __all__ = ["FeatureMatrix", "Features"]
@@ -125,7 +126,7 @@ class FeatureMatrix(Matrix):
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
         self._check_operand(x, "x", self.shape[1], self.shape[2])
-        if not (self._tainted is self._spoilt is None and is_finite(x)):
+        if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
         with torch.autocast(self.device.type, enabled=False):
             total = self._gather(torch.ones_like(self._key[..., :1]))
@@ -195,22 +196,23 @@ class FeatureMatrix(Matrix):
 
     def _cleaned(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """The value without rows that are not finite, and the rows of the matrix that may attend to one."""
-        if self._tainted is None and (self._reach.hides_nothing or is_finite(value)):
+        bad = self._tainted
+        if not (self._reach.hides_nothing or (bad is None and is_surely_finite(value))):
+            worthless = ~torch.isfinite(value.detach()).all(-1)
+            value = value.masked_fill(worthless[..., None], 0.0)
+            bad = worthless if bad is None else bad | worthless
+        if bad is None:
             return value, None
-        bad = ~torch.isfinite(value.detach()).all(-1)
-        clean = value.masked_fill(bad[..., None], 0.0)
-        bad = bad if self._tainted is None else bad | self._tainted
         if self._reach.hidden_keys is not None:
             bad = bad & ~self._reach.hidden_keys[:, None]
-        counting = FeatureMatrix(
-            Features(torch.ones_like(self._query[..., :1])),
-            Features(torch.ones_like(self._key[..., :1])),
-            self._reach,
-            dtype=self._dtype,
-        )
-        with torch.no_grad():
-            touched = counting._without_hidden(counting._gather(bad[..., None].to(self._key.dtype)))
-        return clean, touched > 0.5
+        if self._timeline is None:
+            touched = bad.any(-1, keepdim=True).expand(-1, -1, self.shape[2])
+        else:
+            touched = self._timeline.rows_after(bad)
+        touched = touched.repeat_interleave(self.shape[1] // max(1, self.kv_heads), 1)
+        if self._reach.hidden_rows is not None:
+            touched = touched & ~self._reach.hidden_rows[:, None]
+        return value, touched[..., None]
 
     def _line_after(self, memory: Memory | None) -> Line:
         """Weights and segments of tokens that go on where a memory ends."""
@@ -266,7 +268,7 @@ class FeatureMatrix(Matrix):
         if line is None or line.order is not None or line.past or self.shape[2] <= self._piece(value):
             return False
         needs = any(x is not None and x.requires_grad for x in (self._query, self._key, self._logs, value))
-        return not (needs and torch.is_grad_enabled()) and type(value) is Tensor and not torch.compiler.is_compiling()
+        return not (needs and torch.is_grad_enabled()) and is_readable(value)
 
     def _piece(self, value: Tensor) -> int:
         """Tokens of a piece, whole chunks of them."""

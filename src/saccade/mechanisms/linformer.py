@@ -13,6 +13,7 @@ from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.checks import check_count, checked_inputs, checked_scale
 from saccade.mechanisms.linformer_matrix import LinformerMatrix
 from saccade.mechanisms.reach import written_out
+from saccade.mechanisms.readable import is_readable, unless_none
 from saccade.mechanisms.segments import hidden_keys, why_not_keys_only
 from saccade.mechanisms.thin import Thin
 from saccade.token_positions import Positions
@@ -114,10 +115,7 @@ class Linformer(Mechanism):
         if self.share == "none" and kv_heads != self.num_kv_heads:
             raise value_error("Linformer", "key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
         rows, keys, is_given = written_out(q_positions, kv_positions, q_len, kv_len, query.device)
-        last = int(keys.max()) if keys.numel() else -1
-        if last >= self.kv_len:
-            rule = f"stand before position {self.kv_len}, the kv_len of this Linformer"
-            raise value_error("Linformer", "keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
+        self._check_last(kv_positions, keys)
         hidden = hidden_keys(given.rule, keys, batch, is_given=is_given)
         lost = ((rows < 0) & is_given).expand(batch, -1)
         scale = (query.shape[3] ** -0.5 if query.shape[3] else 1.0) if self.scale is None else self.scale
@@ -131,8 +129,18 @@ class Linformer(Mechanism):
             k = key.to(wide).masked_fill(hidden[:, None, :, None], 0.0)
             is_empty = ((pool == 0) & (projection == 0)).all(-1).all(1).expand(batch, -1)
             attention = Thin(q, (pool @ k).expand(-1, kv_heads, -1, -1), is_empty, scale)
-        lost_rows = lost if bool(lost.any()) else None
-        return LinformerMatrix(attention, projection, dtype=query.dtype, hidden=hidden, lost=lost_rows)
+        return LinformerMatrix(attention, projection, dtype=query.dtype, hidden=hidden, lost=unless_none(lost))
+
+    def _check_last(self, kv_positions: Positions, keys: Tensor) -> None:
+        """Raise if a key stands too far; where positions may not be looked at, reading the projection there does."""
+        last = keys.shape[1] - 1
+        if isinstance(kv_positions, range):
+            last = max((*kv_positions[:1], *kv_positions[-1:]), default=-1)
+        elif isinstance(kv_positions, Tensor):
+            last = int(keys.max()) if is_readable(keys) and keys.numel() else -1
+        if last >= self.kv_len:
+            rule = f"stand before position {self.kv_len}, the kv_len of this Linformer"
+            raise value_error("Linformer", "keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
 
     def extra_repr(self) -> str:
         own = f"{self.kv_len}, {self.rank}, share={self.share!r}"
@@ -142,4 +150,4 @@ class Linformer(Mechanism):
         """What slots take of the keys at these positions, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
         at = keys.clamp(min=0)
         columns = projection[:, :, at].movedim(2, 0)  # [batch | 1, kv_heads | 1, rank, kv_len]
-        return columns.masked_fill(hidden[:, None, None], 0.0) if bool(hidden.any()) else columns
+        return columns if unless_none(hidden) is None else columns.masked_fill(hidden[:, None, None], 0.0)

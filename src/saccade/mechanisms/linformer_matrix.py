@@ -66,7 +66,7 @@ class LinformerMatrix(Matrix):
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
         with torch.autocast(self.device.type, enabled=False):
             seen = value.to(self.projection.dtype).masked_fill(self._hidden[:, None, :, None], 0.0)
-            return self._without_lost(self._attention.matrix() @ (self.projection @ seen)).to(value.dtype)
+            return self._without_lost(self._attention.times(self.projection @ seen)).to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""

@@ -11,6 +11,7 @@ from saccade.mechanisms.checks import check_count, checked_inputs, checked_scale
 from saccade.mechanisms.nystrom_matrix import NystromMatrix
 from saccade.mechanisms.pseudo_inverse import pseudo_inverse
 from saccade.mechanisms.reach import written_out
+from saccade.mechanisms.readable import unless_none
 from saccade.mechanisms.segments import hidden_keys, segment_means, why_not_keys_only
 from saccade.mechanisms.thin import Thin
 from saccade.token_positions import Positions
@@ -97,7 +98,7 @@ class Nystrom(Mechanism):
             everything = slice(0, batch), slice(0, heads), range(q_means.shape[2])
             middle = Thin(q_means, k_means, no_keys, scale).weights(*everything)
             inner = pseudo_inverse(middle.masked_fill(no_rows[:, None, :, None], 0.0), self.iterations)
-        return NystromMatrix(left, inner, right, dtype=query.dtype, lost=lost if bool(lost.any()) else None)
+        return NystromMatrix(left, inner, right, dtype=query.dtype, lost=unless_none(lost))
 
     def extra_repr(self) -> str:
         own = f"{self.num_landmarks}, iterations={self.iterations}"

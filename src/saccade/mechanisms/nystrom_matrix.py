@@ -60,7 +60,7 @@ class NystromMatrix(Matrix):
         if dropout_p > 0.0:
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
         with torch.autocast(self.device.type, enabled=False):
-            out = self.left.matrix() @ (self.inner @ (self.right.matrix() @ value.to(self.inner.dtype)))
+            out = self.left.times(self.inner @ self.right.times(value.to(self.inner.dtype)))
         return self._without_lost(out).to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:

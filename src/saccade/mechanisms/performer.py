@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,9 +12,11 @@ from saccade.errors import type_error, value_error
 from saccade.masks import Mask
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.checks import check_count, checked_inputs, checked_scale
+from saccade.mechanisms.draws import drawn, drawn_unread
 from saccade.mechanisms.feature_matrix import FeatureMatrix
-from saccade.mechanisms.random_features import KINDS, Kind, directions, random_features
+from saccade.mechanisms.random_features import KINDS, Kind, random_features
 from saccade.mechanisms.reach import Reach, why_no_sum
+from saccade.mechanisms.readable import is_readable
 from saccade.token_positions import Positions
 
 __all__ = ["Performer"]
@@ -72,6 +73,7 @@ class Performer(Mechanism):
     """
 
     draws: Tensor
+    _calls: Tensor
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Performer(Mechanism):
         self.orthogonal, self.kind, self.seed = orthogonal, kind, seed
         self.scale = checked_scale("Performer", scale)
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
-        self._calls = 0
+        self.register_buffer("_calls", torch.zeros((), dtype=torch.int64), persistent=False)
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
@@ -110,16 +112,15 @@ class Performer(Mechanism):
     def draw(self) -> None:
         """Draw new directions for the calls to come; states and matrices made before keep theirs."""
         self.draws += 1
-        self._calls = 0
+        self._calls.zero_()
 
     def projection(self, head_dim: int) -> Tensor:
         """The random directions for queries and keys of this width, float64 ``[num_features, head_dim]``."""
+        if not is_readable(self.draws):
+            return drawn_unread(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
         which = (int(self.draws), head_dim)
         if self._drawn is None or self._drawn[0] != which:
-            entropy = np.random.SeedSequence([self.seed, *which])
-            generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
-            drawn = directions(self.num_features, head_dim, orthogonal=self.orthogonal, generator=generator)
-            self._drawn = (which, drawn)
+            self._drawn = (which, drawn(self.seed, which[0], self.num_features, head_dim, orthogonal=self.orthogonal))
         return self._drawn[1]
 
     def forward(
@@ -134,17 +135,19 @@ class Performer(Mechanism):
         given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
         reach = Reach.of(given.rule, given.shape, q_positions, kv_positions, query.device)
         if self.training and self.redraw is not None:
-            if self._calls == self.redraw:
-                self.draw()
-            self._calls += 1
+            # In tensors, so that a traced program counts too.
+            is_due = self._calls == self.redraw
+            self.draws += is_due
+            self._calls.mul_(~is_due).add_(1)
         head_dim = query.shape[3]
         scale = head_dim**-0.5 if self.scale is None and head_dim else self.scale or 0.0
         root = math.sqrt(abs(scale))
         with torch.autocast(query.device.type, enabled=False):
-            projection = self.projection(head_dim).to(given.query)
+            projection = self.projection(head_dim).to(given.query.device, given.query.dtype)
             of_query = random_features(given.query * math.copysign(root, scale), projection, self.kind)
             of_key = random_features(given.key * root, projection, self.kind)
-        source = (self.seed, int(self.draws), self.num_features, self.orthogonal, self.kind, scale)
+        draw = int(self.draws) if is_readable(self.draws) else None
+        source = (self.seed, draw, self.num_features, self.orthogonal, self.kind, scale)
         return FeatureMatrix(
             of_query,
             of_key,

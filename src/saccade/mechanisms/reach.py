@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import And, Causal, Dense, Documents, Full, Mask, Padding
+from saccade.mechanisms.readable import is_readable, unless_none
 from saccade.token_positions import Positions, first_position
 
 __all__ = ["Reach", "parts_of", "picks_keys", "why_no_sum", "written_out"]
@@ -55,7 +56,8 @@ class Reach:
         causal: whether rows see no later key.
         offset: row i stands where key ``i + offset`` does, and all follow one another; None if that is not so.
         q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for no token.
-        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, those that see nothing and are not seen; None for none.
+        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, those that see nothing and are not seen; None where
+            there are surely none.
         q_segments, kv_segments: int64 ``[batch | 1, len]``, the document of a token; None without documents. A token
             in none counts to the one before it, and is hidden.
     """
@@ -86,14 +88,16 @@ class Reach:
         q, kv, is_given = written_out(q_positions, kv_positions, q_len, kv_len, device)
         parts = parts_of(rule)
         causal = any(type(part) is Causal for part in parts)
-        # Before the first key stand rows without positions of their own, if there are more queries than keys.
-        lost_rows, lost_keys = (q < 0) & is_given, kv < 0
+        # Positions that nobody wrote out are those of tokens. Before the first key stand rows without positions of
+        # their own, if there are more queries than keys.
+        lost_rows = q < 0 if isinstance(q_positions, Tensor) else None
+        lost_keys = kv < 0 if isinstance(kv_positions, Tensor) else None
         segments: tuple[Tensor, Tensor] | None = None
         for part in parts:
             if type(part) is Documents:
                 causal |= part.rule is not None and any(type(inner) is Causal for inner in parts_of(part.rule))
                 own = tuple(_documents(part, x) for x in (q, kv))
-                lost_rows, lost_keys = lost_rows | (own[0] < 0), lost_keys | (own[1] < 0)
+                lost_rows, lost_keys = _either(lost_rows, own[0] < 0), _either(lost_keys, own[1] < 0)
                 count = max(map(len, part.lengths))
                 if segments is not None:  # a document of both: numbered by pairs
                     own = tuple(before * count + x for before, x in zip(segments, own, strict=True))
@@ -101,7 +105,7 @@ class Reach:
             elif type(part) in (Padding, Dense):
                 items = torch.arange(batch, device=device)[:, None]
                 nobody = torch.zeros_like(items)
-                lost_keys = lost_keys | ~part.allows(items, nobody, nobody, kv.clamp(min=0))
+                lost_keys = _either(lost_keys, ~part.allows(items, nobody, nobody, kv.clamp(min=0)))
         offset = None
         if starts[0] is not None and starts[1] is not None:
             offset = starts[0] - starts[1]
@@ -116,8 +120,8 @@ class Reach:
             offset,
             q,
             kv,
-            lost_rows if bool(lost_rows.any()) else None,
-            lost_keys if bool(lost_keys.any()) else None,
+            None if lost_rows is None else unless_none(lost_rows),
+            None if lost_keys is None else unless_none(lost_keys),
             *(segments or (None, None)),
         )
 
@@ -164,6 +168,10 @@ def _table(positions: Positions, start: int | None, length: int, device: torch.d
     return torch.arange(first, first + length, device=device)[None]
 
 
+def _either(marks: Tensor | None, others: Tensor) -> Tensor:
+    return others if marks is None else marks | others
+
+
 def _documents(mask: Documents, positions: Tensor) -> Tensor:
     """The document at each position, -1 for none."""
     longest = max(map(len, mask.lengths))
@@ -175,8 +183,8 @@ def _documents(mask: Documents, positions: Tensor) -> Tensor:
 
 
 def _is_end_of(q: Tensor, kv: Tensor) -> bool:
-    """True if the queries are the last of the keys, and the keys stand in order, gaps and -1 aside."""
-    if not torch.equal(*torch.broadcast_tensors(q, kv[:, kv.shape[1] - q.shape[1] :])):
+    """True if the queries are surely the last of the keys, and the keys stand in order, gaps and -1 aside."""
+    if not (is_readable(q, kv) and torch.equal(*torch.broadcast_tensors(q, kv[:, kv.shape[1] - q.shape[1] :]))):
         return False
     before = kv.cummax(1).values[:, :-1]
     return bool(((kv[:, 1:] > before) | (kv[:, 1:] < 0)).all())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from saccade.attention_matrix import AttentionMatrix
 from saccade.grouping import groups_of, product
+from saccade.mechanisms.readable import is_readable
 
 __all__ = ["Thin"]
 
@@ -30,8 +31,18 @@ class Thin(NamedTuple):
 
     def matrix(self) -> AttentionMatrix:
         """As a lazy matrix."""
-        mask = ~self.hidden[:, None, None] if bool(self.hidden.any()) else None
-        return AttentionMatrix(self.query, self.key, mask, scale=self.scale)
+        if is_readable(self.hidden):
+            mask = ~self.hidden[:, None, None] if bool(self.hidden.any()) else None
+            return AttentionMatrix(self.query, self.key, mask, scale=self.scale)
+        # A mask that tells batch items apart cannot be mapped; a term can.
+        bias = self.query.new_zeros(self.hidden.shape).masked_fill(self.hidden, -math.inf)
+        return AttentionMatrix(self.query, self.key, bias=bias[:, None, None], scale=self.scale)
+
+    def times(self, value: Tensor) -> Tensor:
+        """The product with a value, of which hidden columns take no part, whatever they hold."""
+        if not is_readable(self.hidden):
+            value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the term makes a weight 0, and 0 * NaN NaN
+        return self.matrix().matmul(value)  # a compiler takes "@" for a product of tensors
 
     def weights(self, items: slice, heads: slice, rows: range) -> Tensor:
         """Some rows, written out."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.mechanisms.prefix_sums import Line
 from saccade.mechanisms.reach import Reach
+from saccade.mechanisms.sweep import Line
 
 __all__ = ["Timeline", "line_of"]
 
@@ -80,6 +80,17 @@ class Timeline(NamedTuple):
             return F.pad(x, (0, 0, 0, self.kv_len - self.length))
         return _taken(x, self.order.argsort(1)[:, : self.kv_len])
 
+    def rows_after(self, marks: Tensor) -> Tensor:
+        """The rows that take a marked key: bool ``[batch, groups, q_len]`` of bool ``[batch, groups, kv_len]``."""
+        places = torch.arange(self.length, device=marks.device)
+        marked = self.with_keys(marks[..., None])[..., 0]
+        last = torch.where(marked, places, -1).cummax(-1).values
+        first = torch.zeros_like(places)
+        if self.segments is not None:
+            is_new = self.segments[:, 1:] != self.segments[:, :-1]
+            first = F.pad(is_new * places[1:], (1, 0)).cummax(-1).values[:, None]
+        return self.rows_of((last >= first)[..., None])[..., 0]
+
     def line(self, logs: Tensor | None) -> Line:
         """Weights and segments for logs of the keys, ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
@@ -105,7 +116,8 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
     else:
         # Segments are lifted above one another, so that a maximum so far never comes from another one.
         wide, finite = logs.double(), logs.isfinite()
-        low = wide.masked_fill(~finite, torch.inf).amin() if bool(finite.any()) else wide.new_zeros(())
+        low = wide.masked_fill(~finite, torch.inf).amin()
+        low = low.masked_fill(low == torch.inf, 0.0)  # no token has a log
         step = (wide.masked_fill(~finite, -torch.inf).amax() - low).clamp(min=0.0) + 1.0
         lift = segments[:, None] * step
         lifted = torch.where(finite, wide - low, -0.5) + lift

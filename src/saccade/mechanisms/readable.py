@@ -1,0 +1,36 @@
+"""What Python may know of tensors: what they hold, or no more than their shapes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.kernels.nonfinite import is_finite
+
+__all__ = ["is_readable", "is_surely_finite", "unless_none"]
+
+
+def is_readable(*tensors: Tensor) -> bool:
+    """Whether Python may look at what tensors hold, and choose by it.
+
+    Not where a compiler traces, inside of a transform of ``torch.func``, or where tensors stand for others. Whoever
+    chooses by contents therefore has a way that needs none, and gives the same.
+    """
+    if torch.compiler.is_compiling() or _is_transformed():
+        return False
+    return all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in tensors)
+
+
+def is_surely_finite(x: Tensor) -> bool:
+    """True if a tensor holds neither NaN nor inf; False where nobody may look."""
+    return is_readable(x) and is_finite(x)
+
+
+def unless_none(marks: Tensor) -> Tensor | None:
+    """Marks, bool; None where nothing is marked. Where nobody may look they are kept, and hide nothing."""
+    return None if is_readable(marks) and not bool(marks.any()) else marks
+
+
+def _is_transformed() -> bool:
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is not None and bool(active())

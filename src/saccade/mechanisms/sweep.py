@@ -1,0 +1,165 @@
+"""A sweep over a line of tokens, a chunk at a time: how sums over all earlier keys are taken in linear time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.grouping import folded
+
+__all__ = ["CHUNK", "Carried", "Line", "Summed", "swept"]
+
+CHUNK = 64
+"""Tokens that are compared pair by pair. Fewer mean more steps, more mean more pairs."""
+
+_FLOOR = -1e30  # below every logarithm of a weight, and finite: a difference of two of them is 0, not NaN
+
+
+class Line(NamedTuple):
+    r"""How much of an earlier key a row takes, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and where rows begin anew.
+
+    Attributes:
+        row_logs: r, ``[batch, groups, len]``, at least every s that the row may take; None for 0 with ``key_logs``.
+        key_logs: s, ``[batch, groups, len]``; -inf for a key that nobody takes.
+        segments: int64 ``[batch | 1, len]``, one number for each run of tokens; rows take keys of their own run.
+    """
+
+    row_logs: Tensor | None = None
+    key_logs: Tensor | None = None
+    segments: Tensor | None = None
+
+    def turned(self) -> Line:
+        """Seen from the keys: rows and keys have changed places, and so has the direction."""
+        if self.row_logs is None or self.key_logs is None:
+            return self
+        return Line(-self.key_logs, -self.row_logs, self.segments)
+
+    def at(self, part: slice) -> Line:
+        """Of some tokens."""
+        return Line(*(None if x is None else x[..., part] for x in self))
+
+
+class Summed(NamedTuple):
+    """What a sweep has made, and where another one can go on.
+
+    Attributes:
+        out: the sums.
+        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; a sweep that goes on writes to it.
+        carried: what the weights in it mean.
+    """
+
+    out: Tensor
+    state: Tensor
+    carried: Carried
+
+
+def swept(
+    a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
+) -> Summed:
+    """The sums of `saccade.mechanisms.prefix_sums`, without derivatives, after those of earlier tokens."""
+    batch, heads, length, width = a.shape
+    groups = min(heads, b.shape[1])
+    out = a.new_empty(batch, heads, length, c.shape[3])
+    state = a.new_zeros(batch, groups, width, c.shape[3]) if before is None else before.state
+    is_plain = line.key_logs is None and line.segments is None
+    carried = Carried.nothing(batch, groups, a) if before is None else before.carried
+    starts = range(0, length, CHUNK)
+    for start in reversed(starts) if reverse else starts:
+        part = slice(start, min(start + CHUNK, length))
+        size = part.stop - part.start
+        # The heads of a group fold into the rows, on whichever side they are.
+        rows, keys, brought = (folded(x[:, :, part], groups) for x in (a, b, c))
+        scores = rows @ keys.mT
+        if is_plain:
+            chunk = (rows @ state).add_(_triangle_of(scores, size, reverse) @ brought)
+            state.add_(keys.mT @ brought)
+        else:
+            own = line.at(part)
+            scores = _spread(scores, size, _pair_weights(own, reverse)[:, :, None, :, None])
+            chunk = _scaled(rows @ state, carried.share_of(own)).add_(scores @ brought)
+            state, carried = carried.advanced(state, keys, brought, own, last=0 if reverse else size - 1)
+        out[:, :, part] = chunk.reshape(batch, heads, size, -1)
+    return Summed(out, state, carried)
+
+
+class Carried(NamedTuple):
+    """What the weights in a state mean: it sums ``exp(s_j - peak)`` times what key j brings, of one segment.
+
+    Attributes:
+        peak: ``[batch, groups]``, at least every s in the state.
+        segment: int64 ``[batch | 1]``; None before the first key, or where there are no segments.
+    """
+
+    peak: Tensor
+    segment: Tensor | None
+
+    @classmethod
+    def nothing(cls, batch: int, groups: int, like: Tensor) -> Carried:
+        """Before the first key."""
+        return cls(like.new_full((batch, groups), _FLOOR), None)
+
+    def share_of(self, line: Line) -> Tensor:
+        """What each of the next rows takes of the state, ``[batch | 1, groups | 1, len]``."""
+        logs = torch.zeros_like(self.peak)[..., None]
+        if line.row_logs is not None:
+            logs = self.peak[..., None] - line.row_logs
+        if line.segments is not None and self.segment is not None:
+            is_other = (line.segments != self.segment[:, None])[:, None]
+            logs = logs.masked_fill(is_other, -torch.inf)  # before exp, which may overflow there
+        return logs.exp()
+
+    def advanced(
+        self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
+    ) -> tuple[Tensor, Carried]:
+        """The state with more keys, whose last one (in the direction of the sum) is at ``last``."""
+        segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
+        logs = line.key_logs
+        if line.segments is not None:
+            segment = line.segments[:, last]
+            is_own = (line.segments == segment[:, None])[:, None]
+            take = take * is_own
+            logs = None if logs is None else logs.masked_fill(~is_own, -torch.inf)
+            if self.segment is not None:
+                keep = (self.segment == segment)[:, None]
+                peak = peak.masked_fill(~keep, _FLOOR)
+        if logs is not None:
+            old, peak = peak, torch.maximum(peak, logs.amax(-1))
+            take = (logs - peak[..., None]).exp()
+            keep = (old - peak).exp() if keep is None else (old - peak).exp() * keep
+        state = state if keep is None else state * keep[..., None, None]
+        return state + _scaled(keys, take).mT @ brought, Carried(peak, segment)
+
+
+def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
+    if scores.shape[2:] == (size, size):
+        return scores.triu_() if reverse else scores.tril_()
+    pairs = scores.new_ones(size, size)
+    return _spread(scores, size, (pairs.triu_() if reverse else pairs.tril_())[:, None])
+
+
+def _pair_weights(line: Line, reverse: bool) -> Tensor:
+    """How much of a key a row takes, ``[batch | 1, groups | 1, len, len]``; 0 where the key comes later."""
+    weights: Tensor | int = 1
+    if line.row_logs is not None and line.key_logs is not None:
+        weights = (line.key_logs[:, :, None] - line.row_logs[..., None]).clamp_(max=0.0).exp_()
+    if line.segments is not None:
+        weights = weights * (line.segments[:, :, None] == line.segments[:, None])[:, None]
+    assert isinstance(weights, Tensor)  # without logarithms and segments there are no weights
+    return weights.triu() if reverse else weights.tril()
+
+
+def _spread(scores: Tensor, size: int, weights: Tensor) -> Tensor:
+    """Scores of several heads, ``[batch, groups, heads * size, others * size]``, times weights that they share."""
+    batch, groups, rows, columns = scores.shape
+    pairs = scores.view(batch, groups, rows // size, size, columns // size, size)
+    return (pairs * weights).view(scores.shape)
+
+
+def _scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """``[batch, groups, heads * size, width]`` times one factor for each token, ``[batch | 1, groups | 1, size]``."""
+    batch, groups, _, width = rows.shape
+    if factors.shape[2] == 1:
+        return rows * factors[..., None]
+    return (rows.view(batch, groups, -1, factors.shape[2], width) * factors[:, :, None, :, None]).view(rows.shape)
