@@ -21,10 +21,10 @@ CPU = torch.device("cpu")
 
 
 @st.composite
-def _item(draw: st.DrawFn, length: int) -> list[int]:
+def _item(draw: st.DrawFn, length: int, *, is_sorted: bool) -> list[int]:
     """Positions of one batch item: as caches write them, or anything at all."""
-    kind = draw(st.sampled_from(["left", "right", "middle", "holes", "any"]))
-    if kind == "any":
+    kind = draw(st.sampled_from(["left", "right", "middle", "gaps", "holes"]))
+    if not is_sorted:
         return draw(st.lists(st.integers(-1, MAX_LEN - 1), min_size=length, max_size=length))
     tokens = draw(st.integers(0, length))
     first = draw(st.integers(0, MAX_LEN - length))
@@ -36,8 +36,8 @@ def _item(draw: st.DrawFn, length: int) -> list[int]:
     if kind == "middle":  # right-padded, then continued
         cut = draw(st.integers(0, tokens))
         return text[:cut] + padding + text[cut:]
-    there = draw(st.lists(st.booleans(), min_size=length, max_size=length))
-    steps = draw(st.lists(st.integers(0, 2), min_size=length, max_size=length))
+    there = draw(st.lists(st.just(True) if kind == "gaps" else st.booleans(), min_size=length, max_size=length))
+    steps = draw(st.lists(st.sampled_from([0, 1, 1, 1, 3]), min_size=length, max_size=length))
     position, item = 0, []
     for is_there, step in zip(there, steps, strict=True):
         position = min(position + step, MAX_LEN - 1)
@@ -49,12 +49,12 @@ def _item(draw: st.DrawFn, length: int) -> list[int]:
 def _tables(draw: st.DrawFn, batch: int) -> tuple[Tensor, Tensor]:
     """int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``, on their own or the same for both."""
     kv_len = draw(st.integers(1, 24))
-    kv = [draw(_item(kv_len)) for _ in range(draw(st.sampled_from([1, batch])))]
+    is_sorted = draw(st.sampled_from([True, True, True, False]))
+    kv = [draw(_item(kv_len, is_sorted=is_sorted)) for _ in range(draw(st.sampled_from([1, batch])))]
+    q_len = draw(st.one_of(st.just(1), st.integers(1, 4), st.integers(1, 24)))
     if draw(st.booleans()):
-        last = draw(st.integers(1, kv_len))
-        return torch.tensor(kv)[:, -last:].clone(), torch.tensor(kv)
-    q_len = draw(st.integers(1, 24))
-    q = [draw(_item(q_len)) for _ in range(draw(st.sampled_from([1, batch])))]
+        return torch.tensor(kv)[:, -q_len:].clone(), torch.tensor(kv)
+    q = [draw(_item(q_len, is_sorted=is_sorted)) for _ in range(draw(st.sampled_from([1, batch])))]
     return torch.tensor(q), torch.tensor(kv)
 
 
@@ -93,9 +93,20 @@ def _covered(rule: AtPositions, shape: tuple[int, int, int, int]) -> Tensor:
     return got
 
 
+FREQUENT = [
+    masks.Full(),
+    masks.Causal(),
+    masks.Window(4, 0),
+    masks.Window(3, 2),
+    masks.Prefix(5),
+    masks.streaming(2, 4),
+    masks.Strided(3) & masks.Causal(),
+]
+
+
 def _check_a_random_table(data: st.DataObject) -> None:
     batch = data.draw(st.sampled_from([1, 2, 3]), label="batch")
-    mask = data.draw(expressions(batch), label="mask")
+    mask = data.draw(st.one_of(st.sampled_from(FREQUENT), expressions(batch)), label="mask")
     q, kv = data.draw(_tables(batch), label="tables")
     blocks = data.draw(st.sampled_from([(768, 192, 48, 12, 1), (16, 7, 1), (5, 1), (1,)]), label="blocks")
     price = data.draw(st.sampled_from([0, 10, 30_000]), label="price of a tile")
@@ -133,6 +144,20 @@ def test_any_table_is_the_definition(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_many_tables_are_the_definition(data: st.DataObject) -> None:
     _check_a_random_table(data)
+
+
+@pytest.mark.parametrize("mask", FREQUENT, ids=str)
+@pytest.mark.parametrize("price", [0, 30_000])
+def test_gaps_and_repetitions_are_not_taken_for_tokens(mask: masks.Mask, price: int) -> None:
+    """The items span the same positions, in which other ones are missing or stand twice."""
+    table = torch.tensor([[0, 1, 3, 4, 5, 9, 10, 12], [0, 2, 3, 4, 8, 9, 11, 12], [0, 0, 1, 5, 6, 6, 6, 12]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("saccade.plan._TILE_PRICE", price)
+        patch.setattr("saccade.token_positions._FEWEST", 0)
+        for items in (slice(0, 3), slice(0, 1), slice(1, 2), slice(2, 3)):
+            own = table[items]
+            got = _covered(AtPositions(mask, own, own), (len(own), 1, 8, 8))
+            assert torch.equal(got[:, 0], _defined(mask, len(own), own, own))
 
 
 LENGTHS = [2048, 1700, 3, 2000]
