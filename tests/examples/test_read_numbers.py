@@ -211,7 +211,7 @@ def test_what_a_word_looks_at_is_a_distribution_over_the_picture(example, captio
     x = captioner.embed(tokens, range(tokens.shape[1]))
     layers = captioner.decoder.cross_matrices(x, captioner.encode(images[:1]))
     heads = torch.cat([matrix.to_dense()[0] for matrix in layers]).detach()
-    assert entropies[1] == pytest.approx(float(-(heads * heads.log()).sum(-1).mean(-1).min()))
+    assert entropies[1] == pytest.approx(float((-heads * heads.log()).sum(-1).mean(-1).min()))
     assert entropies[1] < entropies[0]
 
 
