@@ -238,3 +238,14 @@ def test_a_compiler_takes_the_operator_for_one_of_tensors() -> None:
     query, key, value = _tensors()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="FeatureMatrix"):
         _compiled(lambda q: mechanisms.Linear()(q, key) @ value)(query)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dropout_in_a_compiled_function_is_drawn_anew() -> None:
+    tensors, product = _tensors(), mechanisms.Linear()
+    compiled = _compiled(lambda q, k, v: product(q, k).matmul(v, dropout_p=0.2))
+    torch.manual_seed(1)
+    first, second = compiled(*tensors), compiled(*tensors)
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    _close(product(*tensors[:2]).matmul(tensors[2], dropout_p=0.2), first)
