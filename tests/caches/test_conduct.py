@@ -341,3 +341,13 @@ def test_one_s_own_cache_needs_only_the_protocol() -> None:
     x = torch.randn(1, 4, 16)
     mha(x[:, :2], cache=cache)
     torch.testing.assert_close(mha(x[:, 2:], cache=cache), mha(x[:, 2:]))
+
+
+def test_a_step_of_a_ragged_batch_reads_the_windows_of_its_items() -> None:
+    lengths, width = (3000, 1000), 4
+    x = torch.randn(2, 1, 3001, width)
+    cache = KVCache()
+    cache.fill(x[:, :, :3000], x[:, :, :3000], positions=padded_positions(lengths, side="left"))
+    cache.attend(Softmax(), *([x[:, :, 3000:]] * 3), mask=masks.Window(9, 0))
+    token = 2 * width * x.element_size()
+    assert cache.traffic == (2 * 10 * token, 2 * token)

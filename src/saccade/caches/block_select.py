@@ -219,7 +219,6 @@ class BlockSelectCache(KVCache):
         out = self._product(mechanism, query, reading, rule, seen, dropout_p, where)
         self._places, self.ranking = places, (ranking if self.rescore_every > 1 else None, age)
         self.exact_until = start if self.exact_until is None else self.exact_until
-        self._moved = (0, 1)
         self._step_traffic = Traffic(reading.nbytes + bytes_ranked, reading.column_bytes * key.shape[0] * key.shape[1])
         return out
 

@@ -33,9 +33,9 @@ class Columns:
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of one column, over all batch items and heads; 0 before the first."""
+        """Bytes of one column of one batch item, over all heads; 0 before the first."""
         x = self._held
-        return 0 if x is None else x.shape[0] * x.shape[1] * x.shape[3] * x.element_size()
+        return 0 if x is None else x.shape[1] * x.shape[3] * x.element_size()
 
     @property
     def like(self) -> tuple[int, int, int, torch.dtype, torch.device] | None:

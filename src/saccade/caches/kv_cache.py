@@ -62,7 +62,7 @@ class KVCache(LayerCache):
         self.max_len = max_len
         self._keys, self._values = Columns(max_len), Columns(max_len)
         self._places = _EMPTY
-        self._moved = (0, 0)  # columns read and appended by the last call
+        self._moved = (0, 0)  # columns read and appended by the last call, each of one batch item
 
     @property
     def length(self) -> int:
@@ -122,7 +122,7 @@ class KVCache(LayerCache):
         self._check_matrix(matrix, mechanism, where)
         out = matrix.matmul(values, dropout_p=dropout_p)
         self._places = places  # only now do the new columns count
-        self._moved = (_columns_read(matrix), q_len)
+        self._moved = (_columns_read(matrix), q_len * key.shape[0])
         return out
 
     @property
@@ -151,7 +151,7 @@ class KVCache(LayerCache):
         )
         self._keys.written(0, key)
         self._values.written(0, value)
-        self._places, self._moved = places, (0, length)
+        self._places, self._moved = places, (0, length * key.shape[0])
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         like = self._keys.like
@@ -199,12 +199,13 @@ def is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
 
 
 def _columns_read(matrix: Matrix) -> int:
-    """Keys that some query needs. Under a causal rule several queries need nearly all; one may need few."""
-    _, _, q_len, kv_len = matrix.shape
+    """Keys that some query needs, in all items. Under a causal rule several queries need nearly all; one may need few."""
+    batch, _, q_len, kv_len = matrix.shape
     if q_len == 1 and isinstance(matrix, AttentionMatrix) and not matrix.scores.plan.is_full:
-        columns = {strip.keys for tile in matrix.scores.plan.tiles for strip in tile.columns}
-        return min(kv_len, sum(map(len, columns)))
-    return kv_len if q_len else 0
+        tiles = matrix.scores.plan.tiles
+        needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
+        return min(batch * kv_len, sum((stop - start) * len(keys) for start, stop, keys in needed))
+    return batch * kv_len if q_len else 0
 
 
 def other_cache(where: str, name: str, like: tuple[object, ...], got: tuple[object, ...]) -> Exception:
