@@ -249,3 +249,18 @@ def test_dropout_in_a_compiled_function_is_drawn_anew() -> None:
     assert not torch.equal(first, second)
     torch.manual_seed(1)
     _close(product(*tensors[:2]).matmul(tensors[2], dropout_p=0.2), first)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mask", [ONCE, TWICE, KEYS, masks.Causal()], ids=str)
+def test_nan_in_a_value_reaches_who_may_attend_to_it(mask: Mask) -> None:
+    (q, k, v), linear = _tensors(), mechanisms.Linear()
+    v[1, 1, 35] = torch.nan
+    seen = mask.to_dense(N, batch=2, heads=4)[..., 35]
+    seen[0], seen[:, :2] = False, False  # the second key head is that of the last two heads
+
+    def product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return linear(q, k, mask=mask).matmul(v)
+
+    for run in (product, _compiled(product)):
+        assert torch.equal(run(q, k, v).isnan().all(-1), seen)
