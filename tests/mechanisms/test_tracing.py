@@ -17,6 +17,7 @@ ONCE, TWICE = masks.Causal() & KEYS, masks.Documents(((30, 40), (50, 20))) & mas
 CASES: dict[str, tuple[Callable[[], Mechanism], Mask | None]] = {
     "linear": (mechanisms.Linear, None),
     "linear, causal and padded": (lambda: mechanisms.Linear("squared_relu", eps=1e-6), ONCE),
+    "linear, the same documents": (mechanisms.Linear, masks.Documents(((30, 40),)) & masks.Causal()),
     "performer": (lambda: mechanisms.Performer(16, kind="trigonometric"), KEYS),
     "performer, causal documents": (lambda: mechanisms.Performer(16, kind="hyperbolic"), TWICE),
     "linformer": (lambda: mechanisms.Linformer(N, 10).to(F64), None),
