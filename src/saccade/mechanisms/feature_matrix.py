@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade import dropout
 from saccade.caches.recurrent import Memory
 from saccade.errors import value_error
 from saccade.grouping import groups_of, product
-from saccade.matrix import Block, Matrix
+from saccade.matrix import Block
+from saccade.mechanisms.linear_time_matrix import LinearTimeMatrix
 from saccade.mechanisms.prefix_sums import prefix_sums
 from saccade.mechanisms.reach import Reach
 from saccade.mechanisms.readable import is_readable, is_surely_finite
@@ -38,7 +38,7 @@ class Features(NamedTuple):
     logs: Tensor | None = None
 
 
-class FeatureMatrix(Matrix):
+class FeatureMatrix(LinearTimeMatrix):
     r"""Rows in proportion to products of features; O(n) memory, and O(n) time for products.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j' \in V(i)} \phi(q_i) \cdot \phi(k_{j'})},
@@ -75,7 +75,8 @@ class FeatureMatrix(Matrix):
         spoilt: Tensor | None = None,
         source: Hashable = None,
     ):
-        self._query, self._reach, self._dtype, self.eps = query.values, reach, dtype, eps
+        super().__init__(dtype)
+        self._query, self._reach, self.eps = query.values, reach, eps
         self._tainted, self._spoilt, self.source = tainted, spoilt, source
         self._key, self._logs = key
         hidden = reach.hidden_keys
@@ -89,10 +90,6 @@ class FeatureMatrix(Matrix):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
 
     @property
     def device(self) -> torch.device:
@@ -110,18 +107,11 @@ class FeatureMatrix(Matrix):
         """
         return self.eps == 0.0 and bool((self._query >= 0).all()) and bool((self._key >= 0).all())
 
-    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
-        self._check_operand(value, "value", self.kv_heads, self.shape[3])
-        dropout.check(dropout_p, type(self).__name__)
-        if dropout_p > 0.0:
-            return super().matmul(value, dropout_p=dropout_p, seed=seed)
-        with torch.autocast(self.device.type, enabled=False):
-            clean, touched = self._cleaned(value)
-            clean = clean.to(self._key.dtype)
-            out = self._in_pieces(clean) if self._is_long(clean) else self._normalised(self._gather(_with_ones(clean)))
-        out = out if touched is None else out.masked_fill(touched, math.nan)
-        return self._spoiled(out).to(value.dtype)
+    def _times(self, value: Tensor) -> Tensor:
+        clean, touched = self._cleaned(value)
+        clean = clean.to(self._key.dtype)
+        out = self._in_pieces(clean) if self._is_long(clean) else self._normalised(self._gather(_with_ones(clean)))
+        return self._spoiled(out if touched is None else out.masked_fill(touched, math.nan))
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade import dropout
 from saccade.grouping import groups_of, product
-from saccade.matrix import Block, Matrix
+from saccade.matrix import Block
+from saccade.mechanisms.linear_time_matrix import LinearTimeMatrix
 from saccade.mechanisms.row_blocks import row_blocks
 from saccade.mechanisms.thin import Thin
 
 __all__ = ["LinformerMatrix"]
 
 
-class LinformerMatrix(Matrix):
+class LinformerMatrix(LinearTimeMatrix):
     """``slots @ projection``: which slots a query attends to, and which keys each slot takes its values from.
 
     Args:
@@ -30,16 +30,12 @@ class LinformerMatrix(Matrix):
     """
 
     def __init__(self, attention: Thin, projection: Tensor, *, dtype: torch.dtype, hidden: Tensor, lost: Tensor | None):
-        self._attention, self.projection = attention, projection
-        self._dtype, self._hidden, self._lost = dtype, hidden, lost
+        super().__init__(dtype)
+        self._attention, self.projection, self._hidden, self._lost = attention, projection, hidden, lost
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return (*self._attention.query.shape[:3], self.projection.shape[3])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
 
     @property
     def device(self) -> torch.device:
@@ -58,15 +54,9 @@ class LinformerMatrix(Matrix):
         """How much each query attends to each slot, ``[batch, heads, q_len, rank]``; these rows sum to 1."""
         return self._without_lost(self._attention.matrix().to_dense())
 
-    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
-        self._check_operand(value, "value", self.kv_heads, self.shape[3])
-        dropout.check(dropout_p, type(self).__name__)
-        if dropout_p > 0.0:
-            return super().matmul(value, dropout_p=dropout_p, seed=seed)
-        with torch.autocast(self.device.type, enabled=False):
-            seen = value.to(self.projection.dtype).masked_fill(self._hidden[:, None, :, None], 0.0)
-            return self._without_lost(self._attention.times(self.projection @ seen)).to(value.dtype)
+    def _times(self, value: Tensor) -> Tensor:
+        seen = value.to(self.projection.dtype).masked_fill(self._hidden[:, None, :, None], 0.0)
+        return self._without_lost(self._attention.times(self.projection @ seen))
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade import dropout
-from saccade.matrix import Block, Matrix
+from saccade.matrix import Block
+from saccade.mechanisms.linear_time_matrix import LinearTimeMatrix
 from saccade.mechanisms.row_blocks import row_blocks
 from saccade.mechanisms.thin import Thin
 
 __all__ = ["NystromMatrix"]
 
 
-class NystromMatrix(Matrix):
+class NystromMatrix(LinearTimeMatrix):
     """``left @ inner @ right``: queries by landmarks, landmarks by landmarks, landmarks by keys.
 
     Args:
@@ -29,16 +29,12 @@ class NystromMatrix(Matrix):
     """
 
     def __init__(self, left: Thin, inner: Tensor, right: Thin, *, dtype: torch.dtype, lost: Tensor | None):
-        self.left, self.inner, self.right = left, inner, right
-        self._dtype, self._lost = dtype, lost
+        super().__init__(dtype)
+        self.left, self.inner, self.right, self._lost = left, inner, right, lost
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return (*self.left.query.shape[:3], self.right.key.shape[2])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
 
     @property
     def device(self) -> torch.device:
@@ -53,15 +49,8 @@ class NystromMatrix(Matrix):
         """False: rows sum to 1 at best, and weights may be below 0."""
         return False
 
-    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
-        self._check_operand(value, "value", self.kv_heads, self.shape[3])
-        dropout.check(dropout_p, type(self).__name__)
-        if dropout_p > 0.0:
-            return super().matmul(value, dropout_p=dropout_p, seed=seed)
-        with torch.autocast(self.device.type, enabled=False):
-            out = self.left.times(self.inner @ self.right.times(value.to(self.inner.dtype)))
-        return self._without_lost(out).to(value.dtype)
+    def _times(self, value: Tensor) -> Tensor:
+        return self._without_lost(self.left.times(self.inner @ self.right.times(value.to(self.inner.dtype))))
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
