@@ -1,4 +1,4 @@
-"""LinearTimeMatrix: products take linear time, and whose single weights are written out only where asked."""
+"""LinearTimeMatrix: products take linear time, and single weights are written out only where they are asked for."""
 
 from __future__ import annotations
 
