@@ -13,12 +13,16 @@ from saccade.positions import ALiBi, Rotary
 HEADS, KV_HEADS, DIM = 4, 2, 4
 CAUSAL = masks.Causal()
 RULES = [CAUSAL, masks.sliding_window(12), masks.Predicate(lambda b, h, q, kv: (kv <= q) & ((q + kv + h) % 3 != 0))]
-MECHANISMS = {"plain": Softmax, "alibi": lambda: Softmax(bias=ALiBi(HEADS))}
+MECHANISMS = {
+    "plain": Softmax,
+    "alibi": lambda: Softmax(bias=ALiBi(HEADS)),
+    "capped": lambda: Softmax(softcap=3.0),  # runs through complete rows
+}
 KINDS = {"heavy": lambda: HeavyHitterCache(9, recent=3), "snap": lambda: SnapKVCache(9, window=3, pool=3)}
 
 
 def _dense(
-    q: Tensor, k: Tensor, v: Tensor, rule: masks.Mask, sizes: list[int], kind: str, slopes: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, rule: masks.Mask, sizes: list[int], kind: str, name: str
 ) -> tuple[Tensor, Tensor]:
     """By the book, in plain operations: what comes out, and which tokens are held at last, bool [B, G, keys]."""
     batch, _, total, _ = q.shape
@@ -32,7 +36,10 @@ def _dense(
         allowed = rule.to_dense(total, batch=batch, heads=HEADS)[:, :, start:stop].expand(batch, HEADS, size, total)
         allowed = allowed & held.repeat_interleave(group, 1)[:, :, None]
         scores = q[:, :, start:stop] @ k.repeat_interleave(group, 1).mT * DIM**-0.5
-        if slopes is not None:
+        if name == "capped":
+            scores = 3.0 * (scores / 3.0).tanh()
+        if name == "alibi":
+            slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS)
             distance = torch.arange(start, stop)[:, None] - torch.arange(total)
             scores = scores - slopes[:, None, None] * distance
         weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
@@ -63,8 +70,7 @@ def test_it_is_the_dense_run_in_which_what_went_is_hidden(
 ) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, 27, DIM, dtype=torch.float64) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS) if name == "alibi" else None
-    expected, held = _dense(q, k, v, rule, sizes, kind, slopes)
+    expected, held = _dense(q, k, v, rule, sizes, kind, name)
     cache, parts = KINDS[kind](), [x.split(sizes, 2) for x in (q, k, v)]
     out = [cache.attend(MECHANISMS[name](), *own, mask=rule) for own in zip(*parts, strict=True)]
     torch.testing.assert_close(torch.cat(out, 2), expected)

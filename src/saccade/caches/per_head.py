@@ -42,7 +42,7 @@ def attend_per_head(
         )
         out = matrix.matmul(value.flatten(0, 1)[:, None], dropout_p=dropout_p)
         received = matrix.ask(Received())[0]
-        return out.view(batch, heads, q_len, -1), received.view(batch, heads, columns)
+        return out.reshape(batch, heads, q_len, value.shape[3]), received.reshape(batch, heads, columns)
     group, outs, all_received = heads // kv_heads, [], []
     for g in range(kv_heads):
         k, v = (x[:, g : g + 1].expand(-1, kv_heads, -1, -1) for x in (key, value))
