@@ -1,7 +1,10 @@
 """Dropout: the right rate, independent of tilings, and nothing to do with the matrix itself."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 import saccade as sc
 from saccade import dropout, masks
@@ -68,3 +71,43 @@ def test_explain_says_why_the_fused_kernel_does_not_run() -> None:
     explanation = sc.AttentionMatrix(q, q).explain(dropout_p=0.1)
     assert explanation.kernel == "tiled"
     assert explanation.passed_over == {"fused": ("it has no dropout",)}
+
+
+@pytest.mark.parametrize(
+    "seed, error", [("a", TypeError), (2.5, TypeError), ([1], TypeError), (True, TypeError), (-1, ValueError)]
+)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("product", [sc.AttentionMatrix.matmul, sc.Matrix.matmul], ids=["kernels", "blocks"])
+def test_what_is_no_seed_is_refused(
+    product: Callable[..., Tensor], dropout_p: float, seed: object, error: type[Exception]
+) -> None:
+    x = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(error, match=r"seed must be an int from 0 to 2\*\*63 - 1, or None; got"):
+        product(sc.AttentionMatrix(x, x), x, dropout_p=dropout_p, seed=seed)
+
+
+@pytest.mark.parametrize("product", [sc.AttentionMatrix.matmul, sc.Matrix.matmul], ids=["kernels", "blocks"])
+def test_seeds_that_would_be_the_same_one_are_refused(product: Callable[..., Tensor]) -> None:
+    x = torch.zeros(1, 1, 3, 4)
+    for seed in (2**63, 2**64 + 5):
+        with pytest.raises(ValueError, match=f"seed must be .*; got {seed}"):
+            product(sc.AttentionMatrix(x, x), x, dropout_p=0.5, seed=seed)
+    assert product(sc.AttentionMatrix(x, x), x, dropout_p=0.5, seed=2**63 - 1).isfinite().all()
+
+
+@pytest.mark.parametrize("dropout_p", [None, [], "", (), {}, "0", True, False])
+def test_what_is_no_probability_is_refused(dropout_p: object) -> None:
+    x = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(TypeError, match="attention: dropout_p must be a float; got"):
+        sc.attention(x, x, x, dropout_p=dropout_p)
+    with pytest.raises(TypeError, match="AttentionMatrix: dropout_p must be a float; got"):
+        sc.AttentionMatrix(x, x).matmul(x, dropout_p=dropout_p)
+    with pytest.raises(TypeError, match=r"AttentionMatrix.explain: dropout_p must be a float; got"):
+        sc.AttentionMatrix(x, x).explain(dropout_p=dropout_p)
+
+
+@pytest.mark.parametrize("dropout_p", [10**400, float("nan"), -0.1, 1])
+def test_what_is_no_probability_below_one_is_refused(dropout_p: float) -> None:
+    x = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="attention: dropout_p must be at least 0 and below 1; got"):
+        sc.attention(x, x, x, dropout_p=dropout_p)

@@ -137,8 +137,8 @@ class AttentionMatrix(Matrix):
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``; ``value_dim`` may differ from ``head_dim``.
             dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
-            seed: of the dropout; drawn from torch's generator when None. The same seed drops the same
-                (batch item, head, query position, key position).
+            seed: of the dropout, from 0 to 2**63 - 1; drawn from torch's generator when None. The same seed drops
+                the same (batch item, head, query position, key position).
 
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
@@ -170,6 +170,7 @@ class AttentionMatrix(Matrix):
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
+        dropout.check(dropout_p, "AttentionMatrix.explain")
         choice = choose(self.scores, dropout_p, self.impl)
         other = reordered(self.scores, choice.kernel, dropout_p)
         value_dim = self.scores.query.shape[3] if value_dim is None else value_dim
@@ -295,8 +296,8 @@ def _product(
         with torch.autocast(scores.device.type, enabled=False):
             return _product(scores, value, dropout_p, impl, seed)
     scores.check_value(value)
-    if dropout_p:
-        dropout.check(dropout_p, scores.where)
+    dropout.check(dropout_p, scores.where)
+    dropout.check_seed(seed, scores.where)
     if value.dtype != scores.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
         value = value.to(scores.query.dtype)
     out, lse = _executed(scores, value, dropout_p, impl, seed)

@@ -12,7 +12,7 @@ from saccade.errors import type_error, value_error
 from saccade.grouping import take
 from saccade.plan import Ranges
 
-__all__ = ["Words", "check", "draw_seed", "drop_", "dropped", "keep"]
+__all__ = ["Words", "check", "check_seed", "draw_seed", "drop_", "dropped", "keep"]
 
 _WORD = 0xFFFFFFFF
 
@@ -23,6 +23,17 @@ def check(dropout_p: float, where: str) -> None:
         raise type_error(where, "dropout_p", "be a float", type(dropout_p).__name__)
     if not 0.0 <= dropout_p < 1.0:
         raise value_error(where, "dropout_p", "be at least 0 and below 1", dropout_p)
+
+
+def check_seed(seed: int | None, where: str) -> None:
+    """Raise unless ``seed`` is None, or an int that every generator takes: from 0 to 2**63 - 1."""
+    if seed is None:
+        return
+    rule = "be an int from 0 to 2**63 - 1, or None"
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise type_error(where, "seed", rule, repr(seed))
+    if not 0 <= seed < 1 << 63:
+        raise value_error(where, "seed", rule, seed)
 
 
 def draw_seed() -> int:
@@ -37,7 +48,7 @@ def keep(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: floa
     comparison of 32-bit words.
 
     Args:
-        seed: any int.
+        seed: an int; its lowest 64 bits count.
         b, h, q, kv: int64 batch items, heads and positions, broadcasting against each other.
         dropout_p: probability that a weight is dropped, 0 <= dropout_p < 1.
     """
@@ -52,7 +63,7 @@ class Words:
     alone is computed once.
 
     Args:
-        seed: any int.
+        seed: an int; its lowest 64 bits count.
         b, h, q, kv: int64 ``[batch, 1, 1, 1]``, ``[1, heads, 1, 1]``, ``[batch | 1, 1, q_len, 1]`` and
             ``[batch | 1, 1, 1, kv_len]``.
         dropout_p: probability that a weight is dropped, 0 <= dropout_p < 1.

@@ -81,14 +81,15 @@ class Matrix(ABC):
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
             dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
-            seed: of the dropout; drawn from torch's generator when None. The same seed drops the same
-                (batch item, head, query position, key position).
+            seed: of the dropout, from 0 to 2**63 - 1; drawn from torch's generator when None. The same seed drops
+                the same (batch item, head, query position, key position).
 
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the value's dtype.
         """
         self._check_operand(value, "value", self.kv_heads, self.shape[3])
         dropout.check(dropout_p, type(self).__name__)
+        dropout.check_seed(seed, type(self).__name__)
         seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
         batch, heads, q_len, _ = self.shape
         out = value.new_zeros(batch, heads, q_len, value.shape[3], dtype=_wide(value))

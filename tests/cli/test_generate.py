@@ -90,6 +90,9 @@ def test_a_trace_says_what_each_step_took(folder: str) -> None:
         (("--beams", "2", "--top-k", "3"), "--beams must be 1 where tokens are drawn"),
         (("--beams", "2", "--trace"), "--trace must be used with one beam"),
         (("--seed", "2"), "--seed must go with --temperature, --top-k or --top-p"),
+        (("--temperature", "1", "--seed", str(10**23)), "--seed must be at most 9223372036854775807; got 1000"),
+        (("--max-new-tokens", str(10**24)), "--max-new-tokens must be at most 9223372036854775807; got 1000"),
+        (("--max-new-tokens", str(10**24), "--beams", "2"), "--max-new-tokens must be at most"),
         (("--temperature", "0"), "Sampler: temperature must be finite and above 0; got 0.0."),
     ],
 )

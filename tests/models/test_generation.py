@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -188,6 +189,38 @@ def test_a_token_that_cannot_come_is_never_drawn() -> None:
     assert set(tokens.tolist()) == {0, 2}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1e-5, 1e-40, 5e-324])
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=["all", "top_k", "top_p"])
+def test_near_zero_only_the_likeliest_stay(temperature: float, options: dict[str, float], dtype: torch.dtype) -> None:
+    never = -math.inf
+    logits = torch.tensor([[0, 10, 20, 5], [never, -3, never, -90], [-1e30, -1e38, never, -3e38]], dtype=dtype)
+    sampler = Sampler(temperature, **options)
+    expected = torch.tensor([[0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]], dtype=dtype)
+    torch.testing.assert_close(sampler.probabilities(logits), expected, rtol=0, atol=0)
+    tokens, log_probs = sampler.draw(logits, torch.Generator().manual_seed(0))
+    assert tokens.tolist() == [2, 1, 0]
+    assert log_probs.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 5e-324])
+def test_near_zero_the_equally_likely_share(temperature: float) -> None:
+    logits = torch.tensor([[7.0, 1.0, 7.0, -math.inf]])
+    assert Sampler(temperature).probabilities(logits).tolist() == [[0.5, 0.0, 0.5, 0.0]]
+
+
+def test_the_hottest_draws_all_that_can_come_alike() -> None:
+    logits = torch.tensor([[3e38, -3e38, 0.0, -math.inf]])
+    expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0.0]])
+    torch.testing.assert_close(Sampler(1.7e308).probabilities(logits), expected)
+
+
+def test_the_last_seed_is_a_seed() -> None:
+    model = _model()
+    draws = [generate(model, PROMPTS, 12, sampler=Sampler(1.5), seed=seed) for seed in (0, 2**63 - 1, 2**63 - 1)]
+    assert draws[1] == draws[2] != draws[0]
+
+
 def test_a_seed_says_all_and_disturbs_nothing() -> None:
     model, sampler = _model(), Sampler(temperature=1.5)
     before = torch.get_rng_state()
@@ -276,7 +309,22 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
         (lambda m: generate(m, torch.ones(1, 2), 3), TypeError, r"got float32 \[1, 2\]"),
         (lambda m: generate(m, [[1]], 1.5), ValueError, "max_new_tokens must be an int of at least 0; got 1.5"),
         (lambda m: generate(m, [[1]], 3, sampler=0.7), TypeError, "sampler must be a Sampler or None; got float"),
-        (lambda m: generate(m, [[1]], 3, seed=-1), ValueError, "seed must be an int of at least 0"),
+        (lambda m: generate(m, [[1]], sys.maxsize + 1), ValueError, f"max_new_tokens must be at most {sys.maxsize}"),
+        (lambda m: beam_search(m, [[1]], 10**24, beams=2), ValueError, "max_new_tokens must be at most"),
+        (
+            lambda m: generate(m, [[1]], 3, sampler=Sampler(), seed=-1),
+            ValueError,
+            r"generate: seed must be an int from 0 to 2\*\*63 - 1, or None; got -1",
+        ),
+        (lambda m: generate(m, [[1]], 3, sampler=Sampler(), seed=2**63), ValueError, "got 9223372036854775808"),
+        (
+            lambda m: stream(m, [[1]], 3, sampler=Sampler(), seed=2**70),
+            ValueError,
+            "stream: seed must be an int from 0",
+        ),
+        (lambda m: generate(m, [[1]], 3, sampler=Sampler(), seed=True), TypeError, "seed must be an int.*; got True"),
+        (lambda m: generate(m, [[1]], 3, sampler=Sampler(), seed="a"), TypeError, "seed must be an int.*; got 'a'"),
+        (lambda m: generate(m, [[1]], 3, seed=3), ValueError, "seed must be None where nothing is drawn; got 3"),
         (lambda m: generate(m, [[1]], 3, stop="x"), TypeError, "stop must be a token, several tokens or None; got str"),
         (lambda m: generate(m, [[1]], 3, stop=[-2]), ValueError, "stop must be tokens, ints of at least 0; got -2"),
         (lambda m: generate(m, [[1]], 3, cache=3), TypeError, r"cache must be what model\.new_cache\(\) gives"),
@@ -294,6 +342,12 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
         (lambda m: Sampler(0.0), ValueError, "temperature must be finite and above 0; got 0.0"),
         (lambda m: Sampler(math.inf), ValueError, "temperature must be finite"),
         (lambda m: Sampler(math.nan), ValueError, "temperature must be finite"),
+        (lambda m: Sampler(10**400), ValueError, "temperature must be finite and above 0; got 1000"),
+        (
+            lambda m: beam_search(m, [[1]], 3, beams=2, length_penalty=10**400),
+            TypeError,
+            "length_penalty must be a fin",
+        ),
         (lambda m: Sampler("1"), TypeError, "temperature must be a number; got str"),
         (lambda m: Sampler(top_p=0.0), ValueError, "top_p must be above 0 and at most 1; got 0.0"),
         (lambda m: Sampler(top_p=1.1), ValueError, "top_p must be above 0 and at most 1"),

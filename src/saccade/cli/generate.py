@@ -1,6 +1,7 @@
 """``saccade generate``: continue a text with a language model."""
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -51,6 +52,9 @@ def generate(
         refuse("generate", "--trace must be used with one beam; beams are searched for several texts at once")
     if seed is not None and sampler is None:
         refuse("generate", "--seed must go with --temperature, --top-k or --top-p; without them nothing is drawn")
+    for option, number in (("--max-new-tokens", max_new_tokens), ("--beams", beams), ("--seed", seed)):
+        if number is not None and number > sys.maxsize:
+            refuse("generate", f"{option} must be at most {sys.maxsize}; got {number}")
     text = " ".join(prompt)
     if any("\ud800" <= character <= "\udfff" for character in text):
         refuse("generate", "PROMPT must be valid UTF-8; got bytes that are not")

@@ -31,6 +31,7 @@ class LinearTimeMatrix(Matrix):
         """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
         self._check_operand(value, "value", self.kv_heads, self.shape[3])
         dropout.check(dropout_p, type(self).__name__)
+        dropout.check_seed(seed, type(self).__name__)
         if dropout_p > 0.0:
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
         with torch.autocast(self.device.type, enabled=False):

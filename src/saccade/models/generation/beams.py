@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -79,7 +80,7 @@ def beam_search(
     check_count(where, "max_new_tokens", max_new_tokens, 1)
     check_count(where, "beams", beams, 1)
     is_number = isinstance(length_penalty, int | float) and not isinstance(length_penalty, bool)
-    if not is_number or not math.isfinite(length_penalty):
+    if not is_number or not abs(length_penalty) <= sys.float_info.max:
         raise type_error(where, "length_penalty", "be a finite number", repr(length_penalty))
     ends = stop_tokens(where, stop)
     if cache is not None and isinstance(cache, Cache | LayerCache):

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from saccade import dropout
 from saccade.caches import Cache, LayerCache
-from saccade.errors import type_error
+from saccade.errors import type_error, value_error
 from saccade.models.generation.prompts import as_prompts, check_count, stop_tokens
 from saccade.models.generation.reader import LanguageModel, Reader, new_reader
 from saccade.models.generation.sampler import Sampler
@@ -41,7 +42,8 @@ def generate(
             chosen has not been read: a next call begins with it. A new cache when None.
         sampler: how tokens are drawn; the likeliest each time when None.
         stop: tokens that end a text; they are not part of it.
-        seed: of the draws, which touch no random state of the process; taken from torch's generator when None.
+        seed: of the draws, which touch no random state of the process; from 0 to 2**63 - 1, taken from torch's
+            generator when None. Nothing is drawn without a sampler, and a seed is refused.
 
     Returns:
         The new tokens of each prompt, without the prompt, padding and stop token.
@@ -109,8 +111,10 @@ def _checked(
     if sampler is not None and not isinstance(sampler, Sampler):
         hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
         raise type_error(where, "sampler", "be a Sampler or None", type(sampler).__name__, hint=hint)
-    if seed is not None:
-        check_count(where, "seed", seed, 0)
+    dropout.check_seed(seed, where)
+    if seed is not None and sampler is None:
+        hint = "sampler=saccade.models.Sampler() draws; without one the likeliest token is taken"
+        raise value_error(where, "seed", "be None where nothing is drawn", seed, hint=hint)
     return new_reader(where, model, cache), prompts, stop_tokens(where, stop)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 
 import torch
@@ -78,6 +79,8 @@ def stop_tokens(where: str, stop: int | Collection[int] | None) -> frozenset[int
 
 
 def check_count(where: str, name: str, count: object, least: int) -> None:
-    """Raise unless ``count`` is an int of at least ``least``."""
+    """Raise unless ``count`` is an int of at least ``least``, and no more than anything can be counted to."""
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
         raise value_error(where, name, f"be an int of at least {least}", repr(count))
+    if count > sys.maxsize:
+        raise value_error(where, name, f"be at most {sys.maxsize}", count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ class Sampler:
     """Draws tokens: temperature first, then the ``top_k`` likeliest, then the fewest that reach ``top_p``.
 
     Args:
-        temperature: logits are divided by it; above 0. Below 1 the likely becomes likelier.
+        temperature: logits are divided by it; above 0. Below 1 the likely becomes likelier; near 0 only the likeliest
+            stay, those that are equally likely with equal shares.
         top_k: how many tokens stay; None for all. Where the k-th and others are equally likely, all of them stay.
         top_p: the likeliest tokens stay until their probabilities sum to it; above 0, at most 1; None for all.
 
@@ -46,8 +48,8 @@ class Sampler:
                 continue
             if isinstance(given, bool) or not isinstance(given, int | float):
                 raise type_error("Sampler", name, "be a number", type(given).__name__)
-            most = 1.0 if name == "top_p" else math.inf
-            if not least < given <= most or math.isinf(given):
+            most = 1.0 if name == "top_p" else sys.float_info.max
+            if not least < given <= most:
                 rule = "be above 0 and at most 1" if name == "top_p" else "be finite and above 0"
                 hint = "sampler=None always takes the likeliest token" if name == "temperature" else None
                 raise value_error("Sampler", name, rule, given, hint=hint)
@@ -57,11 +59,14 @@ class Sampler:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What tokens are drawn by: ``[batch, vocab]``, rows sum to 1."""
-        logits = logits / self.temperature
+        dtype = logits.dtype if logits.is_floating_point() else torch.get_default_dtype()
+        # Divided is what a logit lacks to the largest: that may become -inf, but never inf, whatever the temperature.
+        lacks = logits.double() - logits.double().amax(-1, keepdim=True)
+        divided = (lacks / self.temperature).masked_fill(lacks == 0, 0.0)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k).values[..., -1:]
-            logits = logits.masked_fill(logits < least, -math.inf)
-        probabilities = logits.softmax(-1)
+            least = lacks.topk(self.top_k).values[..., -1:]
+            divided = divided.masked_fill(lacks < least, -math.inf)
+        probabilities = divided.softmax(-1).to(dtype)
         if self.top_p is None or self.top_p == 1.0:
             return probabilities
         ordered, index = probabilities.sort(descending=True, stable=True)
