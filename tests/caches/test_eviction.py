@@ -155,3 +155,62 @@ def test_what_cannot_be_meant_is_refused() -> None:
         cache.attend(Softmax(), x, x, x, mask=CAUSAL, positions=range(9))
     with pytest.raises(ValueError, match="kv_heads of key must be 2, as in the cache; got 1"):
         cache.attend(Softmax(), x, x[:, :1], x[:, :1], mask=CAUSAL)
+
+
+_SCATTERED = [
+    [0, -1, 1, 2, -1, -1, 3, 4, 5, 6, -1, 7, 8, 9, -1, 10, 11, 12, 13, -1],
+    [-1, 0, 1, -1, -1, -1, -1, -1, 2, -1, 3, 4, 5, -1, -1, -1, -1, 6, -1, -1],
+]
+PADDED = {
+    "left": padded_positions([20, 6], side="left"),
+    "right": padded_positions([20, 6], side="right"),
+    "both long": padded_positions([20, 14], side="right"),
+    "scattered": torch.tensor(_SCATTERED),
+    "all of one": padded_positions([20, 0], side="right"),
+}
+
+
+@pytest.mark.parametrize(
+    "mechanism, rule",
+    [(Softmax(), CAUSAL), (Softmax(softcap=3.0), masks.sliding_window(12))],
+    ids=["plain", "capped in a window"],
+)
+@pytest.mark.parametrize("where", PADDED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_anywhere_and_in_later_calls_takes_no_place(
+    kind: str, where: str, mechanism: Softmax, rule: masks.Mask
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 50, DIM, dtype=torch.float64) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    # Tokens of each call, for each item; the first call is the prompt.
+    calls = [PADDED[where] >= 0, *(torch.tensor(c) > 0 for c in ([[1], [1]], [[1, 1, 0], [0, 1, 0]], [[0], [1]]))]
+    calls += [torch.ones(2, 1) > 0] * 6 + [torch.tensor([[1, 0, 0, 0, 0], [0, 1, 1, 0, 1]]) > 0]
+    cache, alone, done = KINDS[kind](), [KINDS[kind](), KINDS[kind]()], [0, 0]
+    for is_there in calls:
+        positions = torch.full(is_there.shape, -1)
+        new = [torch.full((2, x.shape[1], is_there.shape[1], DIM), 9.0, dtype=torch.float64) for x in (q, k, v)]
+        expected = []
+        for b, row in enumerate(is_there):
+            own = slice(done[b], done[b] + int(row.sum()))
+            positions[b, row] = torch.arange(own.start, own.stop)
+            for x, source in zip(new, (q, k, v), strict=True):
+                x[b, :, row] = source[b, :, own]
+            if own.stop > own.start:
+                one = [x[b : b + 1, :, own] for x in (q, k, v)]
+                expected.append((b, row, alone[b].attend(mechanism, *one, mask=rule)))
+            done[b] = own.stop
+        out = cache.attend(mechanism, *new, mask=rule, positions=positions)
+        for b, row, value in expected:
+            torch.testing.assert_close(out[b : b + 1, :, row], value)
+            for g in range(KV_HEADS):
+                held = cache.kv_positions[b, g]
+                assert held[held >= 0].tolist() == alone[b].kv_positions[0, g].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_item_keeps_all_its_tokens_on_either_side_of_its_padding(kind: str) -> None:
+    x = torch.randn(2, KV_HEADS, 20, DIM)
+    for side in ("left", "right"):
+        cache = KINDS[kind]()
+        cache.attend(Softmax(), x, x, x, mask=CAUSAL, positions=padded_positions([20, 6], side=side))
+        assert cache.kv_positions[1].tolist() == [[-1, -1, -1, 0, 1, 2, 3, 4, 5]] * KV_HEADS

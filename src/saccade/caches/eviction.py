@@ -42,6 +42,13 @@ class Held(NamedTuple):
         wide = [x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3])) for x in (self.key, self.value)]
         return Held(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
 
+    def in_order(self) -> Held:
+        """With padding before all tokens, so that the last columns are the last tokens."""
+        real = self.table >= 0
+        if not bool((real[..., :-1] & ~real[..., 1:]).any()):
+            return self
+        return self.at(real.to(torch.uint8).sort(dim=2, stable=True).indices)
+
 
 class _EvictingCache(LayerCache):
     """Tokens of which each key head holds its own, and what they received."""
@@ -107,7 +114,7 @@ class _EvictingCache(LayerCache):
             received = self._of_prompt(mechanism, query, key, rule, positions)
         else:
             out, received = self._with_held(mechanism, query, key, value, rule, table, dropout_p)
-        all_held = self._joined(key.detach(), value.detach(), table, received)
+        all_held = self._joined(key.detach(), value.detach(), table, received).in_order()
         self._held = self._kept(all_held, q_len)
         self._length, self._next = self._length + q_len, after
         self._traffic = Traffic(_size(all_held), _size(all_held) // max(1, all_held.key.shape[2]) * q_len)
@@ -168,8 +175,8 @@ class _EvictingCache(LayerCache):
 
     def _joined(self, key: Tensor, value: Tensor, table: Tensor, received: Tensor) -> Held:
         """Everything held before something is let go; what heads received that share keys is added up."""
-        batch, kv_heads = key.shape[:2]
-        summed = received.view(batch, kv_heads, -1, received.shape[2]).sum(2)
+        kv_heads = key.shape[1]
+        summed = received.unflatten(1, (kv_heads, received.shape[1] // kv_heads)).sum(2)
         placed, held = _of_heads(table, key), self._held
         if held is None:
             return Held(key, value, placed, summed)
@@ -195,7 +202,7 @@ class HeavyHitterCache(_EvictingCache):
 
     After every call, whatever exceeds ``budget`` goes: of the tokens before the last ``recent``, those that received
     least attention from all queries so far, summed over the heads that share the keys. A call reads what was held
-    before it and its own tokens, so that a prompt is exact.
+    before it and its own tokens, so that a prompt is exact. Padding, wherever it stands, takes no token's place.
 
     Equals, call by call, the dense run in which the tokens that its key head let go before are hidden; as long as no
     more than ``budget`` tokens came, the run with a `KVCache`. A sum favours early tokens, which more queries have
@@ -252,7 +259,8 @@ class SnapKVCache(_EvictingCache):
 
     Once, after the first call, each key head keeps the last ``window`` tokens and, of those before, the
     ``budget - window`` that received most attention from these last ones: summed over them and over the heads that
-    share the keys, then averaged over ``pool`` neighbouring tokens, so that what is kept has some context.
+    share the keys, then averaged over ``pool`` neighbouring tokens, so that what is kept has some context. Padding
+    neither judges nor takes a token's place.
 
     Equals the dense run, and after the first call that in which the tokens are hidden that a key head let go. It
     depends on the question standing at the end of the prompt: what only a later question asks for may be gone.
@@ -299,10 +307,21 @@ class SnapKVCache(_EvictingCache):
     def _of_prompt(
         self, mechanism: MakesMatrix, query: Tensor, key: Tensor, rule: Mask | None, positions: range | Tensor
     ) -> Tensor:
-        last = slice(max(0, query.shape[2] - self.window), None)
-        own = positions[..., last] if isinstance(positions, Tensor) else positions[last]
-        matrix = mechanism(query.detach()[:, :, last], key.detach(), mask=rule, q_positions=own, kv_positions=positions)
+        judges, own = self._last(query.detach(), positions)
+        matrix = mechanism(judges, key.detach(), mask=rule, q_positions=own, kv_positions=positions)
         return matrix.ask(Received())[0]
+
+    def _last(self, query: Tensor, positions: range | Tensor) -> tuple[Tensor, range | Tensor]:
+        """The last ``window`` queries of each item, and where they stand; padding judges nothing."""
+        last = slice(max(0, query.shape[2] - self.window), None)
+        if isinstance(positions, range):
+            return query[:, :, last], positions[last]
+        real = torch.atleast_2d(positions) >= 0
+        if not bool((real[:, :-1] & ~real[:, 1:]).any()):
+            return query[:, :, last], positions[..., last]
+        index = real.to(torch.uint8).sort(dim=1, stable=True).indices[:, last].to(query.device)
+        rows = index.expand(query.shape[0], -1)[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+        return query.gather(2, rows), torch.atleast_2d(positions).gather(1, index.to(positions.device))
 
     def _kept(self, held: Held, q_len: int) -> Held:
         if self._held is not None or q_len <= self.budget:
