@@ -186,3 +186,13 @@ def test_a_name_from_outside_is_escaped_in_files(run, tmp_path, neox):
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
     assert result.output.splitlines()[1].startswith(r"saccade.look/1,'=1+\x1b[31m,self,0,0,entropy,nats,")
+
+
+@pytest.mark.parametrize("option", [("--layer", "1"), ("--head", "0"), ("--by", "position"), ("--out", "out/look")])
+def test_options_that_would_do_nothing_beside_statistics_are_refused(run, tmp_path, option):
+    result = run("look", "The cat sat.", "--stats", "csv", *option)
+    assert result.exit_code == 2
+    expected = f"{option[0]} must be left out where --stats is given, which prints every head and draws nothing"
+    assert result.stderr == f"saccade look: {expected}.\n"
+    assert result.stdout == ""
+    assert not (tmp_path / "out").exists()

@@ -187,3 +187,25 @@ def test_verify_refuses_what_is_no_claim():
     with pytest.raises(TypeError, match=r"^verify: seeds must be an int of at least 1; got True\."):
         theory.verify([], seeds=True)
     assert not theory.verify([]).ok
+
+
+@pytest.mark.parametrize(
+    "arguments, first, chosen",
+    [
+        (("--markdown", "--json"), "--json", "--markdown"),
+        (("--markdown", "--seeds", "3"), "--seeds", "--markdown"),
+        (("--markdown", "--seed", "0"), "--seed", "--markdown"),
+        (("--pictures", "new", "--markdown"), "--markdown", "--pictures"),
+        (("--pictures", "new", "--json"), "--json", "--pictures"),
+        (("--pictures", "new", "--seeds", "2"), "--seeds", "--pictures"),
+        (("--pictures", "new", "--seed", "2"), "--seed", "--pictures"),
+        (("--pictures", "new", "--only", "masking"), "--only", "--pictures"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(verify, tmp_path, monkeypatch, arguments, first, chosen):
+    monkeypatch.chdir(tmp_path)
+    result = verify(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"saccade verify: {first} must be left out where {chosen} is given, which ")
+    assert result.stdout == ""
+    assert not (tmp_path / "new").exists()

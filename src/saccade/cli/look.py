@@ -12,7 +12,7 @@ from rich.console import Console
 from saccade import viz
 from saccade.cli.head_statistics import Format, written
 from saccade.cli.loading import MINILM, NAMED
-from saccade.cli.refusing import loaded, refuse
+from saccade.cli.refusing import loaded, refuse, refuse_beside
 from saccade.cli.report import print_choice, print_notes, print_words
 from saccade.cli.subject import Model, Subject, load_model, subject_of
 from saccade.cli.telling import Head, Statistic, rank_heads
@@ -26,6 +26,7 @@ _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to r
 
 
 def look(
+    context: typer.Context,
     text: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
     ] = None,
@@ -63,6 +64,8 @@ def look(
     """
     if not text and file is None:
         refuse("look", "TEXT must be given, or a --file; got neither")
+    if stats is not None:
+        refuse_beside(context, "--stats", ("--layer", "--head", "--by", "--out"), "prints every head and draws nothing")
     given = _text_of(text, file)
     model: Model = loaded("look", load_model, model_name)
     name = model_name if model_name in NAMED else Path(model_name).name

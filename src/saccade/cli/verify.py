@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from saccade import viz
-from saccade.cli.refusing import refuse
+from saccade.cli.refusing import refuse, refuse_beside
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
@@ -25,6 +25,7 @@ _STYLES = {"holds": "green", "holds if": "yellow", "refuted": "red"}
 
 
 def verify(
+    context: typer.Context,
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="NAME|TOPIC", help="Check this claim or topic; may be repeated."),
@@ -44,6 +45,11 @@ def verify(
     Each claim comes with a verdict (it holds, it holds under conditions, it is refuted) and measurements that would
     contradict a wrong one. The exit status is 1 if a measurement contradicts its verdict.
     """
+    if pictures is not None:
+        others = ("--only", "--seed", "--seeds", "--json", "--markdown")
+        refuse_beside(context, "--pictures", others, "draws the same pictures always and checks nothing")
+    if as_markdown:
+        refuse_beside(context, "--markdown", ("--seed", "--seeds", "--json"), "checks nothing")
     claims = _chosen(only or [])
     if as_markdown:
         typer.echo(f"{table(claims)}\n{sections(claims)}", nl=False)
