@@ -141,7 +141,7 @@ class BlockSelectCache(KVCache):
         dropout_p: float = 0.0,
     ) -> Tensor:
         finished = self.length // self.block_size
-        is_step = isinstance(key, Tensor) and key.dim() == 4 and key.shape[2] == 1
+        is_step = isinstance(key, Tensor) and key.dim() == 4 and key.shape[2] == 1 and len(key) > 0
         if not is_step or finished < self.budget // self.block_size:
             out = super().attend(mechanism, query, key, value, mask=mask, positions=positions, dropout_p=dropout_p)
             self._step_traffic = None

@@ -115,7 +115,8 @@ class _EvictingCache(LayerCache):
         else:
             out, received = self._with_held(mechanism, query, key, value, rule, table, dropout_p)
         all_held = self._joined(key.detach(), value.detach(), table, received).in_order()
-        self._held = self._kept(all_held, q_len)
+        if self._length + q_len:  # a call of no tokens before all others is no prompt
+            self._held = self._kept(all_held, q_len)
         self._length, self._next = self._length + q_len, after
         self._traffic = Traffic(_size(all_held), _size(all_held) // max(1, all_held.key.shape[2]) * q_len)
         return out

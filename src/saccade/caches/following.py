@@ -51,4 +51,4 @@ def following(
         raise value_error(where, "positions", rule, "others", hint=hint)
     after = before[:, -1] + 1
     # The same for all: a number, which costs nothing.
-    return int(after[0]) if bool((after == after[0]).all()) else after
+    return int(after[0]) if len(after) and bool((after == after[0]).all()) else after

@@ -144,7 +144,8 @@ class SinkWindowCache(LayerCache):
             out = self._step(mechanism, new, dropout_p, is_run=is_run)
         else:
             out = self._long(mechanism, new, positions, dropout_p, where)
-            self._store(new)
+            if q_len:
+                self._store(new)
         self._length, self._next, self._is_run = self._length + q_len, after, is_run
         return out
 
@@ -284,7 +285,7 @@ class SinkWindowCache(LayerCache):
         keys, values, table = self._held()
         is_kept = (new.table < self.sink_tokens) | (new.table > new.table.amax(1, keepdim=True) - self.window)
         is_kept &= new.table >= 0
-        for row, kept in enumerate(is_kept if new.table.shape[1] else ()):
+        for row, kept in enumerate(is_kept):
             columns = kept.nonzero()[:, 0]
             where = new.table[row, columns]
             slots = self._slot(where)

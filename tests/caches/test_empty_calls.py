@@ -1,0 +1,72 @@
+"""Calls of no tokens and of no items: nothing comes out, nothing is remembered, and the cache goes on as before."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade import masks
+from saccade.caches import (
+    BlockSelectCache,
+    HeavyHitterCache,
+    Int8Cache,
+    KVCache,
+    LayerCache,
+    SinkWindowCache,
+    SnapKVCache,
+    padded_positions,
+)
+from saccade.mechanisms import Softmax
+from saccade.positions import Rotary
+
+CAUSAL = masks.Causal()
+KINDS: dict[str, Callable[[], LayerCache]] = {
+    "all": KVCache,
+    "blocks": lambda: BlockSelectCache(2, 6),
+    "heavy": lambda: HeavyHitterCache(6),
+    "snap": lambda: SnapKVCache(6, window=3),
+    "8 bits": lambda: Int8Cache(4),
+    "window": lambda: SinkWindowCache(2, 5),
+    "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(4)),
+}
+MECHANISMS = {"plain": Softmax(), "capped": Softmax(softcap=3.0)}
+
+
+def _qkv(length: int, batch: int = 2) -> list[Tensor]:
+    return [torch.randn(batch, heads, length, 4) for heads in (4, 2, 2)]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_of_no_tokens_changes_nothing(kind: str, name: str) -> None:
+    qkv, cache, plain = _qkv(16), KINDS[kind](), KINDS[kind]()
+    for start, stop in ((0, 0), (0, 12), (12, 12), (12, 13), (13, 13), (13, 16), (16, 16)):
+        out = cache.attend(MECHANISMS[name], *(x[:, :, start:stop] for x in qkv), mask=CAUSAL)
+        assert out.shape == (2, 4, stop - start, 4)
+        if stop > start:
+            expected = plain.attend(MECHANISMS[name], *(x[:, :, start:stop] for x in qkv), mask=CAUSAL)
+            torch.testing.assert_close(out, expected)
+        assert (cache.length, cache.positions(1)) == (stop, range(stop, stop + 1))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_of_nobody_goes_on(kind: str, name: str) -> None:
+    first, ended = KINDS[kind](), KINDS[kind]()
+    ended.attend(MECHANISMS[name], *_qkv(12), mask=CAUSAL)
+    ended.reorder([])
+    for cache, lengths in ((first, (12, 1, 3, 0)), (ended, (1, 3, 0, 1))):
+        for length in lengths:
+            out = cache.attend(MECHANISMS[name], *_qkv(length, 0), mask=CAUSAL)
+            assert out.shape == (0, 4, length, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_ragged_batch_that_lost_everybody_goes_on(kind: str) -> None:
+    cache = KINDS[kind]()
+    cache.attend(Softmax(), *_qkv(12), mask=CAUSAL, positions=padded_positions([12, 7], side="left"))
+    cache.attend(Softmax(), *_qkv(0), mask=CAUSAL)
+    cache.reorder([])
+    for length in (1, 3, 0, 1):
+        assert cache.attend(Softmax(), *_qkv(length, 0), mask=CAUSAL).shape == (0, 4, length, 4)
