@@ -16,6 +16,7 @@ import saccade as sc
 from saccade import masks, positions, scores
 from saccade.masks import program
 from saccade.masks.program import decode, encode
+from saccade.models import Decoder, DecoderConfig
 from saccade.testing import oracle
 
 MASK = masks.Causal() & (masks.Window(3, 0) | masks.Global([0]))
@@ -279,3 +280,16 @@ def test_threads_share_plans() -> None:
         thread.join()
     assert len(errors) == 40
     assert max(errors) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["learned", "rotary"])
+def test_a_compiled_decoder_goes_on_with_a_cache(kind: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 9, "max_len": 32, "embed_dim": 8, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 8}
+    model = Decoder(DecoderConfig(**sizes, position_encoding=kind)).eval()
+    compiled, cache = torch.compile(model, backend="aot_eager"), model.new_cache()
+    tokens = torch.randint(9, (2, 12))
+    with torch.no_grad():
+        parts = [compiled(tokens[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 7), (7, 10), (10, 12))]
+        torch.testing.assert_close(torch.cat(parts, 1), model(tokens))

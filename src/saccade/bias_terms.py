@@ -179,7 +179,8 @@ class DistanceTerm(Term):
 
     def _is_toeplitz(self, tile: Tile) -> bool:
         steps = {tile.rows.step, *(span.step for span in _ranges(tile))}
-        return self.q_addresses is None and self.source.shape[2] == 1 and len(steps) == 1
+        is_alike = self.q_addresses is None and self.source.shape[2] == 1 and len(steps) == 1
+        return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
         """Where the distances of a part stand in the table, from its last column in the first row upwards."""

@@ -203,7 +203,9 @@ def make(
         return Plan(shape, ())
     sizes = _Sizes(shape, q_first, kv_first)
     terms = [(1, rule)] if whole_rows else rule.terms()
-    return Plan(shape, [_cheapest(term, min(step, max(shape[2:])), sizes) for step, term in terms])
+    # No query and no key are further apart than this: a longer step joins no more of them, and no fewer.
+    span = max(q_first + shape[2], kv_first + shape[3]) - min(q_first, kv_first)
+    return Plan(shape, [_cheapest(term, min(step, span), sizes) for step, term in terms])
 
 
 class _Sizes(NamedTuple):

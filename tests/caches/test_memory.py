@@ -89,3 +89,8 @@ def test_a_long_cache_counts_its_own_bytes() -> None:
     assert cache.nbytes == 2 * key.nbytes
     assert cache.key is not None
     assert torch.equal(cache.key, key)
+
+
+def test_what_cannot_be_had_is_torchs_to_say() -> None:
+    with pytest.raises(RuntimeError, match=r"can't allocate memory|Storage size"):
+        empty(torch.empty(0), (1 << 55,))

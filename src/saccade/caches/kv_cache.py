@@ -199,7 +199,7 @@ def is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
 
 
 def _columns_read(matrix: Matrix) -> int:
-    """Keys that some query needs, in all items. Under a causal rule several queries need nearly all; one may need few."""
+    """Keys of all items that some query needs. Under a causal rule several need nearly all; one may need few."""
     batch, _, q_len, kv_len = matrix.shape
     if q_len == 1 and isinstance(matrix, AttentionMatrix) and not matrix.scores.plan.is_full:
         tiles = matrix.scores.plan.tiles

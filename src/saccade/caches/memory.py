@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from saccade.transforms import is_plain
+
 __all__ = ["empty"]
 
 _HUGE = 2 << 20  # bytes of a huge page, of x86-64 and of arm64 with pages of 4 KB
@@ -28,17 +30,15 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
         shape: of the new tensor.
     """
     size = math.prod(shape) * like.element_size()
-    if _ADVICE is None or size < _HUGE or like.device.type != "cpu" or _is_traced(like):
+    if _ADVICE is None or size < _HUGE or like.device.type != "cpu" or not is_plain(like):
         return like.new_empty(shape)
-    # Private: pages that are shared with other processes are never huge. What is not touched takes no memory.
-    room = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        # Private: pages that are shared with other processes are never huge. What is not touched takes no memory.
+        room = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError):
+        return like.new_empty(shape)  # torch says that there is not so much
     held = torch.frombuffer(room, dtype=torch.uint8)
     start = -held.data_ptr() % _HUGE
     with contextlib.suppress(OSError):  # a system without huge pages says so here: its ordinary ones hold as much
         room.madvise(_ADVICE, start, size // _HUGE * _HUGE)
     return held[start : start + size].view(like.dtype).view(*shape)
-
-
-def _is_traced(like: Tensor) -> bool:
-    """Whether a tensor stands for others, and has no memory of its own."""
-    return torch.compiler.is_compiling() or type(like) not in (Tensor, torch.nn.Parameter)

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.errors import unsupported
 from saccade.kernels.nonfinite import is_finite, isolate
 from saccade.score_matrix import ScoreMatrix
+from saccade.transforms import is_transformed
 
 __all__ = ["Backward", "Dropped", "Kernel", "Tensors", "gradients", "outcome", "run"]
 
@@ -53,7 +54,7 @@ class Kernel(Protocol):
 def run(kernel: Kernel, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
     """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
     tensors = scores.sources(value)
-    if _is_transformed() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)):
+    if is_transformed() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)):
         return _Product.apply(kernel, scores.detached(), dropped, *tensors)
     return outcome(kernel, scores, value, dropped)
 
@@ -229,9 +230,3 @@ def _into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
     return x.flatten(0, 1)
-
-
-def _is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` is at work, which has to see one function and not what is in it."""
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return active is not None and bool(active())

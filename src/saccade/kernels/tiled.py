@@ -250,6 +250,8 @@ def _blocks(scores: ScoreMatrix, value: Tensor, scratch: _Scratch, *, slopes: bo
             continue
         times = _times(tile.width)
         for piece in pieces(tile, share=heads // kv_heads, rows=times * _ROWS, entries=times * _ENTRIES):
+            if not piece.width:  # the first rows of a triangle may see nothing
+                continue
             groups = groups_of(piece.heads, heads, kv_heads)
             columns = joined(tuple(strip.keys for strip in piece.columns))
             q = at(scores.query[piece.batch, piece.heads], piece.rows, 2).to(wide)

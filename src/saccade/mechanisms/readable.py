@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from saccade.kernels.nonfinite import is_finite
+from saccade.transforms import is_plain
 
 __all__ = ["is_readable", "is_surely_finite", "unless_none"]
 
@@ -16,9 +16,7 @@ def is_readable(*tensors: Tensor) -> bool:
     Not where a compiler traces, inside of a transform of ``torch.func``, or where tensors stand for others. Whoever
     chooses by contents therefore has a way that needs none, and gives the same.
     """
-    if torch.compiler.is_compiling() or _is_transformed():
-        return False
-    return all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in tensors)
+    return all(is_plain(x) and x.device.type != "meta" for x in tensors)
 
 
 def is_surely_finite(x: Tensor) -> bool:
@@ -29,8 +27,3 @@ def is_surely_finite(x: Tensor) -> bool:
 def unless_none(marks: Tensor) -> Tensor | None:
     """Marks, bool; None where nothing is marked. Where nobody may look they are kept, and hide nothing."""
     return None if is_readable(marks) and not bool(marks.any()) else marks
-
-
-def _is_transformed() -> bool:
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return active is not None and bool(active())

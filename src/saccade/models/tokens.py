@@ -13,7 +13,8 @@ __all__ = ["check_tokens"]
 def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | None = None) -> None:
     """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.
 
-    The numbers are read on the CPU only; elsewhere that would wait for the device, and torch's own lookup stops.
+    The numbers are read on the CPU only; elsewhere that would wait for the device, and torch's own lookup stops, as it
+    does in a compiled program.
     """
     if not isinstance(tokens, Tensor):
         raise type_error(where, argument, "be a tensor", type(tokens).__name__)
@@ -21,7 +22,7 @@ def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | No
         raise type_error(where, argument, "be int64 or int32", tokens.dtype)
     if tokens.ndim != 2:
         raise value_error(where, argument, "be [batch, len]", list(tokens.shape))
-    if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel():
+    if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel() or torch.compiler.is_compiling():
         return
     least, most = (int(x) for x in tokens.aminmax())
     if least < 0 or most >= vocab_size:

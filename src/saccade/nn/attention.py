@@ -128,7 +128,11 @@ class MultiHeadAttention(nn.Module):
             ``[batch, q_len, embed_dim]``.
         """
         if cache is not None:
-            return self._remembering(query, key, value, mask, positions, kv_positions, cache)
+            # What a cache remembers lies outside of a compiler's graph.
+            remembering = (
+                torch.compiler.disable(self._remembering) if torch.compiler.is_compiling() else self._remembering
+            )
+            return remembering(query, key, value, mask, positions, kv_positions, cache)
         matrix, v = self._prepare(query, key, value, mask, positions, kv_positions)
         return self._finish(matrix, v)
 

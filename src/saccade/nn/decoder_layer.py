@@ -100,7 +100,7 @@ class DecoderLayer(nn.Module):
         """
         own, across = self._caches(cache)
         self._check_encoded(encoded, across)
-        if own is not None and positions is None:
+        if own is not None and positions is None and self.cross_attention is not None:
             positions = own.positions(x.shape[1])
 
         def attend(tokens: Tensor) -> Tensor:

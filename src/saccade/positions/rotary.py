@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.positions.checks import as_positions, check_count, check_number
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
+from saccade.transforms import is_plain
 
 __all__ = ["Rotary"]
 
@@ -141,8 +142,8 @@ class Rotary(nn.Module):
             raise value_error("Rotary", "positions", rule, list(shape), facts=[describe("x", x)])
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         turning = (self.base, self.rotary_dim, self.layout, self.scaling, dtype, x.device)
-        # A compiler's tensors stand for others, and those of inference mode may not meet a gradient.
-        if isinstance(positions, range) and type(x) is Tensor and not torch.compiler.is_compiling():
+        if isinstance(positions, range) and is_plain(x):
+            # Tensors of inference mode may not meet a gradient.
             inference = torch.is_inference_mode_enabled()
             if length == 1 and positions.start >= 0:
                 block, place = divmod(positions.start, _BLOCK)
