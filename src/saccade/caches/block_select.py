@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.attention_matrix import AttentionMatrix
-from saccade.caches.checks import check_count, check_dense_mask, checked_rows
+from saccade.caches.checks import check_count, check_dense_mask, check_mechanism, checked_rows
 from saccade.caches.columns import Columns
 from saccade.caches.kv_cache import KVCache, is_graph
 from saccade.caches.layer_cache import MakesMatrix, Traffic
@@ -140,6 +140,7 @@ class BlockSelectCache(KVCache):
         positions: Positions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
+        check_mechanism("BlockSelectCache.attend", mechanism)
         finished = self.length // self.block_size
         is_step = isinstance(key, Tensor) and key.dim() == 4 and key.shape[2] == 1 and len(key) > 0
         if not is_step or finished < self.budget // self.block_size:

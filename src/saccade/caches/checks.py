@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from saccade.errors import describe, type_error, value_error
 
-__all__ = ["check_count", "check_crop", "check_dense_mask", "check_new", "checked_rows"]
+__all__ = [
+    "check_count",
+    "check_crop",
+    "check_dense_mask",
+    "check_mechanism",
+    "check_new",
+    "checked_path",
+    "checked_rows",
+]
 
 
 def check_count(where: str, name: str, count: object, least: int = 1) -> None:
@@ -45,6 +55,22 @@ def _misfit(where: str, query: Tensor, key: Tensor, value: Tensor) -> Exception:
         return value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
     got = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
     return value_error(where, "dtype", "be the same for query, key and value", got, facts=facts)
+
+
+def check_mechanism(where: str, mechanism: object) -> None:
+    """Raise unless the mechanism is what it takes to be called; what it makes is looked at when it is made."""
+    if not callable(mechanism):
+        hint = "for instance saccade.mechanisms.Softmax()"
+        raise type_error(where, "mechanism", "make matrices", type(mechanism).__name__, hint=hint)
+
+
+def checked_path(where: str, name: str, path: object) -> Path:
+    """A place in the file system; raises unless it was given as a string or a path."""
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not isinstance(path, str):
+        raise type_error(where, name, "be a string or a path", type(path).__name__)
+    return Path(path)
 
 
 def check_dense_mask(where: str, mask: object) -> None:

@@ -7,7 +7,7 @@ from typing import Self
 
 from torch import Tensor
 
-from saccade.caches.checks import check_dense_mask, checked_rows
+from saccade.caches.checks import check_dense_mask, check_mechanism, checked_rows
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.errors import type_error, value_error
 from saccade.token_positions import Positions, check_positions
@@ -125,6 +125,7 @@ class CrossCache(LayerCache):
             ValueError: no context yet, or a second one.
         """
         where = "CrossCache.attend"
+        check_mechanism(where, mechanism)
         check_dense_mask(where, mask)
         if key is not None and value is not None:
             self.fill(key, value)

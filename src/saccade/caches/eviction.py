@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
+from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
 from saccade.caches.following import following, from_here
 from saccade.caches.kv_cache import other_cache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
@@ -98,6 +98,7 @@ class _EvictingCache(LayerCache):
         dropout_p: float = 0.0,
     ) -> Tensor:
         where = f"{type(self).__name__}.attend"
+        check_mechanism(where, mechanism)
         check_dense_mask(where, mask)
         check_new(where, query, key, value)
         self._check_alike(key, value, where)

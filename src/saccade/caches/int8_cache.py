@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
+from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
 from saccade.caches.kv_cache import other_cache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.places import Places
@@ -143,6 +143,7 @@ class Int8Cache(LayerCache):
         dropout_p: float = 0.0,
     ) -> Tensor:
         where = "Int8Cache.attend"
+        check_mechanism(where, mechanism)
         check_dense_mask(where, mask)
         check_new(where, query, key, value)
         self._check(key, value, where)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.attention_matrix import AttentionMatrix
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
+from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
 from saccade.caches.columns import Columns
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.places import Places
@@ -109,6 +109,7 @@ class KVCache(LayerCache):
         dropout_p: float = 0.0,
     ) -> Tensor:
         where = f"{type(self).__name__}.attend"
+        check_mechanism(where, mechanism)
         check_dense_mask(where, mask)
         self._check(query, key, value, where)
         start, q_len = self._places.length, key.shape[2]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.caches.checks import check_count
+from saccade.caches.checks import check_count, checked_path
 from saccade.caches.files import VERSION, encoded, read_tensors, write_whole
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache
@@ -82,6 +82,7 @@ class PrefixStore:
         salt: str = "",
     ):
         where = "PrefixStore"
+        place = checked_path(where, "folder", folder)
         check_count(where, "max_bytes", max_bytes)
         check_count(where, "block_size", block_size)
         for name, text in (("fingerprint", fingerprint), ("salt", salt)):
@@ -90,7 +91,7 @@ class PrefixStore:
                 raise type_error(where, name, "be a string", type(text).__name__, hint=hint)
         if not fingerprint:
             raise value_error(where, "fingerprint", "name a model", "''", hint="caches.fingerprint(model)")
-        self.folder, self.max_bytes, self.block_size = Path(folder), max_bytes, block_size
+        self.folder, self.max_bytes, self.block_size = place, max_bytes, block_size
         self.fingerprint, self.salt = fingerprint, salt
         self.folder.mkdir(parents=True, exist_ok=True)
         root = json.dumps([VERSION, fingerprint, salt, block_size])

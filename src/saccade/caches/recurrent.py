@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
+from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
 from saccade.caches.following import following, from_here
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.errors import type_error, unsupported, value_error
@@ -115,6 +115,7 @@ class RecurrentCache(LayerCache):
         dropout_p: float = 0.0,
     ) -> Tensor:
         where = "RecurrentCache.attend"
+        check_mechanism(where, mechanism)
         check_dense_mask(where, mask)
         check_new(where, query, key, value)
         if dropout_p:

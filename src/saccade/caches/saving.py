@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from saccade import positions as encodings
 from saccade.caches.block_select import BlockSelectCache
+from saccade.caches.checks import checked_path
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import HeavyHitterCache, Held, SnapKVCache
 from saccade.caches.files import encoded, read_tensors, write_whole
@@ -44,7 +44,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
         fingerprint: of the model that made it, from `fingerprint`; `load_cache` then asks for the same.
 
     Raises:
-        TypeError: not a cache.
+        TypeError: not a cache, or not a path.
         UnsupportedError: a cache, or a scorer, that a file cannot hold.
         ImportError: safetensors is not installed.
         OSError: the file cannot be written.
@@ -52,12 +52,12 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
     Cost: a copy of what is held, on the disk.
 
     Example:
-        >>> import tempfile
+        >>> import pathlib, tempfile
         >>> import torch
         >>> from saccade import caches, mechanisms
         >>> cache, x = caches.KVCache(), torch.randn(1, 2, 5, 8)
         >>> out = cache.attend(mechanisms.Softmax(), x, x, x)
-        >>> path = Path(tempfile.mkdtemp()) / "text.cache"
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "text.cache"
         >>> save_cache(cache, path)
         >>> load_cache(path)
         KVCache(max_len=None, length=5, nbytes=2048)
@@ -65,10 +65,11 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
     where = "save_cache"
     if not isinstance(cache, Cache | LayerCache):
         raise type_error(where, "cache", "be a cache of a layer or a model", type(cache).__name__)
+    file = checked_path(where, "path", path)
     _check_fingerprint(where, fingerprint)
     tensors: dict[str, Tensor] = {}
     tree = _written(cache, "", tensors, where)
-    write_whole(Path(path), encoded(where, tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
+    write_whole(file, encoded(where, tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
 
 
 def load_cache(
@@ -86,11 +87,13 @@ def load_cache(
 
     Raises:
         ImportError: safetensors is not installed.
+        TypeError: not a path.
         ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model.
     """
     where = "load_cache"
+    file = checked_path(where, "path", path)
     _check_fingerprint(where, fingerprint)
-    tensors, about = read_tensors(where, Path(path), _KIND)
+    tensors, about = read_tensors(where, file, _KIND)
     held = about.get("fingerprint")
     if held != fingerprint:
         rule = "be that which the file was saved with" if held else "be None, as when the file was saved"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.attention_matrix import AttentionMatrix
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_new, checked_rows
+from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
 from saccade.caches.following import following, from_here
 from saccade.caches.kv_cache import is_graph, other_cache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
@@ -125,6 +125,7 @@ class SinkWindowCache(LayerCache):
         dropout_p: float = 0.0,
     ) -> Tensor:
         where = "SinkWindowCache.attend"
+        check_mechanism(where, mechanism)
         check_dense_mask(where, mask)
         check_new(where, query, key, value)
         self._check_alike(key, value, where)
