@@ -171,6 +171,17 @@ def test_bad_arguments_are_one_line(run, tmp_path, arguments, sentence):
     assert result.stderr == f"saccade look: {sentence}.\n"
 
 
+@pytest.mark.parametrize("kind", [["x"], {"x": 1}, 5, None, "\x1b[31m"])
+def test_a_model_type_that_is_none_is_one_sentence(run, tmp_path, kind):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": kind}))
+    result = run("look", "--model", "model", "cat")
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("saccade look: --model must hold a model in safetensors and a tokenizer that ")
+    assert result.stderr.count("\n") == 1
+    assert "\x1b" not in result.stderr
+
+
 def test_a_folder_without_weights_is_one_sentence(run, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))

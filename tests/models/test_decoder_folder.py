@@ -1,6 +1,7 @@
 """Folders of GPT-2, Llama, Mistral and Qwen2 load with equal logits and are written so that others load them."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -348,9 +349,15 @@ def test_every_reason_is_listed(folder):
         ({"num_hidden_layers": 1}, r"9 that do not(.|\n)*unexpected  model\.layers\.1\."),
         ({"intermediate_size": 49}, r"misfit      model\.layers\.0\.mlp\.gate_proj\.weight \[48, 32\], not \[49, 32\]"),
         ({"attention_bias": True}, r"missing     model\.layers\.0\.self_attn\.q_proj\.bias"),
-        ({"rms_norm_eps": "small"}, "norm_eps must be a number above 0; got 'small'"),
+        ({"rms_norm_eps": "small"}, r"rms_norm_eps in config\.json must be a number; got 'small'"),
+        ({"rms_norm_eps": -1}, "DecoderConfig: norm_eps must be a number above 0; got -1"),
+        ({"hidden_act": ["silu"]}, r"hidden_act in config\.json must be a name; got \['silu'\]"),
+        ({"eos_token_id": "2"}, r"eos_token_id in config\.json must be an int or a list of ints; got '2'"),
+        ({"layer_types": 5}, r"layer_types in config\.json must be a list of names; got 5"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, r"rope_type in rope_parameters of config\.json must be a name"),
+        ({"rope_parameters": YARN | {"factor": "4"}}, r"factor in rope_parameters of config\.json must be a number"),
         ({"rope_parameters": {"rope_theta": -1.0}}, "Rotary: base must"),
-        ({"vocab_size": "37"}, "vocab_size must be an int of at least 1; got '37'"),
+        ({"vocab_size": "37"}, r"vocab_size in config\.json must be an int below 2\*\*31; got '37'"),
     ],
     ids=str,
 )
@@ -358,6 +365,33 @@ def test_what_does_not_fit_is_named(folder, changes, message):
     rewrite_config(folder, **changes)
     with pytest.raises(ValueError, match=message):
         Decoder.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("wrong", [["x"], {"x": 1}, "x", -1, 1.5, True, 10**400], ids=lambda x: str(x)[:9])
+@pytest.mark.parametrize("family", [*FAMILIES, "saccade-decoder"])
+def test_whatever_a_value_is_the_answer_is_a_sentence(tmp_path, family, wrong):
+    sizes = {"vocab_size": 5, "max_len": 8, "embed_dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
+    if family == "saccade-decoder":
+        Decoder(DecoderConfig(**sizes, position_encoding="alibi")).save_pretrained(tmp_path)
+    else:
+        config, model = FAMILIES[family]
+        small = SMALL_GPT2 if family == "gpt2" else SMALL | {"rope_parameters": YARN, "num_hidden_layers": 1}
+        model(config(**small)).save_pretrained(tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert told["model_type"] == family
+    rope = told.get("rope_parameters") or {}
+    changed = [told | {key: wrong} for key in told]
+    changed += [told | {"rope_parameters": rope | {key: wrong}} for key in rope]
+    sentences = []
+    for one in changed:
+        (tmp_path / "config.json").write_text(json.dumps(one))
+        try:
+            Decoder.from_pretrained(tmp_path)
+        except (ValueError, NotImplementedError, TypeError) as error:
+            sentences.append(str(error))
+    assert len(sentences) > 6
+    for sentence in sentences:
+        assert re.match(r"[\w.]+: .*( must | cannot run these inputs)", sentence)
 
 
 def test_pickled_weights_are_never_read(folder):

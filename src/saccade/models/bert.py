@@ -6,6 +6,7 @@ from typing import Any
 from saccade.errors import unsupported, value_error
 from saccade.models.activations import ACTIVATIONS
 from saccade.models.config import EncoderConfig
+from saccade.models.config_types import check_types
 
 __all__ = ["config_from_bert", "encoder_weights", "weight_names"]
 
@@ -51,12 +52,14 @@ def config_from_bert(where: str, config: Mapping[str, Any]) -> EncoderConfig:
 
     Raises:
         UnsupportedError: a model that we would compute differently; every reason is listed.
-        ValueError: a size is missing or impossible.
+        ValueError: a size is missing or impossible, or a value is of the wrong type.
     """
+    if config.get("model_type", "bert") == "bert":  # of others, types may be other too
+        check_types(where, config)
     reasons = _reasons(config)
     if reasons:
         raise unsupported(where, "Encoder", reasons)
-    missing = [key for key in _REQUIRED if key not in config]
+    missing = [key for key in _REQUIRED if config.get(key) is None]
     if missing:
         raise value_error(where, "config.json", f"have {', '.join(_REQUIRED)}", f"no {', '.join(missing)}")
     # A key that is there but null means the default, as it does for those who wrote it.
@@ -98,7 +101,7 @@ def _reasons(config: Mapping[str, Any]) -> list[str]:
     if positions != "absolute":
         reasons.append(f"position_embedding_type is {positions!r}, not 'absolute'")
     activation = config.get("hidden_act") or "gelu"
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         reasons.append(f"hidden_act is {activation!r}, not one of {', '.join(ACTIVATIONS)}")
     reasons += [
         f"{key} is true: this is not an encoder" for key in ("is_decoder", "add_cross_attention") if config.get(key)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from saccade import dropout
 from saccade.errors import value_error
 from saccade.nn.feed_forward import ACTIVATIONS, Activation
+from saccade.nn.norms import check_eps
 
 __all__ = ["EncoderConfig"]
 
@@ -37,7 +39,8 @@ class EncoderConfig:
         pad_token: stands where a sequence of a batch has ended.
 
     Raises:
-        ValueError: a size below 1, heads that do not divide, an unknown activation.
+        ValueError: a size below 1, heads that do not divide, an unknown activation, a pad token that is none.
+        TypeError: a probability that is no number.
     """
 
     vocab_size: int
@@ -60,8 +63,13 @@ class EncoderConfig:
                 raise value_error("EncoderConfig", name, "be an int >= 1", repr(size))
         if self.embed_dim % self.num_heads:
             raise value_error("EncoderConfig", "num_heads", f"divide embed_dim {self.embed_dim}", self.num_heads)
-        if self.activation not in ACTIVATIONS:
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise value_error("EncoderConfig", "activation", f"be one of {known}", repr(self.activation))
-        if not 0 <= self.pad_token < self.vocab_size:
-            raise value_error("EncoderConfig", "pad_token", f"be below vocab_size {self.vocab_size}", self.pad_token)
+        check_eps("EncoderConfig", self.norm_eps)
+        dropout.check(self.dropout_p, "EncoderConfig")
+        dropout.check(self.attention_dropout_p, "EncoderConfig")
+        pad, is_int = self.pad_token, isinstance(self.pad_token, int) and not isinstance(self.pad_token, bool)
+        if not is_int or not 0 <= pad < self.vocab_size:
+            rule = f"be an int of at least 0, below vocab_size {self.vocab_size}"
+            raise value_error("EncoderConfig", "pad_token", rule, repr(pad))

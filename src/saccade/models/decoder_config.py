@@ -10,7 +10,7 @@ from saccade.errors import type_error, value_error
 from saccade.masks import Causal, Mask
 from saccade.masks.algebra import And
 from saccade.nn.feed_forward import ACTIVATIONS, Activation
-from saccade.nn.norms import NORMS, Norm
+from saccade.nn.norms import NORMS, Norm, check_eps
 from saccade.positions import Scaling
 
 __all__ = ["DecoderConfig"]
@@ -84,6 +84,7 @@ class DecoderConfig:
             raise value_error(where, "num_kv_heads", f"divide num_heads {self.num_heads}", self.num_kv_heads)
         self._check_words()
         self._check_positions()
+        check_eps(where, self.norm_eps)
         dropout.check(self.dropout_p, where)
         dropout.check(self.attention_dropout_p, where)
         if not isinstance(self.end_tokens, tuple) or not all(

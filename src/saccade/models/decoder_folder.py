@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import unsupported
+from saccade.models.config_types import check_types
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.folder import read_config, read_tokenizer, read_weights, write_folder
 from saccade.models.form import Form
@@ -73,6 +74,7 @@ def _form_of(where: str, told: dict[str, Any]) -> Form:
     form = _FORMS.get(kind) if isinstance(kind, str) else None
     if form is None:
         raise unsupported(where, "Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMS)}"])
+    check_types(where, told)
     reasons = form.reasons_to_read(told)
     if told.get("quantization_config") is not None:
         reasons.append("it has a quantization_config: its weights are codes, not numbers")

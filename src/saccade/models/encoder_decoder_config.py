@@ -8,7 +8,7 @@ from typing import Literal
 from saccade import dropout
 from saccade.errors import type_error, value_error
 from saccade.nn.feed_forward import ACTIVATIONS, Activation
-from saccade.nn.norms import NORMS, Norm
+from saccade.nn.norms import NORMS, Norm, check_eps
 
 __all__ = ["EncoderDecoderConfig"]
 
@@ -82,5 +82,8 @@ class EncoderDecoderConfig:
                 raise type_error(where, name, "be True or False", repr(getattr(self, name)))
         dropout.check(self.dropout_p, where)
         dropout.check(self.attention_dropout_p, where)
-        if not isinstance(self.end_tokens, tuple):
+        check_eps(where, self.norm_eps)
+        if not isinstance(self.end_tokens, tuple) or not all(
+            isinstance(token, int) and not isinstance(token, bool) for token in self.end_tokens
+        ):
             raise type_error(where, "end_tokens", "be a tuple of ints", repr(self.end_tokens))

@@ -106,6 +106,7 @@ def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
 
     Raises:
         ImportError: the file is there, but tokenizers is not installed.
+        ValueError: the file is there, but no tokenizer is in it.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -114,7 +115,10 @@ def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
         from tokenizers import Tokenizer  # noqa: PLC0415  imported when used
     except ModuleNotFoundError:
         raise missing_extra(where, "tokenizers", "models") from None
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise value_error(where, path.name, "be a tokenizer that the package tokenizers reads", f"{error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -151,7 +155,7 @@ def _weight_files(where: str, folder: Path) -> list[Path]:
 def _read_object(where: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise value_error(where, path.name, "be JSON", f"{error}") from None
     if not isinstance(found, dict):
         raise value_error(where, path.name, "be a JSON object", f"a {type(found).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Literal
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from saccade.errors import value_error
 
-__all__ = ["NORMS", "Norm", "make_norm"]
+__all__ = ["NORMS", "Norm", "check_eps", "make_norm"]
 
 Norm = Literal["layer", "layer_without_bias", "rms"]
 
@@ -26,9 +27,14 @@ def make_norm(norm: str, embed_dim: int, norm_eps: float, where: str) -> nn.Modu
     Raises:
         ValueError: another name, or ``norm_eps`` is no number above 0.
     """
-    if norm not in NORMS:
+    if not isinstance(norm, str) or norm not in NORMS:
         raise value_error(where, "norm", f"be one of {', '.join(NORMS)}", repr(norm))
-    is_number = isinstance(norm_eps, int | float) and not isinstance(norm_eps, bool)
-    if not is_number or not 0 < norm_eps < float("inf"):
-        raise value_error(where, "norm_eps", "be a number above 0", repr(norm_eps))
+    check_eps(where, norm_eps)
     return NORMS[norm](embed_dim, norm_eps)
+
+
+def check_eps(where: str, norm_eps: object) -> None:
+    """Raise unless ``norm_eps`` is a finite number above 0."""
+    is_number = isinstance(norm_eps, int | float) and not isinstance(norm_eps, bool)
+    if not is_number or not 0 < norm_eps <= sys.float_info.max:  # type: ignore[operator]
+        raise value_error(where, "norm_eps", "be a number above 0", repr(norm_eps))
