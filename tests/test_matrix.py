@@ -158,3 +158,32 @@ def test_positions_place_ragged_rows_evicted_keys_and_shards() -> None:
         sc.attention(q[:, :, 4:7], k[:, :, :7], v[:, :, :7], mask, q_positions=range(4, 7), kv_positions=range(7)),
         whole[:, :, 4:7],
     )
+
+
+@pytest.mark.parametrize(
+    "part, error, sentence",
+    [
+        ({"batch": "a"}, TypeError, "batch must be an int or None; got 'a'"),
+        ({"batch": True}, TypeError, "batch must be an int or None; got True"),
+        ({"batch": 2}, ValueError, "batch must be at least 0 and below 2; got 2"),
+        ({"head": 1.0}, TypeError, "head must be an int or None; got 1.0"),
+        ({"head": -1}, ValueError, "head must be at least 0 and below 3; got -1"),
+        ({"rows": "a"}, TypeError, "rows must be a range or None; got 'a'"),
+        ({"rows": 3}, TypeError, "rows must be a range or None; got 3"),
+        ({"rows": range(0, 4, 2)}, ValueError, r"rows must be a range with step 1; got range\(0, 4, 2\)"),
+    ],
+    ids=str,
+)
+def test_blocks_of_what_is_not_there_are_refused_at_once(
+    part: dict[str, object], error: type[Exception], sentence: str
+) -> None:
+    x = torch.zeros(2, 3, 4, 8)
+    with pytest.raises(error, match=rf"AttentionMatrix\.blocks: {sentence}"):
+        sc.AttentionMatrix(x, x).blocks(**part)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_a_number_that_no_float_holds_is_refused(name: str) -> None:
+    x = torch.zeros(1, 1, 4, 8)
+    with pytest.raises(ValueError, match=f"AttentionMatrix: {name} must be finite.*; got 1000"):
+        sc.AttentionMatrix(x, x, **{name: 10**400})

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from saccade import dropout
 from saccade.complete_rows import softmax_rows
-from saccade.errors import value_error
 from saccade.explanation import Explanation
 from saccade.grouping import joined
 from saccade.kernels import choose
@@ -182,8 +181,10 @@ class AttentionMatrix(Matrix):
         return self.scores.positions(Tile(slice(0, batch), slice(0, heads), rows, strips, self.scores.rule))
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        if rows is not None and rows.step != 1:
-            raise value_error("AttentionMatrix.blocks", "rows", "be a range with step 1", rows)
+        self._check_part(batch, head, rows)
+        return self._blocks(batch, head, rows)  # what is refused is refused at once, not with the first block
+
+    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         scores, bad = self.scores, None
         if not (scores.plan.is_full or is_finite(scores.key.detach())):
             isolated = isolate(scores, scores.key)

@@ -261,6 +261,23 @@ class Matrix(ABC):
         h = torch.arange(block.heads.start, block.heads.stop, device=self.device)[None, :, None, None]
         return dropout.keep(seed, b, h, q, kv, dropout_p)
 
+    def _check_part(self, batch: object, head: object, rows: object) -> None:
+        """Raise unless `blocks` can be restricted to these."""
+        where = f"{type(self).__name__}.blocks"
+        for name, index, size in (("batch", batch, self.shape[0]), ("head", head, self.shape[1])):
+            if index is None:
+                continue
+            if isinstance(index, bool) or not isinstance(index, int):
+                raise type_error(where, name, "be an int or None", repr(index))
+            if not 0 <= index < size:
+                raise value_error(where, name, f"be at least 0 and below {size}", index)
+        if rows is None:
+            return
+        if not isinstance(rows, range):
+            raise type_error(where, "rows", "be a range or None", repr(rows))
+        if rows.step != 1:
+            raise value_error(where, "rows", "be a range with step 1", rows)
+
     def _checked_index(self, index: int, axis: int) -> int:
         size, name = self.shape[axis], ("batch", "head", "query")[axis]
         if not -size <= index < size:

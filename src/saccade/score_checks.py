@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from saccade.scores import Score
 
 __all__ = ["check_alike", "check_query_key", "checked_scale", "checked_sink", "checked_softcap", "dense_term"]
 
+_LARGEST = sys.float_info.max  # an int may be larger than any float
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -75,7 +76,7 @@ def checked_scale(scale: float | None, where: str) -> float:
         return 1.0
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise type_error(where, "scale", "be a float or None", type(scale).__name__)
-    if not math.isfinite(scale):
+    if not abs(scale) <= _LARGEST:
         raise value_error(where, "scale", "be finite", scale)
     return float(scale)
 
@@ -86,7 +87,7 @@ def checked_softcap(softcap: float | None, where: str) -> float | None:
         return None
     if isinstance(softcap, bool) or not isinstance(softcap, int | float):
         raise type_error(where, "softcap", "be a float or None", type(softcap).__name__)
-    if not (math.isfinite(softcap) and softcap > 0):
+    if not 0 < softcap <= _LARGEST:
         raise value_error(where, "softcap", "be finite and above 0", softcap, hint="None means no cap")
     return float(softcap)
 

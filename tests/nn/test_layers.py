@@ -202,6 +202,19 @@ def part(**options):
             lambda: DecoderLayer(part(), FeedForward(8, 8), cross_attention=MultiHeadAttention(6, 2)),
             "cross_attention must have embed_dim 8, as the first attention; got 6",
         ),
+        *(
+            (lambda size=size: MultiHeadAttention(8, 2, context_dim=size), f"context_dim must be an int .*; got {size}")
+            for size in (-1, 0, 2.5, True)
+        ),
+        (lambda: FeedForward(8, 8, activation=[]), r"FeedForward: activation must be one of gelu, .*; got \[\]"),
+        (
+            lambda: EncoderLayer(part(), FeedForward(8, 8), norm=[]),
+            r"EncoderLayer: norm must be one of layer, .*; got",
+        ),
+        (
+            lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=10**400),
+            "norm_eps must be a number above 0; got 10",
+        ),
         (lambda: EncoderStack([]), "EncoderStack: layers must hold at least one layer; got none"),
         (
             lambda: DecoderStack([decoder(1).layers[0], decoder(1, cross=True).layers[0]]),
@@ -227,6 +240,11 @@ def test_bad_values_are_named(call, message):
         (lambda: EncoderLayer(part(), 32), "EncoderLayer: feed_forward must be a module; got int"),
         (lambda: EncoderLayer(part(), FeedForward(8, 8), norm_first=1), "norm_first must be True or False; got int"),
         (lambda: DecoderLayer(part(), FeedForward(8, 8), cross_attention=8), "cross_attention must be a .*; got int"),
+        (lambda: FeedForward(8, 8, gated="no"), "FeedForward: gated must be True or False; got 'no'"),
+        (lambda: FeedForward(8, 8, projection_bias=1), "FeedForward: projection_bias must be True or False; got 1"),
+        (lambda: MultiHeadAttention(8, 2, projection_bias="no"), "projection_bias must be True or False; got 'no'"),
+        (lambda: EncoderStack(5), "EncoderStack: layers must be several EncoderLayer; got int"),
+        (lambda: DecoderStack(decoder(1).layers, final_norm="rms"), "final_norm must be a module or None; got str"),
         (lambda: EncoderStack(decoder(1).layers), "layers must be of kind EncoderLayer; got DecoderLayer"),
         (lambda: decoder(1)(torch.zeros(1, 1, 8).double(), cache=KVCache()), "cache must be a Cache or None; got KV"),
         (

@@ -126,5 +126,10 @@ def test_softmax_checks_what_it_is_told():
         mechanisms.Softmax(score="additive")
     with pytest.raises(TypeError, match=r"Softmax: bias must be a saccade Bias or None; got Tensor\."):
         mechanisms.Softmax(bias=torch.zeros(3))
+    for wrong in (torch.tensor(1), torch.tensor([1, 2])):
+        with pytest.raises(TypeError, match=r"sink_logit must be a float tensor \[num_heads\]; got int64"):
+            Softmax(sink_logit=wrong)
+    with pytest.raises(ValueError, match=r"sink_logit must have shape \[num_heads\]; got \[\]"):
+        Softmax(sink_logit=torch.tensor(1.0))
     with pytest.raises(TypeError, match="sink_logit must be a tensor, a number of heads"):
         mechanisms.Softmax(sink_logit=0)

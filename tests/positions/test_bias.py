@@ -312,3 +312,9 @@ def test_printing_tells_the_sizes() -> None:
         "ShawKeys(8, reach=4)",
         "GridTable(3, height=3, width=4)",
     ]
+
+
+@pytest.mark.parametrize("flag", ["no", 1, None, []])
+def test_what_is_no_switch_is_refused(flag: object) -> None:
+    with pytest.raises(TypeError, match=r"T5: bidirectional must be True or False; got "):
+        positions.T5(2, bidirectional=flag)

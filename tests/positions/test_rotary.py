@@ -1,6 +1,7 @@
 """Rotary: equal to the models that use it, and true to what a rotation promises."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -299,3 +300,19 @@ def test_inputs_of_another_kind_are_refused(method: str) -> None:
         call(x, torch.zeros(4, dtype=torch.int32))
     with pytest.raises(TypeError, match=r"positions must be a range or an int64 tensor; got NoneType"):
         call(x, None)
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [
+        (lambda: Rotary(4, base=10**400), "Rotary: base"),
+        (lambda: positions.Sinusoidal(4, base=10**400), "Sinusoidal: base"),
+        (lambda: positions.YaRN(10**400, 16), "YaRN: factor"),
+        (lambda: positions.YaRN(2.0, 16, attention_factor=10**400), "YaRN: attention_factor"),
+        (lambda: positions.Linear(10**400), "Linear: factor"),
+        (lambda: positions.Llama3(2.0, 1.0, 10**400, 16), "Llama3: high_freq_factor"),
+    ],
+)
+def test_a_number_that_no_float_holds_is_refused(make: Callable[[], object], name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a finite number .*; got 1000"):
+        make()

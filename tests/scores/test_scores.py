@@ -112,6 +112,7 @@ def test_the_lse_of_a_gaussian_is_that_of_the_kernel():
         (lambda: scores.Bilinear(0, 4), r"Bilinear: query_dim must be an int of at least 1; got 0\."),
         (lambda: scores.Additive(4, 4, 2.0), r"Additive: hidden_dim must be an int of at least 1; got 2\.0\."),
         (lambda: scores.Gaussian(-1.0), r"Gaussian: bandwidth must be a finite number above 0; got -1\.0\."),
+        (lambda: scores.Gaussian(10**400), "Gaussian: bandwidth must be a finite number above 0; got 1000"),
         (lambda: scores.Gaussian(math.nan), r"Gaussian: bandwidth must be a finite number above 0; got nan\."),
     ],
 )
@@ -153,3 +154,9 @@ def test_a_sink_is_one_more_score_without_a_value():
     matrix = sc.AttentionMatrix(query, key, masks.Window(2, 0), sink_logit=sink)
     torch.testing.assert_close(matrix.to_dense(), with_sink.softmax(-1)[..., :-1])
     assert not matrix.is_stochastic
+
+
+@pytest.mark.parametrize("make", [lambda: scores.Dot(scaled="no"), lambda: scores.Gaussian(trainable="no")])
+def test_what_is_no_switch_is_refused(make):
+    with pytest.raises(TypeError, match=r"(scaled|trainable) must be True or False; got 'no'"):
+        make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import NamedTuple
 
 import torch
@@ -72,7 +73,7 @@ def check_number(where: str, name: str, number: object, *, least: float = -math.
     rule = "be a finite number" + (f" of at least {least:g}" if least > -math.inf else "")
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise type_error(where, name, rule, repr(number))
-    if not math.isfinite(number) or number < least:
+    if not abs(number) <= sys.float_info.max or number < least:
         raise value_error(where, name, rule, number)
     return float(number)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.attention_matrix import AttentionMatrix, Impl
-from saccade.errors import type_error
+from saccade.errors import type_error, value_error
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
 from saccade.scores import Score
@@ -26,7 +26,7 @@ class Softmax(Mechanism):
         sink_logit: a trainable term in the denominator: its start ``[num_heads]``, or a number of heads, to start at 0.
 
     Raises:
-        TypeError: a score or bias that is none.
+        TypeError: a score or bias that is none, a sink_logit that is no float tensor.
 
     Example:
         >>> import torch
@@ -84,6 +84,12 @@ class Softmax(Mechanism):
 
 def _start(sink_logit: Tensor | int) -> Tensor:
     if isinstance(sink_logit, Tensor):
+        if not sink_logit.is_floating_point():
+            got = str(sink_logit.dtype).removeprefix("torch.")
+            hint = "an int is a number of heads: sink_logit=8"
+            raise type_error("Softmax", "sink_logit", "be a float tensor [num_heads]", got, hint=hint)
+        if sink_logit.dim() != 1:
+            raise value_error("Softmax", "sink_logit", "have shape [num_heads]", list(sink_logit.shape))
         return sink_logit.detach().clone()
     if isinstance(sink_logit, bool) or not isinstance(sink_logit, int) or sink_logit < 1:
         rule = "be a tensor, a number of heads of at least 1, or None"

@@ -67,7 +67,9 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_sizes(embed_dim, num_heads, num_kv_heads, dropout_p)
+        _check_sizes(embed_dim, num_heads, num_kv_heads, context_dim, dropout_p)
+        if not isinstance(projection_bias, bool):
+            raise type_error("MultiHeadAttention", "projection_bias", "be True or False", repr(projection_bias))
         if mask is not None and not isinstance(mask, Mask):
             hint = "a tensor or function is a fact of one batch: pass it with the call"
             raise type_error("MultiHeadAttention", "mask", "be a saccade mask", type(mask).__name__, hint=hint)
@@ -342,9 +344,10 @@ def _facts(given: dict[str, Tensor]) -> list[str]:
     return [describe(name, x) for name, x in given.items()]
 
 
-def _check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, dropout_p: float) -> None:
+def _check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int | None, dropout_p: float) -> None:
     where = "MultiHeadAttention"
-    for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    for name, size in (sizes if context_dim is None else sizes | {"context_dim": context_dim}).items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise value_error(where, name, "be an int of at least 1", repr(size))
     if embed_dim % num_heads:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade import dropout
-from saccade.errors import value_error
+from saccade.errors import type_error, value_error
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
 
@@ -42,6 +42,7 @@ class FeedForward(nn.Module):
 
     Raises:
         ValueError: a size below 1, an unknown activation, a probability outside of [0, 1).
+        TypeError: a switch that is neither True nor False.
 
     Cost: ``4 * embed_dim * hidden_dim`` FLOPs a token, half as much again where gated.
 
@@ -67,8 +68,11 @@ class FeedForward(nn.Module):
         for name, size in (("embed_dim", embed_dim), ("hidden_dim", hidden_dim)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise value_error("FeedForward", name, "be an int of at least 1", repr(size))
-        if activation not in ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise value_error("FeedForward", "activation", f"be one of {', '.join(ACTIVATIONS)}", repr(activation))
+        for name, flag in (("gated", gated), ("projection_bias", projection_bias)):
+            if not isinstance(flag, bool):
+                raise type_error("FeedForward", name, "be True or False", repr(flag))
         dropout.check(dropout_p, "FeedForward")
         self.embed_dim, self.hidden_dim, self.activation = embed_dim, hidden_dim, activation
         self.expand = nn.Linear(embed_dim, hidden_dim, bias=projection_bias)

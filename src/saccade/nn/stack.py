@@ -38,7 +38,7 @@ class EncoderStack(nn.Module):
 
     def __init__(self, layers: Iterable[EncoderLayer], *, final_norm: nn.Module | None = None):
         super().__init__()
-        self.layers = _checked("EncoderStack", layers, EncoderLayer)
+        self.layers = _checked("EncoderStack", layers, EncoderLayer, final_norm)
         self.final_norm = final_norm
 
     def forward(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Tensor:
@@ -78,7 +78,7 @@ class DecoderStack(nn.Module):
 
     def __init__(self, layers: Iterable[DecoderLayer], *, final_norm: nn.Module | None = None):
         super().__init__()
-        self.layers = _checked("DecoderStack", layers, DecoderLayer)
+        self.layers = _checked("DecoderStack", layers, DecoderLayer, final_norm)
         across = {cast(DecoderLayer, layer).cross_attention is not None for layer in self.layers}
         if len(across) > 1:
             rule = "all have cross_attention, or none"
@@ -182,7 +182,13 @@ class DecoderStack(nn.Module):
         return list(cache)
 
 
-def _checked(where: str, layers: Iterable[nn.Module], kind: type[nn.Module]) -> nn.ModuleList:
+def _checked(
+    where: str, layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None
+) -> nn.ModuleList:
+    if final_norm is not None and not isinstance(final_norm, nn.Module):
+        raise type_error(where, "final_norm", "be a module or None", type(final_norm).__name__)
+    if not isinstance(layers, Iterable):
+        raise type_error(where, "layers", f"be several {kind.__name__}", type(layers).__name__)
     listed = list(layers)
     if not listed:
         raise value_error(where, "layers", "hold at least one layer", "none")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 import torch
 from torch import Tensor
 
 from saccade.errors import describe, type_error, value_error
 
-__all__ = ["as_positions", "check_below", "check_count", "check_distances", "check_number", "contents_are_free"]
+__all__ = [
+    "as_positions",
+    "check_below",
+    "check_count",
+    "check_distances",
+    "check_flag",
+    "check_number",
+    "contents_are_free",
+]
 
 
 def check_count(where: str, name: str, value: object, least: int = 1) -> None:
@@ -22,11 +30,18 @@ def check_number(
     where: str, name: str, value: object, *, least: float | None = None, above: float | None = None
 ) -> None:
     """Raise unless ``value`` is a finite number, at least ``least`` or larger than ``above``."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]  # an int may be larger
     if least is not None and not (number and value >= least):  # type: ignore[operator]
         raise value_error(where, name, f"be a finite number of at least {least:g}", repr(value))
     if above is not None and not (number and value > above):  # type: ignore[operator]
         raise value_error(where, name, f"be a finite number above {above:g}", repr(value))
+
+
+def check_flag(where: str, name: str, value: object) -> None:
+    """Raise unless ``value`` is True or False; the string "no" is true, and nobody means it."""
+    if not isinstance(value, bool):
+        raise type_error(where, name, "be True or False", repr(value))
 
 
 def check_distances(where: str, distances: object) -> None:

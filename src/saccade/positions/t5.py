@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from saccade.errors import value_error
 from saccade.positions.bias import Bias
-from saccade.positions.checks import check_count, check_distances
+from saccade.positions.checks import check_count, check_distances, check_flag
 
 __all__ = ["T5"]
 
@@ -42,6 +42,7 @@ class T5(Bias):
     Raises:
         ValueError: fewer than two buckets a side, an odd number for two sides, or a ``max_distance`` within the buckets
             of single distances.
+        TypeError: ``bidirectional`` is neither True nor False.
 
     Cost: ``num_buckets * num_heads`` parameters.
 
@@ -59,11 +60,12 @@ class T5(Bias):
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True):
         super().__init__()
         check_count("T5", "num_heads", num_heads)
+        check_flag("T5", "bidirectional", bidirectional)
         check_count("T5", "num_buckets", num_buckets, least=4 if bidirectional else 2)
         if bidirectional and num_buckets % 2:
             raise value_error("T5", "num_buckets", "be even where bidirectional", num_buckets)
         self.num_heads, self.num_buckets = num_heads, num_buckets
-        self.max_distance, self.bidirectional = max_distance, bool(bidirectional)
+        self.max_distance, self.bidirectional = max_distance, bidirectional
         self._per_side = num_buckets // 2 if bidirectional else num_buckets
         self._single = self._per_side // 2
         check_count("T5", "max_distance", max_distance, least=self._single + 1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import value_error
+from saccade.errors import type_error, value_error
 from saccade.scores.base import Prepared, Score, widened
 
 __all__ = ["Gaussian"]
@@ -46,8 +47,10 @@ class Gaussian(Score):
     def __init__(self, bandwidth: float = 1.0, *, trainable: bool = False):
         super().__init__()
         number = isinstance(bandwidth, int | float) and not isinstance(bandwidth, bool)
-        if not (number and math.isfinite(bandwidth) and bandwidth > 0):
+        if not number or not 0 < bandwidth <= sys.float_info.max:
             raise value_error("Gaussian", "bandwidth", "be a finite number above 0", repr(bandwidth))
+        if not isinstance(trainable, bool):
+            raise type_error("Gaussian", "trainable", "be True or False", repr(trainable))
         start = torch.tensor(math.log(bandwidth))
         if trainable:
             self.log_bandwidth = nn.Parameter(start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 import torch
 from torch import Tensor, nn
@@ -161,7 +161,7 @@ def _check_scale(scale: object, kind: str) -> None:
     if scale is not None:
         if not isinstance(scale, (int, float)) or isinstance(scale, bool):
             raise type_error("NonLocal", "scale", "be a number or None", type(scale).__name__)
-        if not math.isfinite(scale):
+        if not abs(scale) <= sys.float_info.max:
             raise value_error("NonLocal", "scale", "be finite", scale)
     if kind == "concatenation" and scale != 1.0:
         hint = "it has no dot product to scale; its vector w is learned"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -177,8 +178,8 @@ def _check_numbers(where: str, patch_size: int, search_radius: int, h: float, si
     if not isinstance(search_radius, int) or isinstance(search_radius, bool) or search_radius < 0:
         raise value_error(where, "search_radius", "be an int of at least 0", repr(search_radius))
     for name, number in (("h", h), ("sigma", sigma)):
-        is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-        if not is_number or number < 0 or (name == "h" and number == 0):
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not 0 <= number <= sys.float_info.max or (name == "h" and number == 0):
             rule = "be a finite number above 0" if name == "h" else "be a finite number of at least 0"
             raise value_error(where, name, rule, repr(number))
     if 0 not in pictures.shape and min(pictures.shape[2:]) <= patch_size // 2:
