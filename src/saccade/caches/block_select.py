@@ -39,6 +39,10 @@ class BlockSelectCache(KVCache):
     Equals the run with a `KVCache` as long as no more than ``budget`` tokens are held; after that, the dense run of
     each step in which all other blocks are hidden. Nothing is forgotten: what one step leaves out the next may read.
 
+    In a ragged batch both hold for each item: the budget counts its tokens and no padding, and blocks of nothing but
+    its padding count as no blocks, neither first nor last nor in between. Blocks are cut at the batch's columns, so
+    that padding may put an item's tokens into other blocks than those of its text alone.
+
     Heads that share keys share blocks: for each head the scores are set against one another by a softmax over blocks,
     and a block counts by the head that wants it most.
 
@@ -46,7 +50,7 @@ class BlockSelectCache(KVCache):
         block_size: tokens in a block, at least 1.
         budget: tokens that a step reads for each key head: a multiple of ``block_size`` that holds at least the first
             and last blocks.
-        sink_blocks: blocks at the beginning that are always read, from the first that holds a token on.
+        sink_blocks: blocks at the beginning that are always read.
         local_blocks: blocks at the end that are always read, at least 1.
         scorer: ranks the blocks between; `BoundScorer` when None.
         rescore_every: steps from one ranking of the blocks to the next; in between, the last ranking counts, in which
@@ -58,7 +62,8 @@ class BlockSelectCache(KVCache):
         UnsupportedError: a mechanism whose matrix is not a softmax.
 
     Cost: memory of a `KVCache`, and a summary for each finished block. A step reads ``budget`` keys and values and all
-    summaries, for each key head. With a bias, a score of its own, a sink logit, or a mask that tells heads apart, the
+    summaries, for each key head; where padding leaves blocks half empty, as many blocks as the item that needs most of
+    them. With a bias, a score of its own, a sink logit, or a mask that tells heads apart, the
     arithmetic of a step (not what is read) is repeated for each key head.
 
     Example:
@@ -213,8 +218,9 @@ class BlockSelectCache(KVCache):
         summary = self._summarized_to(finished)
         seen = _Seen.of(rule, q_positions, places.held, start + 1, query)
         ranking, age, bytes_ranked = self._ranked(query, summary, where)
-        chosen = self._chosen(ranking, seen)
-        reading = _Reading(self._keys, self._values, chosen, finished * self.block_size, start + 1, self.block_size)
+        chosen, spare = self._chosen(ranking, seen)
+        unfinished = range(finished * self.block_size, start + 1)
+        reading = _Reading(self._keys, self._values, chosen, spare, unfinished, self.block_size)
         if is_graph(mechanism, query, key, value):
             reading.newest = (key, value)  # gradients reach the new token; what is remembered is a constant
         out = self._product(mechanism, query, reading, rule, seen, dropout_p, where)
@@ -279,23 +285,35 @@ class BlockSelectCache(KVCache):
         grouped = relative.view(batch, kv_heads, -1, blocks).amax(2)
         return grouped, 1, batch * kv_heads * blocks * width * summary.element_size()
 
-    def _chosen(self, ranking: Tensor, seen: _Seen) -> Tensor:
-        """Blocks to read besides the unfinished one, int64 ``[batch, kv_heads, blocks]``, in any order."""
+    def _chosen(self, ranking: Tensor, seen: _Seen) -> tuple[Tensor, Tensor | None]:
+        """Blocks to read besides the unfinished one, int64 ``[batch, kv_heads, blocks]``, in any order.
+
+        The second, bool of the same shape or None, says which of them only fill the table up and are not to be seen.
+        """
         blocks, size = ranking.shape[2], self.block_size
         order = ranking.clone()
-        order[..., blocks - (self.local_blocks - 1) :] = torch.inf
         if seen.allowed is None:
-            order[..., : self.sink_blocks] = torch.inf
-        else:
-            index, first_block = torch.arange(blocks, device=ranking.device), seen.first_column[:, None, None] // size
-            order = order.masked_fill((index >= first_block) & (index < first_block + self.sink_blocks), torch.inf)
-            some = seen.allowed[..., : blocks * size].unflatten(-1, (blocks, size)).any(-1)[:, :, 0]
-            if some.shape[1] > 1:
-                some = some.view(some.shape[0], ranking.shape[1], -1, blocks).any(2)
-            order = order.masked_fill(~some, -torch.inf)
-        # Of blocks that none may see there may be too few others: what is then read besides is hidden by the mask.
-        count = self.budget // size - 1
-        return order.topk(count, 2, sorted=False).indices
+            order[..., : self.sink_blocks] = order[..., blocks - (self.local_blocks - 1) :] = torch.inf
+            return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
+        tokens = seen.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
+        has_some = tokens > 0
+        before, after = has_some.cumsum(1), has_some.flip(1).cumsum(1).flip(1)
+        at_ends = has_some & ((before <= self.sink_blocks) | (after <= self.local_blocks - 1))
+        order = order.clamp(min=torch.finfo(order.dtype).min).masked_fill(at_ends[:, None], torch.inf)
+        some = seen.allowed[..., : blocks * size].unflatten(-1, (blocks, size)).any(-1)[:, :, 0]
+        if some.shape[1] > 1:
+            some = some.view(some.shape[0], ranking.shape[1], -1, blocks).any(2)
+        order = order.masked_fill(~some, -torch.inf)
+        if bool(seen.real.all()):
+            # Of blocks that none may see there may be too few others: what is then read besides is hidden by the mask.
+            return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
+        # Padding fills no budget: an item reads more blocks where they hold fewer tokens.
+        rank, index = order.sort(dim=2, descending=True)
+        counted = tokens[:, None].expand_as(index).gather(2, index).cumsum(2)
+        left = self.budget - seen.real[:, blocks * size :].sum(1)
+        is_read = (counted <= left[:, None, None]) & (rank > -torch.inf)
+        width = int(is_read.sum(2).max())
+        return index[..., :width], ~is_read[..., :width]
 
     def _product(
         self,
@@ -340,13 +358,13 @@ class _Seen(NamedTuple):
 
     Args:
         allowed: bool ``[batch | 1, heads | 1, 1, columns]``; None if all are.
-        first_column: int64 ``[batch | 1]``, that of the first token.
+        real: where a token stands, bool ``[batch | 1, columns]``.
         q_positions: int64 ``[batch | 1, 1]``.
         kv_positions: int64 ``[batch | 1, columns]``.
     """
 
     allowed: Tensor | None
-    first_column: Tensor
+    real: Tensor
     q_positions: Tensor
     kv_positions: Tensor | range
 
@@ -357,16 +375,16 @@ class _Seen(NamedTuple):
         device = query.device
         q = _table(q_positions, device)
         if isinstance(held, range) and sees_all_before(rule):
-            return cls(None, torch.zeros(1, dtype=torch.int64, device=device), q, held)
+            return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, columns), q, held)
         kv = _table(held, device)
-        allowed = (kv >= 0)[:, None, None]
-        first = (kv >= 0).to(torch.uint8).argmax(1)
+        real = kv >= 0
+        allowed = real[:, None, None]
         if rule is not None:
             apart = tells_heads_apart(rule)
             b = torch.arange(query.shape[0] if apart else 1, device=device)[:, None, None, None]
             h = torch.arange(query.shape[1] if apart else 1, device=device)[None, :, None, None]
             allowed = allowed & rule.allows(b, h, q[:, None, :, None], kv[:, None, None, :])
-        return cls(allowed, first, q, kv)
+        return cls(allowed, real, q, kv)
 
     def places(self, reading: _Reading, rows: range) -> tuple[Tensor, Tensor]:
         """Positions of queries ``[rows, 1]`` and of the columns read ``[rows, columns]``, for some key heads."""
@@ -376,7 +394,9 @@ class _Seen(NamedTuple):
         if isinstance(self.kv_positions, range):
             return q, columns + self.kv_positions.start
         table = self.kv_positions.expand(int(items.max()) + 1, -1) if len(self.kv_positions) == 1 else self.kv_positions
-        return q, table[items].gather(1, columns)
+        where = table[items].gather(1, columns)
+        spare = reading.is_spare(rows)
+        return q, where if spare is None else where.masked_fill(spare, -1)
 
 
 class _Reading:
@@ -385,12 +405,16 @@ class _Reading:
     Args:
         keys, values: of all tokens.
         chosen: finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        start, stop: columns of the unfinished block.
+        spare: which of these are not to be seen, bool of the same shape; None if none is.
+        unfinished: columns of the unfinished block.
         size: columns of a block.
     """
 
-    def __init__(self, keys: Columns, values: Columns, chosen: Tensor, start: int, stop: int, size: int):
-        self.chosen = chosen
+    def __init__(
+        self, keys: Columns, values: Columns, chosen: Tensor, spare: Tensor | None, unfinished: range, size: int
+    ):
+        self.chosen, self._spare = chosen, spare
+        start, stop = unfinished.start, unfinished.stop
         self.newest: tuple[Tensor, Tensor] | None = None  # with gradients, in place of the last column
         self._start, self._stop, self._size = start, stop, size
         blocks = keys.by_block, values.by_block
@@ -436,6 +460,13 @@ class _Reading:
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
         rest = torch.arange(self._start, self._stop, device=device).expand(len(whole), -1)
         return torch.cat([whole, rest], 1)
+
+    def is_spare(self, rows: range) -> Tensor | None:
+        """Which of the columns are not to be seen, bool ``[rows, columns]``; None if none is."""
+        if self._spare is None:
+            return None
+        spare = self._spare.flatten(0, 1)[rows.start : rows.stop : rows.step].repeat_interleave(self._size, 1)
+        return F.pad(spare, (0, self._stop - self._start), value=False)
 
     def _gathered(self, name: str, table: Tensor, rows: range) -> Tensor:
         index = self._index[rows.start : rows.stop : rows.step]
