@@ -42,9 +42,6 @@ def _read(q: Tensor, k: Tensor, table: Tensor, ends: tuple[int, int]) -> Tensor:
                 low, high = k[b, g, real[n]].amin(0), k[b, g, real[n]].amax(0)
                 own = q[b, g * 2 : g * 2 + 2, -1]
                 scores[:, n] = torch.maximum(own * low, own * high).sum(-1) * DIM**-0.5
-            for n in range(finished):
-                if n not in some:  # the summary of padding is zero, and takes part in the softmax over blocks
-                    scores[:, n] = 0.0
             rank = scores.log_softmax(-1).amax(0)
             order = sorted(some, key=lambda n, rank=rank: (n not in (*first, *last), -float(rank[n])))
             room = left

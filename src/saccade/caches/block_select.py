@@ -217,7 +217,7 @@ class BlockSelectCache(KVCache):
         self._values.written(start, value)
         summary = self._summarized_to(finished)
         seen = _Seen.of(rule, q_positions, places.held, start + 1, query)
-        ranking, age, bytes_ranked = self._ranked(query, summary, where)
+        ranking, age, bytes_ranked = self._ranked(query, summary, seen, where)
         chosen, spare = self._chosen(ranking, seen)
         unfinished = range(finished * self.block_size, start + 1)
         reading = _Reading(self._keys, self._values, chosen, spare, unfinished, self.block_size)
@@ -263,7 +263,7 @@ class BlockSelectCache(KVCache):
             rule = f"summarize blocks as [{', '.join(map(str, expected))}, width]"
             raise value_error("BlockSelectCache", "scorer", rule, got)
 
-    def _ranked(self, query: Tensor, summary: Tensor, where: str) -> tuple[Tensor, int, int]:
+    def _ranked(self, query: Tensor, summary: Tensor, seen: _Seen, where: str) -> tuple[Tensor, int, int]:
         """How high each finished block ranks, ``[batch, kv_heads, blocks]``; the age of this, and bytes read for it."""
         batch, kv_heads, blocks, width = summary.shape
         held, age = self.ranking
@@ -277,6 +277,8 @@ class BlockSelectCache(KVCache):
             got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise value_error(where, "scorer", f"score blocks as {list(expected)}", got)
         scores = scores.to(torch.float64 if query.dtype == torch.float64 else torch.float32) * query.shape[3] ** -0.5
+        if not seen.is_all_real:  # blocks of padding are none that others are set against
+            scores = scores.masked_fill((seen.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)
         relative = scores.log_softmax(2)
         if not is_finite(relative):
             broken = scores.isnan()  # a block that holds a NaN is read, as the dense run reads it
@@ -295,7 +297,7 @@ class BlockSelectCache(KVCache):
         if seen.allowed is None:
             order[..., : self.sink_blocks] = order[..., blocks - (self.local_blocks - 1) :] = torch.inf
             return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
-        tokens = seen.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
+        tokens = seen.tokens(blocks, size)
         has_some = tokens > 0
         before, after = has_some.cumsum(1), has_some.flip(1).cumsum(1).flip(1)
         at_ends = has_some & ((before <= self.sink_blocks) | (after <= self.local_blocks - 1))
@@ -304,7 +306,7 @@ class BlockSelectCache(KVCache):
         if some.shape[1] > 1:
             some = some.view(some.shape[0], ranking.shape[1], -1, blocks).any(2)
         order = order.masked_fill(~some, -torch.inf)
-        if bool(seen.real.all()):
+        if seen.is_all_real:
             # Of blocks that none may see there may be too few others: what is then read besides is hidden by the mask.
             return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
         # Padding fills no budget: an item reads more blocks where they hold fewer tokens.
@@ -359,12 +361,14 @@ class _Seen(NamedTuple):
     Args:
         allowed: bool ``[batch | 1, heads | 1, 1, columns]``; None if all are.
         real: where a token stands, bool ``[batch | 1, columns]``.
+        is_all_real: whether there is no padding.
         q_positions: int64 ``[batch | 1, 1]``.
         kv_positions: int64 ``[batch | 1, columns]``.
     """
 
     allowed: Tensor | None
     real: Tensor
+    is_all_real: bool
     q_positions: Tensor
     kv_positions: Tensor | range
 
@@ -375,7 +379,7 @@ class _Seen(NamedTuple):
         device = query.device
         q = _table(q_positions, device)
         if isinstance(held, range) and sees_all_before(rule):
-            return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, columns), q, held)
+            return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, columns), True, q, held)
         kv = _table(held, device)
         real = kv >= 0
         allowed = real[:, None, None]
@@ -384,7 +388,11 @@ class _Seen(NamedTuple):
             b = torch.arange(query.shape[0] if apart else 1, device=device)[:, None, None, None]
             h = torch.arange(query.shape[1] if apart else 1, device=device)[None, :, None, None]
             allowed = allowed & rule.allows(b, h, q[:, None, :, None], kv[:, None, None, :])
-        return cls(allowed, real, q, kv)
+        return cls(allowed, real, isinstance(held, range) or bool(real.all()), q, kv)
+
+    def tokens(self, blocks: int, size: int) -> Tensor:
+        """How many tokens the first blocks hold, int64 ``[batch | 1, blocks]``."""
+        return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
 
     def places(self, reading: _Reading, rows: range) -> tuple[Tensor, Tensor]:
         """Positions of queries ``[rows, 1]`` and of the columns read ``[rows, columns]``, for some key heads."""
