@@ -187,3 +187,15 @@ def test_a_number_that_no_float_holds_is_refused(name: str) -> None:
     x = torch.zeros(1, 1, 4, 8)
     with pytest.raises(ValueError, match=f"AttentionMatrix: {name} must be finite.*; got 1000"):
         sc.AttentionMatrix(x, x, **{name: 10**400})
+
+
+@pytest.mark.parametrize(
+    "mechanism", [sc.mechanisms.Linear(), sc.mechanisms.Linformer(4, 2), sc.mechanisms.Nystrom(2)], ids=str
+)
+@pytest.mark.parametrize("part", [{"batch": "a"}, {"head": 1.0}, {"rows": 3}], ids=str)
+def test_blocks_of_approximations_are_refused_alike(
+    mechanism: sc.mechanisms.Mechanism, part: dict[str, object]
+) -> None:
+    x = torch.zeros(2, 3, 4, 8)
+    with pytest.raises(TypeError, match=rf"Matrix\.blocks: {next(iter(part))} must be an? (int|range) or None; got"):
+        next(mechanism(x, x).blocks(**part))

@@ -147,6 +147,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._spoiled(out).to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
         share = self.shape[1] // max(1, self.kv_heads)
         for items, heads, own in row_blocks(self.shape, batch, head, rows, type(self).__name__):
             groups = groups_of(heads, self.shape[1], self.kv_heads)

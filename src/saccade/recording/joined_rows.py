@@ -74,6 +74,7 @@ class JoinedRows(Matrix):
         return q[:, None, rows.start : rows.stop : rows.step, None], kv[:, None, None, keys]
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
         start = 0
         for matrix, first in self._parts:
             q_len = matrix.shape[2]

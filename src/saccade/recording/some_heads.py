@@ -131,6 +131,7 @@ class SomeHeads(Matrix):
         return self.whole.is_stochastic
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
         for number, own in enumerate(self.heads):
             if head is None or head == number:
                 for block in self.whole.blocks(batch, own, rows):
