@@ -152,7 +152,9 @@ def test_blocks_of_any_size(entries: int, monkeypatch: pytest.MonkeyPatch) -> No
     for mask in (None, Causal(), Documents([4, 7], rule=Causal())):
         allowed = (mask or Full()).to_dense(11)
         torch.testing.assert_close(Linear()(q, k, mask=mask).to_dense(), _definition(q, k, allowed))
-    with pytest.raises(ValueError, match=r"FeatureMatrix: rows must be a range with step 1; got range\(0, 4, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"FeatureMatrix\.blocks: rows must be a range with step 1; got range\(0, 4, 2\)"
+    ):
         list(Linear()(q, k).blocks(rows=range(0, 4, 2)))
 
 

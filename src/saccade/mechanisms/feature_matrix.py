@@ -149,7 +149,7 @@ class FeatureMatrix(LinearTimeMatrix):
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
         share = self.shape[1] // max(1, self.kv_heads)
-        for items, heads, own in row_blocks(self.shape, batch, head, rows, type(self).__name__):
+        for items, heads, own in row_blocks(self.shape, batch, head, rows):
             groups = groups_of(heads, self.shape[1], self.kv_heads)
             stop = self.shape[3]
             if self._timeline is not None and self._timeline.order is None:

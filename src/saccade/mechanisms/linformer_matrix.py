@@ -70,7 +70,7 @@ class LinformerMatrix(LinearTimeMatrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        for items, heads, own in row_blocks(self.shape, batch, head, rows, type(self).__name__):
+        for items, heads, own in row_blocks(self.shape, batch, head, rows):
             projection = self.projection if len(self.projection) == 1 else self.projection[items]
             if projection.shape[1] > 1:
                 projection = projection[:, groups_of(heads, self.shape[1], self.kv_heads)]

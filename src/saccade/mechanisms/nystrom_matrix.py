@@ -63,7 +63,7 @@ class NystromMatrix(LinearTimeMatrix):
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
         kept: tuple[slice, slice] | None = None
-        for items, heads, own in row_blocks(self.shape, batch, head, rows, type(self).__name__):
+        for items, heads, own in row_blocks(self.shape, batch, head, rows):
             if kept != (items, heads):  # the keys' side is the same for all rows of a head
                 landmarks = range(self.inner.shape[2])
                 kept, right = (items, heads), self.inner[items, heads] @ self.right.weights(items, heads, landmarks)

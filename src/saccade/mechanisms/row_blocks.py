@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from saccade.errors import value_error
-
 __all__ = ["row_blocks"]
 
 _ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 cache
 
 
 def row_blocks(
-    shape: tuple[int, int, int, int], batch: int | None, head: int | None, rows: range | None, where: str
+    shape: tuple[int, int, int, int], batch: int | None, head: int | None, rows: range | None
 ) -> Iterator[tuple[slice, slice, range]]:
     """Batch items, heads and rows of each block: everything if that is little, else some rows of one head.
 
     Args:
         shape: (batch, heads, q_len, kv_len).
         batch, head, rows: what is asked for, as in ``Matrix.blocks``.
-        where: for the error message.
     """
-    if rows is not None and rows.step != 1:
-        raise value_error(where, "rows", "be a range with step 1", rows)
     items = range(shape[0]) if batch is None else range(batch, batch + 1)
     heads = range(shape[1]) if head is None else range(head, head + 1)
     rows = range(shape[2]) if rows is None else rows
