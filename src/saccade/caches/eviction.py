@@ -262,7 +262,7 @@ class SnapKVCache(_EvictingCache):
     Once, after the first call, each key head keeps the last ``window`` tokens and, of those before, the
     ``budget - window`` that received most attention from these last ones: summed over them and over the heads that
     share the keys, then averaged over ``pool`` neighbouring tokens, so that what is kept has some context. Padding
-    neither judges nor takes a token's place.
+    neither judges nor takes a token's place; an item that is nothing but padding in the first call keeps all tokens.
 
     Equals the dense run, and after the first call that in which the tokens are hidden that a key head let go. It
     depends on the question standing at the end of the prompt: what only a later question asks for may be gone.
