@@ -11,7 +11,7 @@ import torch
 from benchmarks.measuring import Referee, in_turn, seconds
 from benchmarks.reporting import Row, duration
 from saccade import masks
-from saccade.masks import Mask, base
+from saccade.masks import Mask, kept_plans
 from saccade.plan import Plan
 
 N = 1 << 20
@@ -34,7 +34,7 @@ def cold(make: Callable[[int], Mask], n: int) -> Plan:
 
 def forgetful_plan(mask: Mask, n: int) -> Plan:
     """A plan, made after the plans that were made before are forgotten."""
-    base._kept_plan.cache_clear()  # there is no public way
+    kept_plans._kept_plan.cache_clear()  # there is no public way
     return mask.plan(n)
 
 

@@ -21,8 +21,8 @@ _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Memory of a tensor's dtype and device, not filled; a copy of it is an ordinary tensor.
 
-    A step over ordinary pages, of 4 KB, spends a good part of its time on looking up where the pages of keys and values
-    are. A huge page is one entry of that table for 2 MB. Torch does not ask for them; this does, for the whole huge
+    A step over ordinary pages, of 4 KB, spends a part of its time on looking up where the pages of keys and values are.
+    A huge page is one entry of that table for 2 MB. Torch does not ask for them; this does, for the whole huge
     pages of a tensor on a CPU, so that no more memory is taken than the tensor has.
 
     Args:
