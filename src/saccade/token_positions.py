@@ -155,7 +155,9 @@ class AtPositions(Mask):
         rows, columns = spans
         if rows is None or columns is None:
             return unknown
-        return self.mask.residual(Box(ALL if self.mask.shape[0] == 1 else box.batch, rows, columns))
+        # A function may answer for each item, though its rule tells none apart.
+        is_alike = self.mask.shape[0] == 1 and not self.mask.asks_functions
+        return self.mask.residual(Box(ALL if is_alike else box.batch, rows, columns))
 
     def cuts(self, batch: int, rows: range) -> Ints:
         if self._orders is None or len(rows) <= 1:
