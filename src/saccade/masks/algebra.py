@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import SIZE_BITS, check_int, kind, listed
+from saccade.masks.around import Around
 from saccade.masks.base import JOINS, Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -140,7 +141,7 @@ class Or(_Joined):
 
 
 @dataclasses.dataclass(frozen=True)
-class Not(Mask):
+class Not(Around):
     """Pairs that the other rule does not allow; written ``~a``."""
 
     part: Mask
@@ -150,16 +151,8 @@ class Not(Mask):
             raise type_error("Not", "part", "be a mask", kind(self.part))
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.part.shape
-
-    @property
-    def is_value(self) -> bool:
-        return self.part.is_value
-
-    @property
-    def asks_functions(self) -> bool:
-        return self.part.asks_functions
+    def inner(self) -> Mask:
+        return self.part
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return ~self.part.allows(b, h, q, kv)
@@ -174,9 +167,6 @@ class Not(Mask):
     def cuts(self, batch: int, rows: range) -> Ints:
         return self.part.cuts(batch, rows)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.part.tensors()
-
     def __invert__(self) -> Mask:
         return self.part
 
@@ -185,7 +175,7 @@ class Not(Mask):
 
 
 @dataclasses.dataclass(frozen=True)
-class After(Mask):
+class After(Around):
     """A rule behind ``length`` other positions, which see nothing and are not seen; written ``rule.after(length)``."""
 
     rule: Mask
@@ -200,16 +190,8 @@ class After(Mask):
             object.__setattr__(self, "rule", self.rule.rule)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.rule.shape
-
-    @property
-    def is_value(self) -> bool:
-        return self.rule.is_value
-
-    @property
-    def asks_functions(self) -> bool:
-        return self.rule.asks_functions
+    def inner(self) -> Mask:
+        return self.rule
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         here = (q >= self.length) & (kv >= self.length)
@@ -248,9 +230,6 @@ class After(Mask):
         if all(step == 1 for step, _ in terms):
             return [(1, self)]
         return [(step, After(term, self.length)) for step, term in terms]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.rule.tensors()
 
     def __repr__(self) -> str:
         text = f"({self.rule})" if isinstance(self.rule, _Joined | Not) else str(self.rule)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.errors import type_error
 from saccade.masks.arguments import SIZE_BITS, check_int, kind
+from saccade.masks.around import Around
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -18,7 +19,7 @@ __all__ = ["Coarse"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Coarse(Mask):
+class Coarse(Around):
     """Positions are rounded down to blocks of ``block_size``, and ``rule`` decides which block sees which.
 
     >>> from saccade.masks import Causal
@@ -46,16 +47,8 @@ class Coarse(Mask):
         check_int("Coarse", "block_size", self.block_size, 1, bits=SIZE_BITS)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.rule.shape
-
-    @property
-    def is_value(self) -> bool:
-        return self.rule.is_value
-
-    @property
-    def asks_functions(self) -> bool:
-        return self.rule.asks_functions
+    def inner(self) -> Mask:
+        return self.rule
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
@@ -83,6 +76,3 @@ class Coarse(Mask):
     def cuts(self, batch: int, rows: range) -> Ints:
         del batch
         return np.arange(rows.start // self.block_size * self.block_size, rows.stop, self.block_size)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.rule.tensors()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks.algebra import After, And, Not, Or
+from saccade.masks.around import Around
 from saccade.masks.base import Mask
 from saccade.masks.grid import Cells, Grid, Hulls, Squares
 from saccade.plan import Box, Groups
@@ -108,7 +109,7 @@ def _made(order: RowOrder) -> _Made:
 
 
 @dataclasses.dataclass(frozen=True)
-class InOrder(Mask):
+class InOrder(Around):
     """A mask whose queries are counted in another order, from 0; keys keep their positions.
 
     Args:
@@ -120,16 +121,8 @@ class InOrder(Mask):
     order: RowOrder
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.mask.shape
-
-    @property
-    def is_value(self) -> bool:
-        return self.mask.is_value
-
-    @property
-    def asks_functions(self) -> bool:
-        return self.mask.asks_functions
+    def inner(self) -> Mask:
+        return self.mask
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         positions = torch.as_tensor(_made(self.order).positions, device=q.device)
@@ -169,9 +162,6 @@ class InOrder(Mask):
     def cuts(self, batch: int, rows: range) -> Ints:
         del batch, rows
         return _made(self.order).edges
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.mask.tensors()
 
     def __repr__(self) -> str:
         return str(self.mask)
