@@ -1,34 +1,14 @@
 """The example runs in seconds, goes on where it was stopped, and ends as if it had never stopped."""
 
 import dataclasses
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 PATH = Path(__file__).parents[2] / "examples" / "digits_attention.py"
-
-
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("digits_attention", PATH)
-    module = importlib.util.module_from_spec(spec)
-    # As dataclasses and forward references want it: found by its name.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """The example says every number right, writes with caches what it writes without, and goes on where it was stopped."""
 
 import dataclasses
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,24 +12,6 @@ import torch
 from saccade.models import beam_search
 
 PATH = Path(__file__).parents[2] / "examples" / "read_numbers.py"
-
-
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("read_numbers", PATH)
-    module = importlib.util.module_from_spec(spec)
-    # As dataclasses and forward references want it: found by its name.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

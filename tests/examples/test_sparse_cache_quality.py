@@ -1,8 +1,6 @@
 """The example runs in seconds, and what it measures is what it says."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,16 +11,6 @@ from saccade.masks import Causal
 from saccade.mechanisms import Softmax
 
 PATH = Path(__file__).parents[2] / "examples" / "sparse_cache_quality.py"
-
-
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("sparse_cache_quality", PATH)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
 
 
 @pytest.mark.slow

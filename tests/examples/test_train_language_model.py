@@ -3,11 +3,9 @@
 import collections
 import dataclasses
 import gzip
-import importlib.util
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,23 +25,6 @@ page \\- 一个用来测试的页面
 .PP
 for (int i = 0; i < n; i++) { code(); } // 码
 """
-
-
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("train_language_model", PATH)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
