@@ -44,10 +44,16 @@ class Held(NamedTuple):
 
     def in_order(self) -> Held:
         """With padding before all tokens, so that the last columns are the last tokens."""
-        real = self.table >= 0
-        if not bool((real[..., :-1] & ~real[..., 1:]).any()):
-            return self
-        return self.at(real.to(torch.uint8).sort(dim=2, stable=True).indices)
+        index = _padding_first(self.table)
+        return self if index is None else self.at(index)
+
+
+def _padding_first(table: Tensor) -> Tensor | None:
+    """An order of the last axis in which padding stands before all tokens; None where it does already."""
+    real = table >= 0
+    if not bool((real[..., :-1] & ~real[..., 1:]).any()):
+        return None
+    return real.to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
 class _EvictingCache(LayerCache):
@@ -318,10 +324,10 @@ class SnapKVCache(_EvictingCache):
         last = slice(max(0, query.shape[2] - self.window), None)
         if isinstance(positions, range):
             return query[:, :, last], positions[last]
-        real = torch.atleast_2d(positions) >= 0
-        if not bool((real[:, :-1] & ~real[:, 1:]).any()):
+        order = _padding_first(torch.atleast_2d(positions))
+        if order is None:
             return query[:, :, last], positions[..., last]
-        index = real.to(torch.uint8).sort(dim=1, stable=True).indices[:, last].to(query.device)
+        index = order[:, last].to(query.device)
         rows = index.expand(query.shape[0], -1)[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
         return query.gather(2, rows), torch.atleast_2d(positions).gather(1, index.to(positions.device))
 
