@@ -80,23 +80,25 @@ def check(its: Case) -> None:
     assert_agree(ours, its.theirs_apart())
 
 
+def _beside(its: Case, call: Call, referee: Referee) -> Pair:
+    return compare(its.ours, call, rounds=20, referee=referee, batch=5, warm_up=3)
+
+
 def measure(referee: Referee) -> Iterator[Row]:
     """Rows of this question."""
     for dtype, target in TARGETS.items():
         for n in SIZES:
             name, its = f"{str(dtype).removeprefix('torch.')}, n={n}", case(n, dtype)
             check(its)
-
-            def beside(call: Call, its: Case = its) -> Pair:
-                return compare(its.ours, call, rounds=20, referee=referee, batch=5, warm_up=3)
-
-            yield ratio_row(name, beside(its.theirs), peer="SDPA(enable_gqa)", target=target)
-            yield ratio_row(f"{name}, SDPA over a copy", beside(its.theirs_apart), peer="SDPA(enable_gqa)")
+            pair = _beside(its, its.theirs, referee)
+            yield ratio_row(name, pair, peer="SDPA(enable_gqa)", target=target)
+            pair = _beside(its, its.theirs_apart, referee)
+            yield ratio_row(f"{name}, SDPA over a copy", pair, peer="SDPA(enable_gqa)")
             if dtype == torch.float32:
                 with patch.object(memory, "_ADVICE", None):
                     small = case(n, dtype)
-                yield ratio_row(f"{name}, pages of 2 MB", beside(small.ours), peer="pages of 4 KB")
-                pair = beside(its.summed)
+                yield ratio_row(f"{name}, pages of 2 MB", _beside(its, small.ours, referee), peer="pages of 4 KB")
+                pair = _beside(its, its.summed, referee)
                 figures = {"ratio": pair.ratio, "ours_s": pair.ours, "theirs_s": pair.theirs}
                 measured = f"{pair.ratio:.0%} of its rate: {duration(pair.ours)}, sum {duration(pair.theirs)}"
                 rows = (f"{name}, beside a sum of the bytes", measured, f"at least {OF_SUM:.0%}")
