@@ -30,6 +30,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -257,7 +259,7 @@ class Run:
     """One seed: trained, or read back as far as it was trained before."""
 
     def __init__(self, seed: int, settings: Settings, out: Path):
-        self.seed, self.settings, self.path = seed, settings, out / f"seed{seed}.pt"
+        self.seed, self.settings, self.path = seed, settings, out / f"seed{seed}.safetensors"
         torch.manual_seed(seed)
         self.captioner = Captioner(settings)
         self.optimizer = torch.optim.AdamW(self.captioner.parameters(), weight_decay=0.05)
@@ -303,18 +305,31 @@ class Run:
         return up * (1 + math.cos(math.pi * self.step / self.settings.steps)) / 2
 
     def _save(self) -> None:
-        told = {"settings": fingerprint(self.settings), "step": self.step, "seconds": self.seconds}
-        held = {"captioner": self.captioner.state_dict(), "optimizer": self.optimizer.state_dict()}
-        write_whole(self.path, lambda beside: torch.save({**told, **held}, beside))
+        tensors = {f"captioner.{name}": own for name, own in self.captioner.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": own for name, own in state.items()}
+        told = {"settings": fingerprint(self.settings), "step": str(self.step), "seconds": repr(self.seconds)}
+        write_whole(self.path, lambda beside: save_file(tensors, beside, metadata=told))
 
     def _resume(self) -> None:
-        held = torch.load(self.path, weights_only=True)
-        if held["settings"] != fingerprint(self.settings):
-            self.starts_over = True
-            return
-        self.captioner.load_state_dict(held["captioner"])
-        self.optimizer.load_state_dict(held["optimizer"])
-        self.step, self.seconds = held["step"], held["seconds"]
+        with safe_open(self.path, "pt") as file:
+            told = file.metadata() or {}
+            if told.get("settings") != fingerprint(self.settings):
+                self.starts_over = True
+                return
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+        weights: dict[str, Tensor] = {}
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, own in tensors.items():
+            part, _, rest = name.partition(".")
+            if part == "captioner":
+                weights[rest] = own
+            else:
+                index, _, key = rest.partition(".")
+                states.setdefault(int(index), {})[key] = own
+        self.captioner.load_state_dict(weights)
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": states})
+        self.step, self.seconds = int(told["step"]), float(told["seconds"])
 
 
 def fingerprint(settings: Settings) -> str:
