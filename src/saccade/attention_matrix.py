@@ -15,7 +15,7 @@ from saccade.complete_rows import softmax_rows
 from saccade.explanation import Explanation
 from saccade.grouping import joined
 from saccade.kernels import choose
-from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.kernels.pieces import few_rows
 from saccade.masks import Mask
 from saccade.matrix import Matrix
@@ -165,7 +165,7 @@ class AttentionMatrix(Matrix):
         return self.scores.sink_logit is None
 
     def summary(self) -> Summary:
-        return summary_of(self, self.scores, lambda: self.lse)
+        return summary_of(self, self.scores)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
@@ -186,21 +186,21 @@ class AttentionMatrix(Matrix):
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         scores, bad = self.scores, None
-        if not (scores.plan.is_full or is_finite(scores.key.detach())):
+        if not is_clean(scores, scores.query, scores.key):
             isolated = isolate(scores, scores.key)
             if isolated:
-                scores, bad = isolated.scores, isolated.by_key
+                scores, bad = isolated.scores, isolated.in_scores
         for tile in scores.row_plan.tiles:
             for piece in _pieces(tile, batch, head, rows):
                 with torch.autocast(self.device.type, enabled=False):
-                    weights, logs = softmax_rows(scores, piece, differentiable=self._wants_grad())
+                    weights, logs, lse = softmax_rows(scores, piece, differentiable=self._wants_grad())
                 span = piece.rows
                 if bad is not None:
-                    marked = bad[piece.batch, piece.heads, as_slice(span), None]
-                    weights = weights.masked_fill(marked, math.nan)
-                    logs = None if logs is None else logs.masked_fill(marked, math.nan)
+                    marked = bad[piece.batch, piece.heads, as_slice(span)]
+                    weights, lse = weights.masked_fill(marked[..., None], math.nan), lse.masked_fill(marked, math.nan)
+                    logs = None if logs is None else logs.masked_fill(marked[..., None], math.nan)
                 columns = joined(tuple(strip.keys for strip in piece.columns))
-                yield Block(piece.batch, piece.heads, span, columns, weights, logs)
+                yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
     def _wants_grad(self) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.scores.ingredients)

@@ -187,7 +187,7 @@ class Matrix(ABC):
         Raises:
             UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
 
-        Cost: about two sweeps of `blocks`, and one product for the largest logit; O(q_len + kv_len) memory.
+        Cost: about two sweeps of `blocks`; O(q_len + kv_len) memory.
         """
         return summary_of(self)
 

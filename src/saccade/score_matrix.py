@@ -18,7 +18,7 @@ from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
 from saccade.score_checks import check_alike, check_query_key, checked_scale, checked_sink, checked_softcap, dense_term
 from saccade.scores import Score
-from saccade.scores.base import TileFunction
+from saccade.scores.base import TileFunction, prepared
 from saccade.token_positions import AtPositions, Positions, check_positions, first_position
 
 __all__ = ["ScoreMatrix"]
@@ -84,7 +84,7 @@ class ScoreMatrix:
         else:
             self.scale = score.default_scale(query.shape[3]) if scale is None else checked_scale(scale, where)
             with torch.autocast(query.device.type, enabled=False):
-                self.query, self.key, self.tile_function, self.parameters = score.prepare(query, key)
+                self.query, self.key, self.tile_function, self.parameters = prepared(score, query, key)
         self.sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
         self.rule = as_mask(mask, shape, where=where)
         _, _, q_len, kv_len = shape

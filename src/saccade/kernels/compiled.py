@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.score_matrix import ScoreMatrix
 
 __all__ = ["Flex"]
@@ -59,7 +59,7 @@ class Flex:
     ) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
         del dropout_p, seed
-        if not (scores.plan.is_full or is_finite(scores.key, value)):
+        if not is_clean(scores, scores.query, scores.key, value):
             isolated = isolate(scores, value)
             if isolated:
                 return isolated.mark(*self._run(isolated.scores, isolated.value))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade import dropout
 from saccade.grouping import product
-from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.score_matrix import ScoreMatrix
 
 __all__ = ["Reference"]
@@ -37,7 +37,7 @@ class Reference:
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
-        if not (scores.plan.is_full or is_finite(scores.key, value)):
+        if not is_clean(scores, scores.query, scores.key, value):
             isolated = isolate(scores, value)
             if isolated:
                 return isolated.mark(*self._run(isolated.scores, isolated.value, dropout_p, seed))
@@ -50,7 +50,9 @@ class Reference:
             b, h, (q, kv) = scores.batch_index(whole), scores.head_index(whole), scores.positions(whole)
             kept = dropout.keep(dropout.draw_seed() if seed is None else seed, b, h, q, kv, dropout_p)
             weights = weights * kept / (1.0 - dropout_p)
-        return product(weights, value.to(weights.dtype)).to(value.dtype), lse
+        out = product(weights, value.to(weights.dtype))
+        # They are 0 already: what flows back to rows that see nothing, a NaN even, ends here.
+        return out.masked_fill((lse == -math.inf)[..., None], 0.0).to(value.dtype), lse
 
 
 def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:
