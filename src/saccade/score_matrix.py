@@ -19,7 +19,7 @@ from saccade.positions import Bias
 from saccade.score_checks import check_alike, check_query_key, checked_scale, checked_sink, checked_softcap, dense_term
 from saccade.scores import Score
 from saccade.scores.base import TileFunction, prepared
-from saccade.token_positions import AtPositions, Positions, check_positions, first_position
+from saccade.token_positions import AtPositions, Positions, check_domain, check_positions, first_position
 
 __all__ = ["ScoreMatrix"]
 
@@ -89,6 +89,7 @@ class ScoreMatrix:
         self.rule = as_mask(mask, shape, where=where)
         _, _, q_len, kv_len = shape
         if q_positions is None and kv_positions is None:
+            check_domain(self.rule, None, None, q_len, kv_len, where)
             self.origin = (kv_len - q_len, 0)
         else:
             self._place(q_positions, kv_positions, raw_tensor=isinstance(mask, Tensor))
@@ -394,6 +395,7 @@ class ScoreMatrix:
             hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
             rule = "be a rule on positions (not a tensor) when positions are given"
             raise value_error(where, "mask", rule, "a bool tensor", hint=hint)
+        check_domain(self.rule, q_positions, kv_positions, q_len, kv_len, where)
         q_first = first_position(q_positions, kv_len - q_len)
         kv_first = first_position(kv_positions, 0)
         if q_first is not None and kv_first is not None:

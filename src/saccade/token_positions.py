@@ -12,11 +12,13 @@ from torch import Tensor
 
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Mask
+from saccade.masks.domain import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 from saccade.token_order import TokenOrder
+from saccade.transforms import is_transformed
 
-__all__ = ["AtPositions", "Positions", "check_positions", "consecutive", "first_position"]
+__all__ = ["AtPositions", "Positions", "check_domain", "check_positions", "consecutive", "first_position"]
 
 Positions = None | range | Tensor
 """None (default), a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here."""
@@ -48,6 +50,38 @@ def check_positions(positions: Positions, name: str, batch: int, length: int, wh
     if can_be_read and int(positions.min()) < -1:
         hint = "-1 means that no token stands here"
         raise value_error(where, name, "be at least -1", "a smaller one", facts=[describe(name, positions)], hint=hint)
+
+
+def check_domain(
+    mask: Mask, q_positions: Positions, kv_positions: Positions, q_len: int, kv_len: int, where: str
+) -> None:
+    """Raise unless the mask is about the positions of all queries and keys; those of no token do not count."""
+    domain = mask.domain
+    if domain == EVERYWHERE:
+        return
+    last = kv_len if q_positions is None else 0  # keys by default stand at 0 and on, queries at the end of them
+    for name, own, positions, default in (
+        ("keys", domain.keys, kv_positions, range(kv_len)),
+        ("queries", domain.rows, q_positions, range(last - q_len, last)),
+    ):
+        ends = _ends(default if positions is None else positions)
+        if own is None or ends is None or (own.start <= ends[0] and ends[1] < own.stop):
+            continue
+        rule = f"be about all positions of the {name}, {ends[0]} to {ends[1]}"
+        hint = "what a mask is not about sees nothing and is not seen; tokens that shall do neither stand at -1"
+        if own == range(1) and kv_len > 1:
+            hint = f"a tensor with one column for all keys: tensor.expand(..., {kv_len})"
+        raise value_error(where, "mask", rule, f"{mask}, about {own.start} to {own.stop - 1}", hint=hint)
+
+
+def _ends(positions: range | Tensor) -> tuple[int, int] | None:
+    """The lowest and the highest position of a token; None if there is none, or only another device knows."""
+    if isinstance(positions, range):
+        return (min(positions[0], positions[-1]), max(positions[0], positions[-1])) if len(positions) else None
+    if positions.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
+        return None
+    found = positions[positions >= 0]
+    return (int(found.min()), int(found.max())) if len(found) else None
 
 
 def first_position(positions: Positions, default: int) -> int | None:
@@ -116,7 +150,7 @@ class AtPositions(Mask):
     def positions(self, b: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the tokens with these indices."""
         return tuple(  # type: ignore[return-value]
-            table[b if len(table) > 1 else torch.zeros_like(b), index]
+            table[b if len(table) > 1 else 0, index]
             for table, index in ((self.q_positions, q), (self.kv_positions, kv))
         )
 

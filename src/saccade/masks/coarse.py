@@ -12,6 +12,7 @@ from saccade.errors import type_error
 from saccade.masks.arguments import SIZE_BITS, check_int, kind
 from saccade.masks.around import Around
 from saccade.masks.base import Mask
+from saccade.masks.domain import Domain
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -49,6 +50,10 @@ class Coarse(Around):
     @property
     def inner(self) -> Mask:
         return self.rule
+
+    @property
+    def domain(self) -> Domain:
+        return self.rule.domain.times(self.block_size)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))

@@ -13,6 +13,7 @@ from torch import Tensor
 from saccade.errors import value_error
 from saccade.masks.arguments import SIZE_BITS, check_int
 from saccade.masks.base import Mask
+from saccade.masks.domain import Domain
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -104,6 +105,10 @@ class Grid(Mask):
     def squares(self) -> Squares | None:
         """Rectangles whose cells see nearly the same keys, if such rows are not next to one another anyway."""
         return None
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(range(self.height * self.width), range(self.height * self.width))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

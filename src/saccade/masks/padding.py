@@ -83,9 +83,9 @@ class Padding(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del h, q
-        item = b if len(self.lengths) > 1 else torch.zeros_like(b)
-        table = self._table.on(kv.device)
-        return (kv >= table[0, item]) & (kv < table[1, item])
+        item = b if len(self.lengths) > 1 else 0
+        start, stop = self._table.on(kv.device).unbind(0)
+        return (kv >= start[item]) & (kv < stop[item])
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         start, stop = self._edges()

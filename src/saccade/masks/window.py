@@ -53,6 +53,10 @@ class Window(Mask):
             if width is not None and width >= _UNLIMITED:
                 object.__setattr__(self, name, None)
 
+    @property
+    def is_causal(self) -> bool:
+        return self.right == 0
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h
         distance = q - kv

@@ -14,7 +14,7 @@ from saccade.masks import Mask, as_mask
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.readable import is_surely_finite
 from saccade.score_matrix import ScoreMatrix
-from saccade.token_positions import Positions, check_positions
+from saccade.token_positions import Positions, check_domain, check_positions
 
 __all__ = ["Inputs", "check_count", "check_number", "checked_inputs", "checked_scale"]
 
@@ -48,6 +48,7 @@ def checked_inputs(
     rule = as_mask(mask, shape, where=where)
     check_positions(q_positions, "q_positions", shape[0], shape[2], where)
     check_positions(kv_positions, "kv_positions", shape[0], shape[3], where)
+    check_domain(rule, q_positions, kv_positions, shape[2], shape[3], where)
     reasons = mechanism.reasons(rule)
     if reasons:
         hint = "saccade.mechanisms.Softmax() takes every mask"

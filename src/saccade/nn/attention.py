@@ -9,6 +9,7 @@ from saccade import dropout
 from saccade.caches import CrossCache, LayerCache
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
+from saccade.masks.later import sees_later
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.positions import Rotary
@@ -237,6 +238,7 @@ class MultiHeadAttention(nn.Module):
         q_len = query.shape[1]
         joined = self._joined(mask, (query.shape[0], self.num_heads, q_len, cache.length + q_len))
         positions = cache.positions(q_len) if positions is None else positions
+        _check_causal(joined, positions, cache)
         q = self._heads(self.query_projection(query), self.num_heads)
         k = self._heads(self.key_projection(query), self.num_kv_heads)
         v = self._heads(self.value_projection(query), self.num_kv_heads)
@@ -342,6 +344,17 @@ class MultiHeadAttention(nn.Module):
 
 def _facts(given: dict[str, Tensor]) -> list[str]:
     return [describe(name, x) for name, x in given.items()]
+
+
+def _check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> None:
+    """Raise if these queries may attend to keys that are yet to come: the answer would not be that of the full run."""
+    if positions is None or not sees_later(mask, positions):
+        return
+    hint = (
+        "mask=masks.Causal(), or your_mask & masks.Causal(); keys that may be seen go in with the queries that see them"
+    )
+    rule = f"let no query see keys that come later, with a {type(cache).__name__}"
+    raise value_error("MultiHeadAttention", "mask", rule, mask, hint=hint)
 
 
 def _check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int | None, dropout_p: float) -> None:

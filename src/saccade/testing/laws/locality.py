@@ -80,7 +80,7 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.has_empty_rows,))
 def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A row that may attend to nothing gives exactly 0 and lse -inf; its gradients are 0, whatever flows back to it."""
+    """A row that may attend to nothing gives exactly 0, its lse is -inf, and its gradients are 0."""
     problem = case.problem(dtype, subject.device)
     empty = ~problem.sees_something
     found = subject.output(problem)[empty]
@@ -92,14 +92,6 @@ def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         holds(torch.isfinite(gradient).all(), f"the gradient of {name} is not finite")
         if name == "query":
             holds((gradient[empty] == 0).all(), "the gradient of a query that sees nothing is not 0")
-    leaves = problem.leaves()
-    out = subject.output(leaves)
-    named = {"query": leaves.query, "key": leaves.key, "value": leaves.value}
-    upstream = torch.where(empty[..., None], torch.nan, torch.ones_like(out))
-    found = torch.autograd.grad(out, list(named.values()), upstream, allow_unused=True, materialize_grads=True)
-    for name, gradient in zip(named, found, strict=True):
-        what = f"where NaN flows back to rows that see nothing, the gradient of {name} is not finite"
-        holds(torch.isfinite(gradient).all(), what)
 
 
 @law(where=(conditions.hides_something,))
@@ -136,7 +128,7 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.hides_something, conditions.has_queries_and_keys))
 def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """NaN or inf in a query moves no key that it may not attend to; where it may attend to nothing, it moves nothing.
+    """NaN or inf in a query, or flowing back to it, moves no key that it may not attend to.
 
     The row of a query that sees nothing is 0 and its lse -inf, whatever stands in it. No other row's gradients change,
     nor those of keys and values that it may not attend to.
@@ -161,6 +153,14 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             got = gradients(subject, dirty, counts)
             for of, rows in (("query", counts), ("key", ~reached), ("value", ~reached)):
                 same(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
+    leaves = problem.leaves()
+    out = subject.output(leaves)
+    upstream = torch.where(sees[..., None], torch.ones_like(out), torch.nan)
+    named = {"query": leaves.query, "key": leaves.key, "value": leaves.value}
+    flown = torch.autograd.grad(out, list(named.values()), upstream, allow_unused=True, materialize_grads=True)
+    for of, gradient in zip(named, flown, strict=True):
+        what = f"where NaN flows back to rows that see nothing, the gradient of {of} is not finite"
+        holds(torch.isfinite(gradient).all(), what)
 
 
 @law(where=(conditions.shows_something,))
