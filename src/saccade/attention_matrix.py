@@ -22,12 +22,13 @@ from saccade.matrix import Matrix
 from saccade.plan import Ranges, Strip, Tile
 from saccade.positions import Bias
 from saccade.row_order import reordered
+from saccade.score_checks import autocast
 from saccade.score_matrix import ScoreMatrix
 from saccade.scores import Score
 from saccade.sink import with_sink
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.summary import Summary, summary_of
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 from saccade.traced import execute, product
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse"]
@@ -90,8 +91,8 @@ class AttentionMatrix(Matrix):
         softcap: float | None = None,
         sink_logit: Tensor | None = None,
         impl: Impl = "auto",
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ):
         self.scores = ScoreMatrix(
             query,
@@ -219,8 +220,8 @@ def attention(
     sink_logit: Tensor | None = None,
     dropout_p: float = 0.0,
     impl: Impl = "auto",
-    q_positions: Positions = None,
-    kv_positions: Positions = None,
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
 ) -> Tensor:
     """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
@@ -270,8 +271,8 @@ def attention_with_lse(
     sink_logit: Tensor | None = None,
     dropout_p: float = 0.0,
     impl: Impl = "auto",
-    q_positions: Positions = None,
-    kv_positions: Positions = None,
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
 ) -> tuple[Tensor, Tensor]:
     """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
 
@@ -294,6 +295,7 @@ def _product(
     """Output and lse by the kernel that fits."""
     if scores.device.type != "meta" and torch.is_autocast_enabled(scores.device.type):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
+        value = autocast(value, scores.dtype)
         with torch.autocast(scores.device.type, enabled=False):
             return _product(scores, value, dropout_p, impl, seed)
     scores.check_value(value)

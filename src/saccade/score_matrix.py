@@ -16,10 +16,18 @@ from saccade.masks import Mask, as_mask
 from saccade.masks.kept_plans import plan_of
 from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
-from saccade.score_checks import check_alike, check_query_key, checked_scale, checked_sink, checked_softcap, dense_term
+from saccade.score_checks import (
+    autocast,
+    check_alike,
+    check_query_key,
+    checked_scale,
+    checked_sink,
+    checked_softcap,
+    dense_term,
+)
 from saccade.scores import Score
 from saccade.scores.base import TileFunction, prepared
-from saccade.token_positions import AtPositions, Positions, check_domain, check_positions, first_position
+from saccade.token_positions import AtPositions, GivenPositions, check_domain, check_positions, first_position
 
 __all__ = ["ScoreMatrix"]
 
@@ -66,10 +74,11 @@ class ScoreMatrix:
         scale: float | None = None,
         softcap: float | None = None,
         sink_logit: Tensor | None = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
         where: str = "attention",
     ):
+        query, key = autocast(query), autocast(key)
         self.where = where
         self.answers: dict[Hashable, int] | None = None
         self.row_positions: Tensor | None = None
@@ -383,14 +392,14 @@ class ScoreMatrix:
             return None, None
         return bias.address(q), bias.address(kv)
 
-    def _place(self, q_positions: Positions, kv_positions: Positions, *, raw_tensor: bool) -> None:
+    def _place(self, q_positions: GivenPositions, kv_positions: GivenPositions, *, raw_tensor: bool) -> None:
         batch, _, q_len, kv_len = self.shape
         where = self.where
         if q_positions is None:
             hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
             raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
-        check_positions(q_positions, "q_positions", batch, q_len, where)
-        check_positions(kv_positions, "kv_positions", batch, kv_len, where)
+        q_positions = check_positions(q_positions, "q_positions", batch, q_len, where)
+        kv_positions = check_positions(kv_positions, "kv_positions", batch, kv_len, where)
         if raw_tensor:
             hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
             rule = "be a rule on positions (not a tensor) when positions are given"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Mask
 from saccade.masks.domain import EVERYWHERE
@@ -18,10 +19,20 @@ from saccade.spans import Bounds, Ints, Spans, Universe
 from saccade.token_order import TokenOrder
 from saccade.transforms import is_transformed
 
-__all__ = ["AtPositions", "Positions", "check_domain", "check_positions", "consecutive", "first_position"]
+__all__ = [
+    "AtPositions",
+    "GivenPositions",
+    "Positions",
+    "check_domain",
+    "check_positions",
+    "consecutive",
+    "first_position",
+]
 
 Positions = None | range | Tensor
 """None (default), a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here."""
+GivenPositions = Positions | Sequence[int] | Sequence[Sequence[int]]
+"""The same as users hand it over: also as lists."""
 
 _FEW_GAPS = 4  # positions per row, up to which a mask is asked where it would like to cut
 _FEW_ROWS = 16
@@ -29,19 +40,21 @@ _FEWEST = 1 << 20  # keys times rows, and some more for each key, below which a 
 _NOWHERE = 1 << 62
 
 
-def check_positions(positions: Positions, name: str, batch: int, length: int, where: str) -> None:
-    """Raise unless ``positions`` gives one position, or -1, to each of ``length`` tokens."""
+def check_positions(positions: GivenPositions, name: str, batch: int, length: int, where: str) -> Positions:
+    """The positions, a list as a tensor; raises unless they give one, or -1, to each of ``length`` tokens."""
     if positions is None:
-        return
+        return None
     if isinstance(positions, range):
         if len(positions) != length:
             raise value_error(where, name, f"hold {length} positions", len(positions))
         if length and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
             raise value_error(where, name, "start at 0 or later", positions)
-        return
+        return positions
+    if isinstance(positions, list | tuple):
+        positions = _from_list(positions, name, where)
     if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
         got = str(getattr(positions, "dtype", type(positions).__name__)).removeprefix("torch.")
-        raise type_error(where, name, "be a range, an int64 tensor or None", got)
+        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", got)
     if positions.shape not in ((length,), (1, length), (batch, length)):
         rule = f"have shape [{length}] or [{batch}, {length}]"
         raise value_error(where, name, rule, list(positions.shape))
@@ -50,6 +63,16 @@ def check_positions(positions: Positions, name: str, batch: int, length: int, wh
     if can_be_read and int(positions.min()) < -1:
         hint = "-1 means that no token stands here"
         raise value_error(where, name, "be at least -1", "a smaller one", facts=[describe(name, positions)], hint=hint)
+    return positions
+
+
+def _from_list(positions: Sequence[object], name: str, where: str) -> Tensor:
+    rows = [row if isinstance(row, list | tuple) else [row] for row in positions]
+    if not all(is_integer(one) for row in rows for one in row):
+        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", "a list of something else")
+    if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in positions}) > 1:
+        raise value_error(where, name, "have rows of one length", "rows of several lengths")
+    return torch.tensor(positions, dtype=torch.int64)
 
 
 def check_domain(
@@ -65,7 +88,10 @@ def check_domain(
         ("queries", domain.rows, q_positions, range(last - q_len, last)),
     ):
         ends = _ends(default if positions is None else positions)
-        if own is None or ends is None or (own.start <= ends[0] and ends[1] < own.stop):
+        if own is None or ends is None:
+            continue
+        # Of more queries than keys the first stand before position 0, where no rule that begins there sees anything.
+        if ends[1] < own.stop and (ends[0] >= own.start or own.start == 0):
             continue
         rule = f"be about all positions of the {name}, {ends[0]} to {ends[1]}"
         hint = "what a mask is not about sees nothing and is not seen; tokens that shall do neither stand at -1"

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
-from saccade.masks.arguments import SIZE_BITS, check_int, kind, listed
+from saccade.masks.arguments import SIZE_BITS, check_field, kind, listed
 from saccade.masks.around import Around
 from saccade.masks.base import JOINS, Mask
 from saccade.masks.domain import Domain
@@ -206,7 +206,7 @@ class After(Around):
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Mask):
             raise type_error("After", "rule", "be a mask", kind(self.rule))
-        check_int("After", "length", self.length, 0, bits=SIZE_BITS)
+        check_field(self, "length", 0, bits=SIZE_BITS)
         if isinstance(self.rule, After):
             object.__setattr__(self, "length", self.length + self.rule.length)
             object.__setattr__(self, "rule", self.rule.rule)

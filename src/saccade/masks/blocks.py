@@ -54,7 +54,7 @@ class Blocks(Mask):
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
         given = _array(layout)
-        check_int("Blocks", "block_size", block_size, 1, bits=SIZE_BITS)
+        block_size = check_int("Blocks", "block_size", block_size, 1, bits=SIZE_BITS)
         nested = given.reshape(-1, *given.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.errors import type_error
-from saccade.masks.arguments import SIZE_BITS, check_int, kind
+from saccade.masks.arguments import SIZE_BITS, check_field, kind
 from saccade.masks.around import Around
 from saccade.masks.base import Mask
 from saccade.masks.domain import Domain
@@ -45,7 +45,7 @@ class Coarse(Around):
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Mask):
             raise type_error("Coarse", "rule", "be a mask", kind(self.rule))
-        check_int("Coarse", "block_size", self.block_size, 1, bits=SIZE_BITS)
+        check_field(self, "block_size", 1, bits=SIZE_BITS)
 
     @property
     def inner(self) -> Mask:

@@ -66,8 +66,7 @@ class Padding(Mask):
         if not isinstance(side, str) or side not in ("right", "left"):
             raise value_error("Padding", "side", "be 'right' or 'left'", shown(side))
         if padded_len is not None:
-            padded_len = int(padded_len) if isinstance(padded_len, np.integer) else padded_len
-            check_int("Padding", "padded_len", padded_len, 0)
+            padded_len = check_int("Padding", "padded_len", padded_len, 0)
         if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(given)):
             hint = "where a left-padded item begins follows from the length that it was padded to"
             rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")

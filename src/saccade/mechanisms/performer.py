@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.caches import RecurrentCache
 from saccade.errors import type_error, value_error
 from saccade.masks import Mask
@@ -17,7 +18,7 @@ from saccade.mechanisms.feature_matrix import FeatureMatrix
 from saccade.mechanisms.random_features import KINDS, Kind, random_features
 from saccade.mechanisms.reach import Reach, why_no_sum
 from saccade.mechanisms.readable import is_readable
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 
 __all__ = ["Performer"]
 
@@ -91,7 +92,7 @@ class Performer(Mechanism):
             raise type_error("Performer", "orthogonal", "be True or False", repr(orthogonal))
         if kind not in KINDS:
             raise value_error("Performer", "kind", f"be one of {', '.join(KINDS)}", repr(kind))
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if not is_integer(seed):
             raise type_error("Performer", "seed", "be an int of at least 0", repr(seed))
         if seed < 0:
             raise value_error("Performer", "seed", "be an int of at least 0", seed)
@@ -129,11 +130,11 @@ class Performer(Mechanism):
         key: Tensor,
         *,
         mask: object = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> FeatureMatrix:
         given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
-        reach = Reach.of(given.rule, given.shape, q_positions, kv_positions, query.device)
+        reach = Reach.of(given.rule, given.shape, given.q_positions, given.kv_positions, query.device)
         if self.training and self.redraw is not None:
             # In tensors, so that a traced program counts too.
             is_due = self._calls == self.redraw
@@ -152,7 +153,7 @@ class Performer(Mechanism):
             of_query,
             of_key,
             reach,
-            dtype=query.dtype,
+            dtype=given.dtype,
             tainted=given.tainted,
             spoilt=given.spoilt,
             source=source,

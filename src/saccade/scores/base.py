@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import is_integer
 from saccade.errors import describe, value_error
 from saccade.finite import is_finite, not_finite
 from saccade.transforms import is_plain
@@ -99,7 +100,7 @@ def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
 def check_size(where: str, **sizes: int) -> None:
     """Raise unless every size is an int of at least 1."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not is_integer(size) or size < 1:
             raise value_error(where, name, "be an int of at least 1", repr(size))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import is_integer
 from saccade.errors import describe, type_error, value_error
 
 __all__ = [
@@ -69,7 +70,7 @@ def check_size(where: str, name: str, size: object) -> None:
     Raises:
         ValueError: anything else.
     """
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not is_integer(size) or size < 1:
         raise value_error(where, name, "be an int of at least 1", repr(size))
 
 
