@@ -52,7 +52,8 @@ class AttentionMatrix(Matrix):
             ``h // (heads // kv_heads)``. Keys are never expanded in memory.
         mask: who may attend to whom; None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
             ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
-            ``(b, h, q, kv) -> bool``. True = may attend.
+            ``(b, h, q, kv) -> bool``. True = may attend. Two dimensions are always ``[q, kv]``: which keys of each item
+            are tokens, ``[batch, kv]``, is ``mask[:, None, None, :]``.
         score: how alike a query and a key are, a `saccade.scores.Score`; the dot product when None.
         bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
             `saccade.positions.Bias` (ALiBi, T5, …), which is read at distances and never written out.
@@ -62,7 +63,7 @@ class AttentionMatrix(Matrix):
         impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. "flex", torch's FlexAttention
             on a GPU, runs by this name only.
         q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
-            ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
+            ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query i at
             ``kv_len - q_len + i`` (bottom-right).
 
     Raises:
