@@ -171,7 +171,7 @@ class Encoder(nn.Module):
             got = f"{max(lengths)} (sentence {lengths.index(max(lengths)) + 1})"
             raise value_error(where, "sentences", f"have at most {self.config.max_len} tokens each", got)
         padded = nn.utils.rnn.pad_sequence(encoded, batch_first=True, padding_value=self.config.pad_token)
-        return padded.to(self.embeddings.word.weight.device), lengths
+        return padded.to(next(self.parameters()).device), lengths
 
     def _embedded(self, tokens: Tensor, token_types: Tensor | None) -> Tensor:
         check_tokens("Encoder", "tokens", tokens)

@@ -11,6 +11,7 @@ from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
 from saccade.token_positions import Positions, check_positions, consecutive
 
@@ -327,9 +328,9 @@ class MultiHeadAttention(nn.Module):
             if x.dim() != 3 or x.shape[2] != widths[name]:
                 rule = f"have shape [batch, len, {widths[name]}]"
                 raise value_error(where, name, rule, list(x.shape), facts=_facts(given))
-        own = self.query_projection.weight
+        own = weight_of(self.query_projection)
         for x in given.values():
-            if x.dtype != own.dtype and not torch.is_autocast_enabled(x.device.type):
+            if own is not None and x.dtype != own.dtype and not torch.is_autocast_enabled(x.device.type):
                 rule = f"be {str(own.dtype).removeprefix('torch.')}, like the parameters"
                 raise value_error(where, "dtype", rule, str(x.dtype).removeprefix("torch."), facts=_facts(given))
         if not query.shape[0] == key.shape[0] == value.shape[0]:
