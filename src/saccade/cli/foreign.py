@@ -23,6 +23,7 @@ class Foreign:
     """A transformers model in evaluation mode, with its tokenizer.
 
     Attributes:
+        module: the model.
         tokenizer: the fast one.
         unknown: its token for what it does not know.
         max_len: most tokens that it reads.
@@ -30,7 +31,7 @@ class Foreign:
     """
 
     def __init__(self, model: Any, tokenizer: Any):
-        self._model, self._tokenizer = model.eval(), tokenizer
+        self.module, self._tokenizer = model.eval(), tokenizer
         self.tokenizer: Tokenizer = tokenizer.backend_tokenizer
         self.unknown: str = tokenizer.unk_token or "[UNK]"
         config = model.config
@@ -41,7 +42,7 @@ class Foreign:
 
     def matrices(self, ids: list[int]) -> list[Matrix]:
         """One lazy matrix for each layer; of an encoder-decoder, those of the encoder."""
-        model = self._model.get_encoder() if self.is_pair else self._model
+        model = self.module.get_encoder() if self.is_pair else self.module
         return self._heard(
             model, input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)
         )
@@ -50,7 +51,7 @@ class Foreign:
         """What each token of the other text looks at in the first, layer by layer."""
         mask = torch.ones(1, len(ids), dtype=torch.long)
         return self._heard(
-            self._model,
+            self.module,
             cross=True,
             input_ids=torch.tensor([ids]),
             attention_mask=mask,
