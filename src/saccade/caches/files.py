@@ -84,6 +84,8 @@ def read_tensors(where: str, path: Path, kind: str) -> tuple[dict[str, Tensor], 
         raw = path.read_bytes()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise value_error(where, "path", rule, f"no file at {str(path)!r}") from None
+    except PermissionError as error:
+        raise value_error(where, "path", rule, f"one that may not be read: {str(path)!r} ({error.strerror})") from None
     try:
         tensors = load(raw)
     except (SafetensorError, KeyError, ValueError):  # a type that torch has no word for is a KeyError
@@ -96,19 +98,28 @@ def read_tensors(where: str, path: Path, kind: str) -> tuple[dict[str, Tensor], 
         raise value_error(where, "path", rule, f"one of version {about.get('version')!r}", hint=hint)
     if about.get("kind") != kind:
         raise value_error(where, "path", rule, f"one of a {about.get('kind')!r}")
-    if _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors) != about.get("checksum"):
+    if not _fits(about, tensors):
         raise value_error(where, "path", rule, "a damaged one: its checksum does not fit")
     return tensors, about
 
 
 def _about(raw: bytes) -> dict[str, Any] | None:
     """What saccade wrote into the header of a file that is in the format; None if it did not write it."""
-    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     try:
+        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         about = json.loads(header["__metadata__"][_WORD])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):  # brackets in brackets in brackets
         return None
     return about if isinstance(about, dict) else None
+
+
+def _fits(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+    """Whether what is said of tensors and the tensors are those of the checksum."""
+    try:
+        own = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
+    except RecursionError:
+        return False
+    return own == about.get("checksum")
 
 
 def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
