@@ -100,6 +100,8 @@ BREAKS = {
     "a setting": lambda folder: _told(folder, hidden_act=f"silu{ORDERS}"),
     "NaN": lambda folder: _weights(folder, **{"model.norm.weight": torch.full((8,), torch.nan)}),
     "inf": lambda folder: _weights(folder, **{"model.norm.weight": torch.full((8,), torch.inf)}),
+    "layers": lambda folder: _told(folder, num_hidden_layers=20_000),
+    "layers of others": lambda folder: _told(folder, num_hidden_layers=20_000, model_type="gpt_neox"),
     "a tokenizer": lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000),
 }
 

@@ -9,6 +9,7 @@ import torch
 
 from saccade.errors import missing_extra, value_error
 from saccade.matrix import Matrix
+from saccade.models.folder import read_config, read_shapes
 from saccade.recording import record
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def load_foreign(folder: Path) -> Foreign:
         from transformers.utils import logging  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra("look", "transformers", "dev") from None
+    _check_layers(folder)
     own = {"local_files_only": True, "trust_remote_code": False}
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -96,3 +98,15 @@ def load_foreign(folder: Path) -> Foreign:
     if not getattr(tokenizer, "is_fast", False):
         raise value_error("look", "--model", "have a fast tokenizer (tokenizer.json)", f"{folder}")
     return Foreign(model, tokenizer)
+
+
+def _check_layers(folder: Path) -> None:
+    """Refuse a config.json of more layers than there are tensors: others make all of them before they look."""
+    told = read_config("look", folder)
+    if not (folder / "model.safetensors").is_file():
+        return
+    count = len(read_shapes("look", folder))
+    for name, number in told.items():
+        if ("layers" in name or name == "n_layer") and isinstance(number, int) and number > count:
+            rule = "tell of sizes that the weights have"
+            raise value_error("look", "config.json", rule, f"{name} {number}, and {count} tensors")
