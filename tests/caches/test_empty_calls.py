@@ -78,3 +78,12 @@ def test_a_ragged_batch_that_lost_everybody_goes_on(kind: str) -> None:
     cache.reorder([])
     for length in (1, 3, 0, 1):
         assert cache.attend(Softmax(), *_qkv(length, 0), mask=CAUSAL).shape == (0, 4, length, 4)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_no_width_come_out_as_such(kind: str, name: str) -> None:
+    (q, k, _), cache = _qkv(16), KINDS[kind]()
+    for start, stop in ((0, 12), (12, 13), (13, 14), (14, 16)):
+        own = [x[:, :, start:stop] for x in (q, k, k[..., :0])]
+        assert cache.attend(MECHANISMS[name], *own, mask=CAUSAL).shape == (2, 4, stop - start, 0)
