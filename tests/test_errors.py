@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import saccade as sc
-from saccade import masks, nn
+from saccade import errors, masks, nn
 from saccade.mechanisms import Softmax
 
 Call = Callable[[], object]
@@ -248,3 +248,18 @@ def test_a_kernel_asked_for_by_name_lists_every_reason() -> None:
     assert caught.value.reasons == ("it has no dropout", "it has no softcap", "it has no gradient for bias")
     assert str(caught.value).splitlines()[0] == 'attention: impl="fused" cannot run these inputs:'
     assert str(caught.value).splitlines()[-1] == 'Hint: impl="auto" finds a kernel that can'
+
+
+@pytest.mark.parametrize("make", [errors.value_error, errors.type_error])
+def test_a_sentence_shows_text_from_outside_and_obeys_none_of_it(make: Callable[..., Exception]) -> None:
+    name = "na\x1b[31mme\u202e\nHint: run this"
+    error = make("function", name, f"be {name}", name, facts=[name], hint=name)
+    shown = r"na\x1b[31mme\u202e\nHint: run this"
+    assert str(error) == f"function: {shown} must be {shown}; got {shown}.\n    {shown}\nHint: {shown}"
+
+
+def test_a_list_of_reasons_shows_text_from_outside_and_obeys_none_of_it() -> None:
+    error = errors.unsupported("function", "na\x1bme", ["it has \x07", "of\nparts"], hint="\x9b")
+    lines = [r"function: na\x1bme cannot run these inputs:", r"    - it has \x07", "    - of", "parts", r"Hint: \x9b"]
+    assert str(error).split("\n") == lines
+    assert error.reasons == (r"it has \x07", "of\nparts")

@@ -13,6 +13,7 @@ from saccade.masks import Mask, as_mask
 from saccade.masks.later import sees_later
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
 from saccade.token_positions import GivenPositions, check_positions, consecutive
 
@@ -330,9 +331,9 @@ class MultiHeadAttention(nn.Module):
             if x.dim() != 3 or x.shape[2] != widths[name]:
                 rule = f"have shape [batch, len, {widths[name]}]"
                 raise value_error(where, name, rule, list(x.shape), facts=_facts(given))
-        own = self.query_projection.weight
+        own = weight_of(self.query_projection)
         for x in given.values():
-            if x.dtype != own.dtype and not torch.is_autocast_enabled(x.device.type):
+            if own is not None and x.dtype != own.dtype and not torch.is_autocast_enabled(x.device.type):
                 rule = f"be {str(own.dtype).removeprefix('torch.')}, like the parameters"
                 raise value_error(where, "dtype", rule, str(x.dtype).removeprefix("torch."), facts=_facts(given))
         if not query.shape[0] == key.shape[0] == value.shape[0]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from saccade.arguments import is_finite_number, is_number
 from saccade.attention_matrix import AttentionMatrix
 from saccade.errors import type_error, unsupported, value_error
+from saccade.nn.projections import weight_of
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features, check_size
 from saccade.vision.pairwise import dot_mean, rectified_sum_mean
 
@@ -131,7 +132,7 @@ class NonLocal(nn.Module):
         )
 
     def _check(self, features: Tensor) -> None:
-        check_features("NonLocal", features, self.channels, self.output.weight)
+        check_features("NonLocal", features, self.channels, weight_of(self.output))
         self.norm.check_count("NonLocal", features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
