@@ -6,10 +6,9 @@ import functools
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,30 +61,60 @@ def speaks_attention_interface(module: nn.Module) -> bool:
 class _Listener:
     def __init__(self, names: dict[nn.Module, str], valve: Valve):
         self.names, self.valve = names, valve
-        self._placed: dict[int, tuple[weakref.ref[Any], Placed]] = {}
-        self._latest: deque[Placed] = deque(maxlen=_REMEMBERED)
+        self._known: dict[int, _Known] = {}
+        self._latest: tuple[Placed, ...] = ()  # replaced, never changed: several threads may make masks
 
     def learn(self, mask: Any, placed: Placed) -> None:
         """Remember what a mask stands for, as long as it lives, and for a while what its copy would."""
         number = id(mask)
-        self._latest.appendleft(placed)
-        self._placed[number] = (weakref.ref(mask, lambda _: self._placed.pop(number, None)), placed)
+        self._latest = (placed, *self._latest[: _REMEMBERED - 1])
+        self._known[number] = _Known(weakref.ref(mask, lambda _: self._known.pop(number, None)), placed, _version(mask))
 
     def meaning_of(self, mask: Any, batch: int, device: torch.device) -> Any:
-        """The rule behind a mask, where it is known; else the mask."""
-        known = self._placed.get(id(mask))
-        if known is not None and known[0]() is mask:
-            return LazyMask(known[1], batch, device)
-        if not isinstance(mask, Tensor) or mask.dim() != 4:
-            return mask
-        # `generate` copies masks for a static cache. Small ones are recognised by what they say.
-        for placed in self._latest if mask.numel() <= _SMALL else ():
-            if (len(placed.q_positions), len(placed.kv_positions)) == mask.shape[2:]:
+        """The rule behind a mask, where it is known; else the mask.
+
+        A mask that somebody has written into since it was made is not the one that is known. `generate` copies masks
+        for a static cache: small ones are recognised by what they say. So are those without a count of changes.
+        """
+        known = self._known.get(id(mask))
+        if known is not None and known.mask() is mask:
+            lazy = LazyMask(known.placed, batch, device)
+            if known.version == _version(mask) and (known.version is not None or _says_the_same(lazy, mask)):
+                return lazy
+        elif isinstance(mask, Tensor) and mask.dim() == 4 and mask.numel() <= _SMALL:
+            for placed in self._latest:
                 lazy = LazyMask(placed, mask.shape[0], mask.device)
-                allowed, added = mask_of_tensor(mask)
-                if added is None and allowed is not None and torch.equal(lazy.written_out(), allowed):
+                if _says_the_same(lazy, mask):
                     return lazy
         return mask
+
+
+class _Known(NamedTuple):
+    mask: weakref.ref[Any]
+    placed: Placed
+    version: int | None
+
+
+def _version(mask: Any) -> int | None:
+    """How often a mask was written into; None where torch does not count (in inference mode)."""
+    if not isinstance(mask, Tensor):
+        return 0
+    return None if mask.is_inference() else mask._version
+
+
+def _says_the_same(lazy: LazyMask, mask: Any) -> bool:
+    """Whether a mask hides exactly what a rule does, looked at a few rows at a time."""
+    placed, q_len = lazy.placed, mask.shape[2]
+    if (len(placed.q_positions), len(placed.kv_positions)) != mask.shape[2:]:
+        return False
+    rows = max(1, _SMALL // max(1, mask.shape[0] * mask.shape[3]))
+    for first in range(0, q_len, rows):
+        own = LazyMask(placed._replace(q_positions=placed.q_positions[first : first + rows]), len(mask), mask.device)
+        said = own.written_out()
+        allowed, added = mask_of_tensor(mask[:, :, first : first + rows])
+        if added is not None or not (said.all() if allowed is None else torch.equal(said, allowed)):
+            return False
+    return True
 
 
 def _tap() -> Callable[[], None]:
