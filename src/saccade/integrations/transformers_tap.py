@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
+from saccade.attention_matrix import AttentionMatrix
 from saccade.errors import unsupported
 from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import place
-from saccade.integrations.tap import Valve, names_of
+from saccade.integrations.post import CHANGING
+from saccade.integrations.tap import Ear, Make, Valve, closed, hand_out, names_of
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
 
 _REMEMBERED = 8
 _SMALL = 1 << 20
-_LOCK = threading.RLock()
-_listeners: list[_Listener] = []
+_listeners: tuple[_Listener, ...] = ()  # replaced, never changed: other threads may be going through it
 _restore: list[Callable[[], None]] = []
 
 
@@ -39,16 +39,17 @@ def tapped_interface(model: nn.Module, valve: Valve) -> Iterator[None]:
     if sys.modules.get("transformers.modeling_utils") is None:
         yield
         return
+    global _listeners  # noqa: PLW0603  as there is one interface
     listener = _Listener(names_of(model), valve)
-    with _LOCK:
+    with CHANGING:
         if not _listeners:
             _restore.append(_tap())
-        _listeners.append(listener)
+        _listeners = (*_listeners, listener)
     try:
         yield
     finally:
-        with _LOCK:
-            _listeners.remove(listener)
+        with CHANGING:
+            _listeners = tuple(other for other in _listeners if other is not listener)
             if not _listeners:
                 _restore.pop()()
 
@@ -135,7 +136,11 @@ def _tap() -> Callable[[], None]:
     setattr(AttentionMaskInterface, "__getitem__", get_mask_tapped)  # noqa: B010
 
     def restore() -> None:
-        setattr(AttentionInterface, "get_interface", get_interface)  # noqa: B010
+        # Where somebody has put a function of theirs on top, ours stays below it; without listeners it does nothing.
+        if AttentionInterface.get_interface is get_interface_tapped:
+            setattr(AttentionInterface, "get_interface", get_interface)  # noqa: B010
+        if AttentionMaskInterface.__getitem__ is not get_mask_tapped:
+            return
         if inherited:
             delattr(AttentionMaskInterface, "__getitem__")
         else:
@@ -155,10 +160,11 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        ears = [listener for listener in _listeners if module in listener.names]
-        if not ears:
+        listeners = [listener for listener in _listeners if module in listener.names]
+        if not listeners:
             return function(module, query, key, value, attention_mask, *args, **kwargs)
-        with _all_closed(ears):
+        ears = [Ear(listener.names[module], listener.valve) for listener in listeners]
+        with closed(ears):
             out = function(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             reason = f"{type(module).__name__} gives {len(args)} further arguments without names"
@@ -167,14 +173,17 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
         if getattr(key, "saccade_cache", None) is not None:
             reason = "its cache is one of ours, which is handed the new keys alone"
             raise unsupported("record", "a transformers model", [reason], hint="transformers' own caches are heard")
-        for ear in ears:
-            name = ear.names[module]
 
-            def make(ear: _Listener = ear) -> Any:
-                mask = ear.meaning_of(attention_mask, len(key), key.device)
+        def making(listener: _Listener) -> Make:
+            def make() -> AttentionMatrix:
+                mask = listener.meaning_of(attention_mask, len(key), key.device)
                 return AttentionCall.of("record", module, query, key, mask, facts, is_flash=is_flash).matrix()
 
-            ear.valve.hand_out(name, make)
+            return make
+
+        with ExitStack() as stack:  # to all of them, also where one raises
+            for listener, ear in reversed([*zip(listeners, ears, strict=True)]):
+                stack.callback(hand_out, [ear], making(listener))
         return out
 
     return tapped
@@ -199,13 +208,3 @@ def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
         return mask
 
     return tapped
-
-
-@contextmanager
-def _all_closed(ears: list[_Listener]) -> Iterator[None]:
-    """Nothing that the attention function itself calls is another layer."""
-    if not ears:
-        yield
-        return
-    with ears[0].valve.closed(), _all_closed(ears[1:]):
-        yield
