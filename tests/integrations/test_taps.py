@@ -431,10 +431,35 @@ def test_nothing_is_left_behind_by_an_error():
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_compiled_model_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    with pytest.raises(sc.UnsupportedError, match="a compiled graph runs no Python"):
-        heard(Fused(), torch.randn(1, 7, 16))
+@pytest.mark.parametrize("ran_before", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Fused,
+        lambda: sc.nn.MultiHeadAttention(16, 4),
+        lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(),
+    ],
+    ids=["product", "ours", "torch"],
+)
+def test_a_compiled_layer_is_refused_among_others_that_are_not(make, ran_before):
+    torch._dynamo.reset()
+    layer, x = make(), torch.randn(1, 7, 16)
+    model = nn.Sequential(Fused(), torch.compile(layer, backend="eager"))
+    with torch.no_grad():
+        expected = model[0](x) if not ran_before else model(x)
+        with tapped(model, lambda name, make: make()), pytest.raises(sc.UnsupportedError, match="runs no Python"):
+            model(x)
+        assert torch.equal((model if ran_before else model[0])(x), expected)
+    torch._dynamo.reset()
+
+
+def test_what_is_compiled_and_attends_to_nothing_is_no_reason_to_refuse():
+    torch._dynamo.reset()
+    model, names = nn.Sequential(Fused(), torch.compile(nn.Sequential(nn.Linear(16, 16)), backend="eager")), []
+    with torch.no_grad(), tapped(model, lambda name, make: names.append(name)):
+        model(torch.randn(1, 7, 16))
+    assert names == ["0"]
+    torch._dynamo.reset()
 
 
 # our own

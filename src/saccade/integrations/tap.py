@@ -13,7 +13,7 @@ from torch import nn
 from saccade.errors import unsupported
 from saccade.matrix import Matrix
 
-__all__ = ["Ear", "Make", "Sink", "Valve", "closed", "hand_out", "names_of"]
+__all__ = ["Ear", "Make", "Sink", "Valve", "closed", "hand_out", "is_recomputed", "names_of", "refuse_compiled"]
 
 Make = Callable[[], Matrix]
 """Makes the matrix of the call that has just been run."""
@@ -64,10 +64,7 @@ class Valve:
         """Pass a call on, without gradient."""
         if self.is_closed or not self.is_open or is_recomputed():
             return
-        if torch.compiler.is_compiling():
-            reason = "a compiled graph runs no Python between its kernels"
-            hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
-            raise unsupported("record", "a compiled model", [reason], hint=hint)
+        refuse_compiled()
         self._here.spoken += 1
         with torch.no_grad(), self.closed():
             self._sink(name, make)
@@ -92,8 +89,9 @@ class Ear(NamedTuple):
 
 
 class _Here(threading.local):
-    closed = 0
-    spoken = 0
+    def __init__(self) -> None:  # not attributes of the class, which a compiler that traces this looks for in vain
+        self.closed = 0
+        self.spoken = 0
 
 
 @contextmanager
@@ -110,6 +108,18 @@ def hand_out(ears: Iterable[Ear], make: Make) -> None:
     with ExitStack() as stack:
         for ear in reversed(tuple(ears)):
             stack.callback(ear.valve.hand_out, ear.name, make)
+
+
+def refuse_compiled() -> None:
+    """Raise where a layer is being compiled.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    if torch.compiler.is_compiling():
+        reason = "a compiled graph runs no Python between its kernels"
+        hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
+        raise unsupported("record", "a compiled model", [reason], hint=hint)
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from saccade.integrations.post import listening
-from saccade.integrations.tap import Ear, Valve, is_recomputed, names_of
+from saccade.integrations.tap import Ear, Valve, is_recomputed, names_of, refuse_compiled
 
 __all__ = ["noting_unheard"]
 
@@ -47,8 +47,7 @@ def _may_attend(module: nn.Module) -> bool:
 def _note(
     module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if torch.compiler.is_compiling():
-        return forward(*args, **kwargs)
+    refuse_compiled()
     before = [ear.valve.spoken for ear in ears]
     out = forward(*args, **kwargs)
     if not is_recomputed():

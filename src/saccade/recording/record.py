@@ -123,7 +123,7 @@ def _recording(model: nn.Module, recorder: Recorder, choice: Choice) -> Iterator
 def _said_of(unheard: dict[str, str]) -> str:
     shown = [f"{name} ({kind})" for name, kind in [*unheard.items()][:_SHOWN]]
     more = f" and {len(unheard) - _SHOWN} more" if len(unheard) > _SHOWN else ""
-    what = "ran and could not be heard: they compute weights in operations of their own, or have none"
+    what = "ran and could not be heard: such a layer computes its weights in operations of its own, or has none"
     return f"{', '.join(shown)}{more} {what}"
 
 
