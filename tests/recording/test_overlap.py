@@ -161,20 +161,46 @@ def test_a_thread_in_the_middle_of_a_call_silences_no_other(name):
 class Paused(nn.Module):
     """A layer that waits in the middle of its own call."""
 
-    def __init__(self, kind):
+    def __init__(self):
         super().__init__()
-        self.inner, self.at, self.go_on = kind(), threading.Event(), threading.Event()
+        self.at, self.go_on = threading.Event(), threading.Event()
 
-    def forward(self, x):
+    def wait(self):
         self.at.set()
         assert self.go_on.wait(30)
+
+
+class PausedProduct(Paused):
+    def forward(self, x):
+        self.wait()
         return F.scaled_dot_product_attention(x, x, x)
 
 
+class PausedMechanism(Paused):
+    def __init__(self):
+        super().__init__()
+        self.mechanism = sc.mechanisms.Softmax()
+
+    def forward(self, x):
+        self.wait()
+        x = x[:, None]
+        return (self.mechanism(x, x) @ x)[:, 0]
+
+
+class PausedAndShared(PausedMechanism):
+    """Two layers with one mechanism."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = PausedMechanism()
+        self.other.mechanism = self.mechanism
+
+
 @pytest.mark.parametrize("edge", ["begins before", "ends after"])
-def test_what_begins_before_or_ends_after_is_not_heard(edge):
-    model, x = nn.Sequential(Paused(nn.Identity), Fused()), torch.randn(1, 4, 5, 16)
-    pause = model[0]
+@pytest.mark.parametrize("pause", [PausedProduct, PausedMechanism, PausedAndShared])
+def test_what_begins_before_or_ends_after_is_not_heard(pause, edge):
+    pause, x = pause(), torch.randn(1, 5, 16)
+    model = nn.Sequential(pause, Fused())
     thread = threading.Thread(target=lambda: model(x))
     if edge == "begins before":
         thread.start()
@@ -193,6 +219,15 @@ def test_what_begins_before_or_ends_after_is_not_heard(edge):
         assert counted(recording) == {"1": 1}
     assert not thread.is_alive()
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_mechanism_that_is_called_by_itself_has_its_own_name():
+    model, _, _ = of_each_kind()
+    x = torch.randn(2, 7, 16)
+    with record(model, keep="qk") as recording:
+        model[3](x)
+        model[4].matrix(x)
+    assert counted(recording) == {"3": 1, "3.mechanism": 1}
 
 
 def test_one_that_raises_does_not_deafen_the_others():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -28,19 +31,19 @@ def tapped_mechanisms(model: nn.Module, valve: Valve) -> Iterator[None]:
     called by itself, the mechanism's own name.
     """
     names = names_of(model)
-    holders: dict[nn.Module, list[str]] = {}
+    holders: dict[nn.Module, list[nn.Module]] = {}
     with ExitStack() as stack:
         for module, name in names.items():
             own = [] if isinstance(module, Mechanism) else [x for x in module.children() if isinstance(x, Mechanism)]
             for mechanism in own:
-                holders.setdefault(mechanism, []).append(name)
+                holders.setdefault(mechanism, []).append(module)
             if own:
                 stack.enter_context(listening(module, _note_holder, Ear(name, valve)))
         for module, name in names.items():
             if isinstance(module, Mechanism):
                 those = holders.get(module, [])
-                default = those[0] if len(those) == 1 else name
-                stack.callback(module.register_forward_hook(_Hook(Ear(default, valve))).remove)
+                default = names[those[0]] if len(those) == 1 else name
+                stack.callback(module.register_forward_hook(_Hook(Ear(default, valve), those)).remove)
         yield
 
 
@@ -83,21 +86,29 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
 class _Hook:
     """What a mechanism calls with each matrix that it made."""
 
-    def __init__(self, ear: Ear):
-        self._ear = ear
+    def __init__(self, ear: Ear, holders: list[nn.Module]):
+        self._ear, self._holders = ear, holders
 
     def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> None:
         default, valve = self._ear
-        names = (
-            one.ear.name
-            for one in reversed(_here.running)
-            if one.ear.valve is valve and mechanism in one.holder.children()
-        )
-        valve.hand_out(next(names, default), lambda: matrix)
+        own = (one for one in reversed(_here.running) if one.ear.valve is valve and one.holder in self._holders)
+        layer = next(own, None)
+        if layer is not None or not _runs_above(sys._getframe(), self._holders):
+            valve.hand_out(default if layer is None else layer.ear.name, lambda: matrix)
 
     def __reduce__(self) -> Any:
         """A copy of a model that somebody listens to is a model to which nobody does."""
         return functools.partial, (_silent,)
+
+
+def _runs_above(frame: FrameType | None, holders: list[nn.Module]) -> bool:
+    """Whether a layer that nobody heard begin is in the middle of its call: it began before the recording did."""
+    codes = {inspect.unwrap(type(holder).forward).__code__ for holder in holders}
+    while frame is not None:
+        if frame.f_code in codes and frame.f_locals.get("self") in holders:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _silent(*args: Any) -> None:
