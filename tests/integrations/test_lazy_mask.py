@@ -48,6 +48,10 @@ def said(mask):
     return rule.allows(b, h, torch.tensor(q)[:, None], torch.tensor(kv)).expand(1, 1, len(q), len(kv))
 
 
+def method(name):
+    return lambda x, *given: getattr(x, name)(*given)
+
+
 def into(function):
     return lambda x, *given: function(*given, out=x)
 
@@ -65,7 +69,7 @@ def tried(function, tensor, arguments):
 @pytest.mark.filterwarnings("ignore")  # torch's, about functions that it will drop
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
 def test_every_way_to_write_into_a_tensor(guard):
-    ways = {name: getattr(Tensor, name) for name in (*IN_PLACE, *OPERATORS)}
+    ways = {name: method(name) for name in (*IN_PLACE, *OPERATORS)}
     ways |= {f"{name}(out=)": into(getattr(torch, name)) for name in WITH_OUT}
     followed, refused = set(), set()
     for name, function in ways.items():

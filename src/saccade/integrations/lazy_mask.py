@@ -80,16 +80,21 @@ class LazyMask(Tensor):
         # A copy: whoever wrote into it once may do so again, before the backward pass or a later question.
         return Placed(_at_positions(memory.clone(), q, kv), q, kv)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        # These never come to the method below. Sharing memory that is not there ends the process.
-        if func in (Tensor.data.__set__, Tensor.share_memory_):  # type: ignore[attr-defined]
-            raise _refused("sharing memory" if func is Tensor.share_memory_ else "other data")
-        with torch._C.DisableTorchFunctionSubclass():  # what a subclass gets that has only the method below
-            return func(*args, **(kwargs or {}))
+    # Not by a method of this name: each look at a shape would go through it.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def data(self) -> Tensor:
+        """The same content, as `detach` gives it."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        raise _refused("other data")
+
+    def share_memory_(self) -> Self:
+        """Refused: sharing memory that is not there ends the process."""
+        raise _refused("sharing memory")
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch leaves the last two out, too

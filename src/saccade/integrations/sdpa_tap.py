@@ -91,7 +91,7 @@ class _Mode(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             given = dict(zip(_NAMES, args, strict=False)) | kwargs
-            hand_out(_speakers(), lambda: _matrix(given))
+            hand_out([(ear, lambda: _matrix(given)) for ear in _speakers()])
         return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -103,11 +103,15 @@ def closed(ears: Iterable[Ear]) -> Iterator[None]:
         yield
 
 
-def hand_out(ears: Iterable[Ear], make: Make) -> None:
+def hand_out(calls: Sequence[tuple[Ear, Make]]) -> None:
     """Pass a call on to all who listen, also where one of them raises."""
-    with ExitStack() as stack:
-        for ear in reversed(tuple(ears)):
-            stack.callback(ear.valve.hand_out, ear.name, make)
+    if not calls:
+        return
+    (name, valve), make = calls[0]
+    try:
+        valve.hand_out(name, make)
+    finally:
+        hand_out(calls[1:])
 
 
 def refuse_compiled() -> None:

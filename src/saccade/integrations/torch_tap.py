@@ -71,7 +71,11 @@ def _hear_attention(
     given = _ATTENTION.bind(module, *args, **kwargs).arguments
     masks = {key: given.get(key) for key in ("attn_mask", "key_padding_mask")}
     batch_first = module.batch_first or given["query"].dim() == 2
-    hand_out(ears, lambda: _matrix(module, given["query"], given["key"], batch_first, **masks))
+
+    def make() -> AttentionMatrix:
+        return _matrix(module, given["query"], given["key"], batch_first, **masks)
+
+    hand_out([(ear, make) for ear in ears])
     return out
 
 
@@ -108,7 +112,7 @@ def _hear_layer(
         norm = module.norm1 if module.norm_first else None
         return _matrix(module.self_attn, x, x, True, norm=norm, **masks)
 
-    hand_out(ears, make)
+    hand_out([(ear, make) for ear in ears])
     return out
 
 

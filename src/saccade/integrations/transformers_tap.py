@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -181,9 +181,7 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
 
             return make
 
-        with ExitStack() as stack:  # to all of them, also where one raises
-            for listener, ear in reversed([*zip(listeners, ears, strict=True)]):
-                stack.callback(hand_out, [ear], making(listener))
+        hand_out([(ear, making(listener)) for listener, ear in zip(listeners, ears, strict=True)])
         return out
 
     return tapped
