@@ -363,7 +363,7 @@ def weights_of(q, k, *, attn_mask=None, is_causal=False, scale=None):
         {"attn_mask": torch.randn(7, 7)},
         {"attn_mask": torch.randn(4, 1, 7)},
     ],
-    ids=str,
+    ids=["none", "causal", "scale", "mask", "terms", "terms-per-head"],
 )
 def test_fused_products(leading, options):
     layer, x = Fused(**options).eval(), torch.randn(*leading, 7, 16)
