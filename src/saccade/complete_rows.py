@@ -42,10 +42,11 @@ def softmax_rows(scores: ScoreMatrix, tile: Tile, *, differentiable: bool) -> So
             weights, lse = weights * share.exp()[..., None], lse - share
         return SoftmaxRows(weights, None, lse)
     peak = values.amax(-1, keepdim=True)
-    logs = values.sub_(peak.masked_fill_(peak == -math.inf, 0.0)).clamp_min_(_NEVER)
+    empty = peak == -math.inf
+    logs = values.sub_(peak.masked_fill(empty, 0.0)).clamp_min_(_NEVER)
     weights = logs.exp()
-    total = weights.sum(-1, keepdim=True)
-    log_total = total.masked_fill_(total == 0, 1.0).log()
+    total = weights.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
+    log_total = total.log()
     if scores.sink_logit is not None:
         log_total -= log_share((log_total + peak)[..., 0], scores.sink_logit[tile.heads])[..., None]
         total = log_total.exp()

@@ -21,9 +21,9 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
     Returns:
         out and lse, the sink included. A row that may attend to nothing stays 0 and -inf.
     """
-    sink = sink_logit[None, :, None]
-    share = torch.sigmoid(lse - sink)
-    total = torch.logaddexp(lse, sink).masked_fill(lse == -math.inf, -math.inf)
+    sink, empty = sink_logit[None, :, None], lse == -math.inf
+    share = torch.sigmoid(lse - sink).masked_fill(empty, 0.0)  # whatever the sink holds
+    total = torch.logaddexp(lse, sink).masked_fill(empty, -math.inf)
     # A row that holds a NaN must not hand 0 * NaN to what the others share with it.
     spoilt = out.detach().isnan()
     clean = out.to(share.dtype).masked_fill(spoilt, 0.0) * share[..., None]
@@ -31,5 +31,6 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
 
 
 def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:
-    """Log of what the sink leaves to the keys, in the shape of the lse."""
-    return torch.nn.functional.logsigmoid(lse - sink_logit[None, :, None])
+    """Log of what the sink leaves to the keys, in the shape of the lse; 0 in a row that has none."""
+    share = torch.nn.functional.logsigmoid(lse - sink_logit[None, :, None])
+    return share.masked_fill(lse == -math.inf, 0.0)

@@ -148,7 +148,8 @@ def test_and_of_random_masks_with_grouped_heads(seed: int) -> None:
 def test_a_row_that_sees_nothing_has_the_largest_logit_of_nothing() -> None:
     x = torch.randn(1, 1, 3, 4)
     matrix = sc.AttentionMatrix(x, x, torch.tensor([[True, False, False], [False] * 3, [True] * 3]))
-    assert matrix.ask(LargestLogit(matrix.lse))[0][0, 0, 1] == -math.inf
+    for question in (LargestLogit(matrix.lse), LargestLogit()):
+        assert matrix.ask(question)[0][0, 0, 1] == -math.inf
 
 
 def test_the_largest_logit_is_known_with_a_sink_softcap_and_bias() -> None:
@@ -157,7 +158,8 @@ def test_the_largest_logit_is_known_with_a_sink_softcap_and_bias() -> None:
     sink = torch.tensor([0.5, -2.0], dtype=torch.float64)
     matrix = sc.AttentionMatrix(q, k, bias=bias, softcap=3.0, sink_logit=sink)
     want = (3.0 * (q @ k.mT / 2 / 3.0).tanh() + bias).amax(-1)
-    torch.testing.assert_close(matrix.ask(LargestLogit(matrix.lse))[0], want)
+    for question in (LargestLogit(matrix.lse), LargestLogit()):
+        torch.testing.assert_close(matrix.ask(question)[0], want)
 
 
 def state_of(fold: Fold, outline: Outline, blocks: list[Block]) -> object:

@@ -52,12 +52,17 @@ def is_clean(scores: ScoreMatrix, *tensors: Tensor) -> bool:
     return scores.plan.is_full or is_finite(*tensors)
 
 
-def isolate(scores: ScoreMatrix, value: Tensor) -> Isolated | None:
+def isolate(scores: ScoreMatrix, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
     """Zero and hide the non-finite rows of query, key and value; None if there are none.
+
+    Args:
+        scores, value: as they are.
+        spoilt: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, as a bias may give them.
 
     Cost: O(len * head_dim), and if there are such rows a look at the pairs of the plan that they have a part in.
     """
     bad_query, bad_key, bad_value = (not_finite(x) for x in (scores.query, scores.key, value))
+    bad_query = bad_query if spoilt is None else bad_query | spoilt
     if not bool(bad_query.any() | bad_key.any() | bad_value.any()):
         return None
     query, key = scores.query.masked_fill(bad_query[..., None], 0), scores.key.masked_fill(bad_key[..., None], 0)

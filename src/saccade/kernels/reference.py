@@ -41,7 +41,13 @@ class Reference:
             isolated = isolate(scores, value)
             if isolated:
                 return isolated.mark(*self._run(isolated.scores, isolated.value, dropout_p, seed))
-        return self._run(scores, value, dropout_p, seed)
+        out, lse = self._run(scores, value, dropout_p, seed)
+        spoilt = lse.detach().isnan()
+        if out.requires_grad and not scores.plan.is_full and bool(spoilt.any()):
+            isolated = isolate(scores, value, spoilt)
+            assert isolated is not None  # there is a row to hide
+            return isolated.mark(*self._run(isolated.scores, isolated.value, dropout_p, seed))
+        return out, lse
 
     def _run(self, scores: ScoreMatrix, value: Tensor, dropout_p: float, seed: int | None) -> tuple[Tensor, Tensor]:
         whole = scores.everything()

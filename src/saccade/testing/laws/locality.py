@@ -8,6 +8,7 @@ from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients
 from saccade.testing.laws.expect import holds, same
 from saccade.testing.laws.law import law
+from saccade.testing.laws.some import some_sink
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
@@ -88,6 +89,9 @@ def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     if "lse" in subject.offers:
         found = subject.output_and_lse(problem)[1][empty]
         holds(found.isneginf().all(), f"the lse of a row that sees nothing is {found[:3].tolist()}, not -inf")
+    if "sink_logit" in subject.offers:
+        sunk = problem.but(sink_logit=torch.full_like(some_sink(problem), torch.nan))
+        holds((subject.output(sunk)[empty] == 0).all(), "with a sink of NaN, a row that sees nothing is not 0")
     for name, gradient in gradients(subject, problem).items():
         holds(torch.isfinite(gradient).all(), f"the gradient of {name} is not finite")
         if name == "query":
