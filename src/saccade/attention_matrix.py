@@ -173,7 +173,8 @@ class AttentionMatrix(Matrix):
         choice = choose(self.scores, dropout_p, self.impl)
         other = reordered(self.scores, choice.kernel, dropout_p)
         value_dim = self.scores.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(other.scores if other else self.scores, choice, value_dim, dropout_p)
+        scores = other.scores if other else self.scores
+        return Explanation.of(scores, choice, value_dim, dropout_p, is_reordered=other is not None)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape

@@ -17,7 +17,7 @@ from saccade.bias_terms import HidingTerm
 from saccade.plan import Strip, Tile
 from saccade.score_matrix import ScoreMatrix
 
-__all__ = ["Isolated", "is_finite", "isolate"]
+__all__ = ["Isolated", "bytes_of_look", "is_finite", "isolate"]
 
 _PAIRS_AT_ONCE = 1 << 22
 
@@ -52,6 +52,11 @@ def is_finite(*tensors: Tensor) -> bool:
         if not math.isfinite((tensor.sum(dtype=torch.float32) if half else tensor.sum()).item()):
             return False
     return True
+
+
+def bytes_of_look(entries: int, dtype: torch.dtype) -> int:
+    """What `is_finite` holds while it looks at a tensor: torch sums half precision by way of a copy in float32."""
+    return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
 def isolate(scores: ScoreMatrix, value: Tensor) -> Isolated | None:
