@@ -14,7 +14,15 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["UnsupportedError", "describe", "missing_extra", "type_error", "unsupported", "value_error"]
+__all__ = [
+    "UnsupportedError",
+    "describe",
+    "hidden_by_vmap",
+    "missing_extra",
+    "type_error",
+    "unsupported",
+    "value_error",
+]
 
 
 class UnsupportedError(NotImplementedError):
@@ -55,6 +63,12 @@ def unsupported(where: str, what: str, reasons: Sequence[str], *, hint: str | No
     if hint:
         lines.append(f"Hint: {hint}")
     return UnsupportedError("\n".join(lines), tuple(reasons))
+
+
+def hidden_by_vmap(where: str, name: str) -> UnsupportedError:
+    """An `UnsupportedError` for what has to be read before anything is computed, and is mapped by ``vmap``."""
+    reason = f"what {name} hold is read before anything is computed, and vmap hides it"
+    return unsupported(where, "vmap", [reason], hint="put the mapped axis into the batch yourself")
 
 
 def missing_extra(where: str, package: str, extra: str) -> ImportError:

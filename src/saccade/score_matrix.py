@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.bias_terms import DistanceTerm, Term
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import describe, hidden_by_vmap, type_error, value_error
 from saccade.grouping import grouped, groups_of, joined, product, take
 from saccade.masks import Mask, as_mask
 from saccade.masks.kept_plans import plan_of
@@ -20,6 +20,7 @@ from saccade.score_checks import check_alike, check_query_key, checked_scale, ch
 from saccade.scores import Score
 from saccade.scores.base import TileFunction
 from saccade.token_positions import AtPositions, Positions, check_positions, first_position
+from saccade.transforms import is_mapped
 
 __all__ = ["ROOM_FOR_HIDDEN", "ScoreMatrix"]
 
@@ -87,6 +88,8 @@ class ScoreMatrix:
                 self.query, self.key, self.tile_function, self.parameters = score.prepare(query, key)
         self.sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
         self.rule = as_mask(mask, shape, where=where)
+        if any(is_mapped(x) for x in self.rule.tensors()):
+            raise hidden_by_vmap(where, "tensors of the mask")
         _, _, q_len, kv_len = shape
         if q_positions is None and kv_positions is None:
             self.origin = (kv_len - q_len, 0)

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import describe, hidden_by_vmap, type_error, value_error
 from saccade.masks import Mask
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 from saccade.token_order import TokenOrder
+from saccade.transforms import is_mapped
 
 __all__ = ["AtPositions", "Positions", "check_positions", "consecutive", "first_position"]
 
@@ -43,6 +44,8 @@ def check_positions(positions: Positions, name: str, batch: int, length: int, wh
     if positions.shape not in ((length,), (1, length), (batch, length)):
         rule = f"have shape [{length}] or [{batch}, {length}]"
         raise value_error(where, name, rule, list(positions.shape))
+    if is_mapped(positions):
+        raise hidden_by_vmap(where, name)
     # Reading the contents would wait for any other device; there, all negative positions mean "no token".
     can_be_read = positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling()
     if can_be_read and int(positions.min()) < -1:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES
 from saccade.kernels.held import Cost, Held
 from saccade.kernels.nonfinite import is_finite, isolate
 from saccade.score_matrix import ScoreMatrix
+from saccade.transforms import has_forward_derivatives
 
 __all__ = ["Flex"]
 
@@ -47,6 +49,8 @@ class Flex:
             why.append("it has dot products only, and maps that end in one")
         if scores.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
+        if has_forward_derivatives():
+            why.append(NO_FORWARD_DERIVATIVES)
         return tuple(why)
 
     def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:

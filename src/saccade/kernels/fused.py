@@ -12,11 +12,12 @@ from saccade.grouping import at, groups_of, take
 from saccade.kernels import aten
 from saccade.kernels.added import added
 from saccade.kernels.calls import Call, calls_of, route_of, tiles_of
-from saccade.kernels.differentiable import Backward, Dropped, Tensors, run
+from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES, Backward, Dropped, Tensors, run
 from saccade.kernels.fused_cost import cost_of, pairs_of
 from saccade.kernels.held import Cost
 from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
+from saccade.transforms import has_forward_derivatives
 
 __all__ = ["Fused"]
 
@@ -44,6 +45,8 @@ class Fused:
             why.append("it has dot products only, and maps that end in one")
         if scores.bias is not None and scores.bias.source.requires_grad and torch.is_grad_enabled():
             why.append("it has no gradient for bias")
+        if has_forward_derivatives():
+            why.append(NO_FORWARD_DERIVATIVES)
         return tuple(why)
 
     def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:

@@ -12,11 +12,12 @@ from torch import Tensor
 from saccade import dropout
 from saccade.grouping import at, folded, groups_of, joined, product, take, transposed_product
 from saccade.kernels.blocks import blocks_of
-from saccade.kernels.differentiable import Backward, Dropped, Tensors, run
+from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES, Backward, Dropped, Tensors, run
 from saccade.kernels.held import Cost
 from saccade.kernels.tiled_cost import cost_of, pairs_of
 from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
+from saccade.transforms import has_forward_derivatives
 
 __all__ = ["Tiled"]
 
@@ -35,9 +36,9 @@ class Tiled:
     name = "tiled"
 
     def reasons(self, scores: ScoreMatrix, dropout_p: float) -> tuple[str, ...]:
-        """Nothing is beyond it."""
+        """Why it cannot run these inputs; empty if it can."""
         del scores, dropout_p
-        return ()
+        return (NO_FORWARD_DERIVATIVES,) if has_forward_derivatives() else ()
 
     def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
         """What the blocks compute and hold; nothing is run."""

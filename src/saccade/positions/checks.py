@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import describe, type_error, value_error
+from saccade.transforms import is_mapped
 
 __all__ = [
     "as_positions",
@@ -81,5 +82,5 @@ def check_below(where: str, positions: Tensor, limit: int, hint: str) -> None:
 
 
 def contents_are_free(x: Tensor) -> bool:
-    """Whether x has elements that can be read without waiting for a device and outside of a compiler."""
-    return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling()
+    """Whether x has elements that can be read: without waiting for a device, outside of a compiler and of ``vmap``."""
+    return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling() and not is_mapped(x)
