@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade.errors import describe, hidden_by_vmap, type_error, value_error
 from saccade.masks import Mask
+from saccade.masks.arguments import length_of
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 from saccade.token_order import TokenOrder
@@ -33,8 +34,9 @@ def check_positions(positions: Positions, name: str, batch: int, length: int, wh
     if positions is None:
         return
     if isinstance(positions, range):
-        if len(positions) != length:
-            raise value_error(where, name, f"hold {length} positions", len(positions))
+        count = length_of(positions)
+        if count != length:
+            raise value_error(where, name, f"hold {length} positions", count)
         if length and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
             raise value_error(where, name, "start at 0 or later", positions)
         return

@@ -22,6 +22,7 @@ __all__ = [
     "check_positions",
     "check_readable",
     "kind",
+    "length_of",
     "lengths",
     "listed",
     "positions_of",
@@ -177,8 +178,9 @@ def check_positions(where: str, name: str, positions: object, batch: int, length
         return
     rule = "be a range, an int64 tensor or None"
     if isinstance(positions, range):
-        if len(positions) != length:
-            raise value_error(where, name, f"hold {length} positions", len(positions))
+        count = length_of(positions)
+        if count != length:
+            raise value_error(where, name, f"hold {length} positions", count)
         if length and min(positions[0], positions[-1]) < 0:
             raise value_error(where, name, "start at 0 or later", positions)
         return
@@ -190,6 +192,11 @@ def check_positions(where: str, name: str, positions: object, batch: int, length
     shape = tuple(positions.shape)
     if shape not in ((length,), (1, length), (batch, length)):
         raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(shape))
+
+
+def length_of(span: range) -> int:
+    """Of any range: ``len`` itself counts no further than 2**63."""
+    return max(0, -((span.start - span.stop) // span.step))
 
 
 def positions_of(given: range | Tensor | None, first: int, length: int) -> Tensor:

@@ -61,7 +61,7 @@ def as_positions(where: str, positions: object, device: torch.device | None = No
     Where reading contents would wait for a device, or stop a compiler, all negative positions mean "no token".
     """
     if isinstance(positions, range):
-        if len(positions) and min(positions) < 0:
+        if positions and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
             raise value_error(where, "positions", "start at 0 or later", positions)
         return torch.arange(positions.start, positions.stop, positions.step, device=device)
     if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
