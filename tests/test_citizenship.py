@@ -40,7 +40,7 @@ def test_autocast_casts_projections_and_never_scores() -> None:
 @pytest.mark.parametrize("impl", ["fused", "reference"])
 def test_autocast_does_not_reach_into_a_product(impl: str) -> None:
     q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
-    expected = sc.attention(q, k, v, MASK, impl=impl)
+    expected = sc.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), MASK, impl=impl)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(sc.attention(q, k, v, MASK, impl=impl), expected)
 

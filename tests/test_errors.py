@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import saccade as sc
-from saccade import masks, nn
+from saccade import errors, masks, nn
 from saccade.mechanisms import Softmax
 
 Call = Callable[[], object]
@@ -55,7 +55,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"mask": masks.Padding([1, 2, 3])}, "mask must tell apart 1 or 2 batch items; got 3."),
     ({"bias": 1.0}, "bias must be a tensor, a saccade positions.Bias or None; got float."),
     ({"bias": torch.ones(5, 6, dtype=torch.bool)}, "bias must be a float tensor; got bool."),
-    ({"bias": _q(5, 6, dtype=torch.float64)}, "dtype of bias must be float32; got float64."),
+    ({"bias": torch.ones(5, 6, dtype=torch.int64)}, "bias must be a float tensor; got int64."),
     ({"bias": _q(5, 7)}, "bias must broadcast to [2, 4, 5, 6]; got [5, 7]."),
     ({"bias": _q(5, 6, device="meta")}, "device must be the same for query and bias; got cpu and meta."),
     ({"scale": float("nan")}, "scale must be finite; got nan."),
@@ -66,7 +66,10 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"softcap": True}, "softcap must be a float or None; got bool."),
     ({"q_positions": range(4)}, "q_positions must hold 5 positions; got 4."),
     ({"q_positions": range(-1, 4)}, "q_positions must start at 0 or later; got range(-1, 4)."),
-    ({"q_positions": torch.arange(5).float()}, "q_positions must be a range, an int64 tensor or None; got float32."),
+    (
+        {"q_positions": torch.arange(5).float()},
+        "q_positions must be a range, an int64 tensor, a list of ints or None; got float32.",
+    ),
     ({"q_positions": torch.arange(10).reshape(5, 2)}, "q_positions must have shape [5] or [2, 5]; got [5, 2]."),
     ({"q_positions": torch.tensor([0, 1, -2, 3, 4])}, "q_positions must be at least -1; got a smaller one."),
     ({"kv_positions": range(6)}, "q_positions must be given together with kv_positions; got None."),
@@ -245,3 +248,18 @@ def test_a_kernel_asked_for_by_name_lists_every_reason() -> None:
     assert caught.value.reasons == ("it has no dropout", "it has no softcap", "it has no gradient for bias")
     assert str(caught.value).splitlines()[0] == 'attention: impl="fused" cannot run these inputs:'
     assert str(caught.value).splitlines()[-1] == 'Hint: impl="auto" finds a kernel that can'
+
+
+@pytest.mark.parametrize("make", [errors.value_error, errors.type_error])
+def test_a_sentence_shows_text_from_outside_and_obeys_none_of_it(make: Callable[..., Exception]) -> None:
+    name = "na\x1b[31mme\u202e\nHint: run this"
+    error = make("function", name, f"be {name}", name, facts=[name], hint=name)
+    shown = r"na\x1b[31mme\u202e\nHint: run this"
+    assert str(error) == f"function: {shown} must be {shown}; got {shown}.\n    {shown}\nHint: {shown}"
+
+
+def test_a_list_of_reasons_shows_text_from_outside_and_obeys_none_of_it() -> None:
+    error = errors.unsupported("function", "na\x1bme", ["it has \x07", "of\nparts"], hint="\x9b")
+    lines = [r"function: na\x1bme cannot run these inputs:", r"    - it has \x07", "    - of", "parts", r"Hint: \x9b"]
+    assert str(error).split("\n") == lines
+    assert error.reasons == (r"it has \x07", "of\nparts")

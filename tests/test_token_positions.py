@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.masks import brute_force
-from tests.masks.expressions import MAX_LEN, expressions
+from tests.masks.expressions import MAX_LEN, anywhere, expressions
 from torch import Tensor
 
 import saccade as sc
@@ -121,7 +121,7 @@ def _check_a_random_table(data: st.DataObject) -> None:
         patch.setattr("saccade.token_positions._FEWEST", 0)
         patch.setattr("saccade.token_order._MOST_RUNS", data.draw(st.sampled_from([1, 16]), label="runs"))
         assert torch.equal(_covered(AtPositions(mask, q, kv), shape)[:, 0], expected)
-        out = sc.attention(query, key, value, mask, q_positions=q, kv_positions=kv)
+        out = sc.attention(query, key, value, anywhere(mask), q_positions=q, kv_positions=kv)
     torch.testing.assert_close(out.double(), _attended(query, key, value, expected), atol=1e-5, rtol=1e-5)
 
 

@@ -16,19 +16,20 @@ from saccade.errors import unsupported
 from saccade.explanation import Explanation
 from saccade.grouping import joined
 from saccade.kernels import choose
-from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.kernels.pieces import few_rows
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.plan import Ranges, Strip, Tile
 from saccade.positions import Bias
 from saccade.row_order import reordered
+from saccade.score_checks import autocast
 from saccade.score_matrix import ScoreMatrix
 from saccade.scores import Score
 from saccade.sink import with_sink
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.summary import Summary, summary_of
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 from saccade.traced import execute, product, reasons
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse"]
@@ -52,7 +53,8 @@ class AttentionMatrix(Matrix):
             ``h // (heads // kv_heads)``. Keys are never expanded in memory.
         mask: who may attend to whom; None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
             ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
-            ``(b, h, q, kv) -> bool``. True = may attend.
+            ``(b, h, q, kv) -> bool``. True = may attend. Two dimensions are always ``[q, kv]``: which keys of each item
+            are tokens, ``[batch, kv]``, is ``mask[:, None, None, :]``.
         score: how alike a query and a key are, a `saccade.scores.Score`; the dot product when None.
         bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
             `saccade.positions.Bias` (ALiBi, T5, …), which is read at distances and never written out.
@@ -62,7 +64,7 @@ class AttentionMatrix(Matrix):
         impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. "flex", torch's FlexAttention
             on a GPU, runs by this name only.
         q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
-            ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
+            ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query i at
             ``kv_len - q_len + i`` (bottom-right).
 
     Raises:
@@ -91,8 +93,8 @@ class AttentionMatrix(Matrix):
         softcap: float | None = None,
         sink_logit: Tensor | None = None,
         impl: Impl = "auto",
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ):
         self.scores = ScoreMatrix(
             query,
@@ -166,7 +168,7 @@ class AttentionMatrix(Matrix):
         return self.scores.sink_logit is None
 
     def summary(self) -> Summary:
-        return summary_of(self, self.scores, lambda: self.lse)
+        return summary_of(self, self.scores)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
@@ -188,21 +190,21 @@ class AttentionMatrix(Matrix):
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         scores, bad = self.scores, None
-        if not (scores.plan.is_full or is_finite(scores.key.detach())):
+        if not is_clean(scores, scores.query, scores.key):
             isolated = isolate(scores, scores.key)
             if isolated:
-                scores, bad = isolated.scores, isolated.by_key
+                scores, bad = isolated.scores, isolated.in_scores
         for tile in scores.row_plan.tiles:
             for piece in _pieces(tile, batch, head, rows):
                 with torch.autocast(self.device.type, enabled=False):
-                    weights, logs = softmax_rows(scores, piece, differentiable=self._wants_grad())
+                    weights, logs, lse = softmax_rows(scores, piece, differentiable=self._wants_grad())
                 span = piece.rows
                 if bad is not None:
-                    marked = bad[piece.batch, piece.heads, as_slice(span), None]
-                    weights = weights.masked_fill(marked, math.nan)
-                    logs = None if logs is None else logs.masked_fill(marked, math.nan)
+                    marked = bad[piece.batch, piece.heads, as_slice(span)]
+                    weights, lse = weights.masked_fill(marked[..., None], math.nan), lse.masked_fill(marked, math.nan)
+                    logs = None if logs is None else logs.masked_fill(marked[..., None], math.nan)
                 columns = joined(tuple(strip.keys for strip in piece.columns))
-                yield Block(piece.batch, piece.heads, span, columns, weights, logs)
+                yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
     def _wants_grad(self) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.scores.ingredients)
@@ -221,8 +223,8 @@ def attention(
     sink_logit: Tensor | None = None,
     dropout_p: float = 0.0,
     impl: Impl = "auto",
-    q_positions: Positions = None,
-    kv_positions: Positions = None,
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
 ) -> Tensor:
     """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
@@ -272,8 +274,8 @@ def attention_with_lse(
     sink_logit: Tensor | None = None,
     dropout_p: float = 0.0,
     impl: Impl = "auto",
-    q_positions: Positions = None,
-    kv_positions: Positions = None,
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
 ) -> tuple[Tensor, Tensor]:
     """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
 
@@ -296,6 +298,7 @@ def _product(
     """Output and lse by the kernel that fits."""
     if scores.device.type != "meta" and torch.is_autocast_enabled(scores.device.type):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
+        value = autocast(value, scores.dtype)
         with torch.autocast(scores.device.type, enabled=False):
             return _product(scores, value, dropout_p, impl, seed)
     scores.check_value(value)

@@ -206,34 +206,39 @@ class DistanceTerm(Term):
 
 
 class HidingTerm(Term):
-    """A term, or nothing, with -inf at some keys.
+    """A term, or nothing, with -inf at some queries and some keys.
 
     Args:
         term: what is added elsewhere.
-        hidden: bool ``[B, H, S]``, True where the term is -inf.
+        queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the term is -inf.
         nothing: zeros ``[1, 1, 1, 1]``, read where there is no term.
     """
 
     is_written_out = False
 
-    def __init__(self, term: Term | None, hidden: Tensor, nothing: Tensor):
-        self.term, self.hidden, self._nothing = term, hidden, nothing
+    def __init__(self, term: Term | None, queries: Tensor, keys: Tensor, nothing: Tensor):
+        self.term, self.queries, self.keys, self._nothing = term, queries, keys, nothing
         self.source = nothing if term is None else term.source
 
     def of(self, source: Tensor) -> HidingTerm:
-        return HidingTerm(None if self.term is None else self.term.of(source), self.hidden, self._nothing)
+        return self._around(None if self.term is None else self.term.of(source), self.queries)
 
     def in_order(self, rows: Tensor, kv_len: int) -> HidingTerm:
-        return HidingTerm(None if self.term is None else self.term.in_order(rows, kv_len), self.hidden, self._nothing)
+        term = None if self.term is None else self.term.in_order(rows, kv_len)
+        return self._around(term, self.queries.index_select(2, rows))
+
+    def _around(self, term: Term | None, queries: Tensor) -> HidingTerm:
+        return HidingTerm(term, queries, self.keys, self._nothing)
 
     def read(self, tile: Tile) -> Tensor:
-        hidden = take(self.hidden[tile.batch, tile.heads], _ranges(tile), 2)[:, :, None]
+        keys = take(self.keys[tile.batch, tile.heads], _ranges(tile), 2)[:, :, None]
+        hidden = keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
         inner = self._nothing if self.term is None else self.term.read(tile)
         return inner.expand(torch.broadcast_shapes(inner.shape, hidden.shape)).masked_fill(hidden, -math.inf)
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         inner = _entry(self._nothing, b, h, q, kv) if self.term is None else self.term.at(b, h, q, kv)
-        return torch.where(self.hidden[b, h, kv], -math.inf, inner)
+        return torch.where(self.queries[b, h, q] | self.keys[b, h, kv], -math.inf, inner)
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         if self.term is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.arguments import is_integer
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import After, And, Dense, Documents, Mask, Not, Or, Padding, Predicate, as_mask
 from saccade.matrix import Matrix
@@ -273,7 +274,7 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
     else:
         if isinstance(lengths, str) or not isinstance(lengths, Sequence) or not lengths:
             raise type_error("compare", "timed_lengths", "be a list of ints of at least 1", repr(lengths))
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in lengths):
+        if not all(is_integer(n) and n >= 1 for n in lengths):
             raise value_error("compare", "timed_lengths", "be a list of ints of at least 1", list(lengths))
         wanted = list(lengths)
     if not (case.mask is None or isinstance(case.mask, Mask)):

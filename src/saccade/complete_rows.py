@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,23 +12,35 @@ from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
 from saccade.sink import log_share
 
-__all__ = ["softmax_rows"]
+__all__ = ["SoftmaxRows", "softmax_rows"]
 
 _NEVER = -1000.0  # exp of it is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
 
 
-def softmax_rows(scores: ScoreMatrix, tile: Tile, *, differentiable: bool) -> tuple[Tensor, Tensor | None]:
-    """Weights of a tile that holds complete rows, and their logs, ``[batch, heads, rows, columns]``.
+class SoftmaxRows(NamedTuple):
+    """Complete rows of a softmax.
 
-    A row that may attend to nothing is 0; a sink takes its share. Logs are at least about -1000, also where the
-    weight is 0. With gradients there are none (None), as everything is then computed out of place.
+    Attributes:
+        weights: ``[batch, heads, rows, columns]``; 0 in a row that may attend to nothing.
+        logs: of the weights, at least about -1000, also where the weight is 0; None with gradients, where everything
+            is computed out of place.
+        lse: log of the denominators, ``[batch, heads, rows]``, a sink's share included.
     """
+
+    weights: Tensor
+    logs: Tensor | None
+    lse: Tensor
+
+
+def softmax_rows(scores: ScoreMatrix, tile: Tile, *, differentiable: bool) -> SoftmaxRows:
+    """Softmax of a tile that holds complete rows."""
     values = scores.tile(tile)
     if differentiable:
         weights, lse = normalised(values)
         if scores.sink_logit is not None:
-            weights = weights * log_share(lse, scores.sink_logit[tile.heads]).exp()[..., None]
-        return weights, None
+            share = log_share(lse, scores.sink_logit[tile.heads])
+            weights, lse = weights * share.exp()[..., None], lse - share
+        return SoftmaxRows(weights, None, lse)
     peak = values.amax(-1, keepdim=True)
     logs = values.sub_(peak.masked_fill_(peak == -math.inf, 0.0)).clamp_min_(_NEVER)
     weights = logs.exp()
@@ -36,4 +49,4 @@ def softmax_rows(scores: ScoreMatrix, tile: Tile, *, differentiable: bool) -> tu
     if scores.sink_logit is not None:
         log_total -= log_share((log_total + peak)[..., 0], scores.sink_logit[tile.heads])[..., None]
         total = log_total.exp()
-    return weights.div_(total), logs.sub_(log_total)
+    return SoftmaxRows(weights.div_(total), logs.sub_(log_total), (log_total + peak)[..., 0])

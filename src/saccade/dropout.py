@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer, is_number
 from saccade.errors import type_error, value_error
 from saccade.grouping import take
 from saccade.plan import Ranges
@@ -19,7 +20,7 @@ _WORD = 0xFFFFFFFF
 
 def check(dropout_p: float, where: str) -> None:
     """Raise unless ``dropout_p`` is a probability below 1."""
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
+    if not is_number(dropout_p):
         raise type_error(where, "dropout_p", "be a float", type(dropout_p).__name__)
     if not 0.0 <= dropout_p < 1.0:
         raise value_error(where, "dropout_p", "be at least 0 and below 1", dropout_p)
@@ -30,7 +31,7 @@ def check_seed(seed: int | None, where: str) -> None:
     if seed is None:
         return
     rule = "be an int from 0 to 2**63 - 1, or None"
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if not is_integer(seed):
         raise type_error(where, "seed", rule, repr(seed))
     if not 0 <= seed < 1 << 63:
         raise value_error(where, "seed", rule, seed)

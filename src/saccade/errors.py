@@ -7,7 +7,8 @@ A sentence names the function, the argument, the rule and what was received; fac
         key    [2, 5, 128, 64]  float32  cpu
     Hint: ...
 
-Tensor contents never appear in a sentence: reading them would wait for the device.
+Tensor contents never appear in a sentence: reading them would wait for the device. Text from outside (names in a file,
+paths) may: whatever is no letter, mark or symbol in it is written as its escape, so that a sentence may be shown.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,16 @@ import torch
 __all__ = [
     "UnsupportedError",
     "describe",
+    "escaped",
     "hidden_by_vmap",
     "missing_extra",
     "type_error",
     "unsupported",
     "value_error",
 ]
+
+# The two joiners shape letters and emoji in honest text; every other format character can hide or reorder it.
+_JOINERS = frozenset("\u200c\u200d")
 
 
 class UnsupportedError(NotImplementedError):
@@ -35,6 +40,15 @@ class UnsupportedError(NotImplementedError):
     def __init__(self, message: str, reasons: tuple[str, ...]):
         super().__init__(message)
         self.reasons = reasons
+
+
+def escaped(text: str) -> str:
+    """The text with its escape for every character that is not seen, and that a terminal might obey."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in _JOINERS else ascii(character)[1:-1] for character in text
+    )
 
 
 def describe(name: str, tensor: torch.Tensor) -> str:
@@ -59,10 +73,12 @@ def type_error(
 
 def unsupported(where: str, what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
     """An `UnsupportedError` that lists all ``reasons`` why ``what`` cannot be had."""
-    lines = [f"{where}: {what} cannot run these inputs:", *(f"    - {reason}" for reason in reasons)]
+    # The parts of a module stand in lines of their own.
+    reasons = tuple("\n".join(map(escaped, reason.split("\n"))) for reason in reasons)
+    lines = [f"{where}: {escaped(what)} cannot run these inputs:", *(f"    - {reason}" for reason in reasons)]
     if hint:
-        lines.append(f"Hint: {hint}")
-    return UnsupportedError("\n".join(lines), tuple(reasons))
+        lines.append(f"Hint: {escaped(hint)}")
+    return UnsupportedError("\n".join(lines), reasons)
 
 
 def hidden_by_vmap(where: str, name: str) -> UnsupportedError:
@@ -82,4 +98,4 @@ def _sentence(where: str, argument: str, rule: str, got: object, facts: Sequence
     lines = [f"{where}: {argument} must {rule}; got {got}.", *(f"    {fact}" for fact in facts)]
     if hint:
         lines.append(f"Hint: {hint}")
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from saccade import dropout
+from saccade.arguments import is_integer
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.grouping import groups_of, product, take
 from saccade.plan import Ranges
+from saccade.score_checks import autocast
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
@@ -87,7 +89,7 @@ class Matrix(ABC):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the value's dtype.
         """
-        self._check_operand(value, "value", self.kv_heads, self.shape[3])
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
         dropout.check(dropout_p, type(self).__name__)
         dropout.check_seed(seed, type(self).__name__)
         seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
@@ -115,7 +117,7 @@ class Matrix(ABC):
         Cost: one sweep over the blocks. With gradients, the weights of every block are kept for the backward pass.
         """
         batch, heads, q_len, kv_len = self.shape
-        self._check_operand(x, "x", heads, q_len)
+        x = self._operand(x, "x", heads, q_len)
         out = x.new_zeros(batch, heads, kv_len, x.shape[3], dtype=_wide(x))
         for block in self.blocks():
             rows = x[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
@@ -187,7 +189,7 @@ class Matrix(ABC):
         Raises:
             UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
 
-        Cost: about two sweeps of `blocks`, and one product for the largest logit; O(q_len + kv_len) memory.
+        Cost: about two sweeps of `blocks`; O(q_len + kv_len) memory.
         """
         return summary_of(self)
 
@@ -267,7 +269,7 @@ class Matrix(ABC):
         for name, index, size in (("batch", batch, self.shape[0]), ("head", head, self.shape[1])):
             if index is None:
                 continue
-            if isinstance(index, bool) or not isinstance(index, int):
+            if not is_integer(index):
                 raise type_error(where, name, "be an int or None", repr(index))
             if not 0 <= index < size:
                 raise value_error(where, name, f"be at least 0 and below {size}", index)
@@ -284,17 +286,20 @@ class Matrix(ABC):
             raise IndexError(f"Matrix: {name} index must be in [{-size}, {size}); got {index}.")
         return index % size
 
-    def _check_operand(self, x: Tensor, name: str, heads: int, length: int) -> None:
+    def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
+        """What the matrix is multiplied with, checked; in its dtype under autocast."""
         if not isinstance(x, Tensor):
             raise type_error("Matrix", name, "be a tensor", type(x).__name__)
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:
             rule = f"have shape [{', '.join(map(str, expected))}, width]"
             raise value_error("Matrix", name, rule, list(x.shape), facts=[f"matrix {list(self.shape)}"])
+        x = autocast(x, self.dtype)
         if x.dtype != self.dtype or x.device != self.device:
             got = f"{x.dtype} on {x.device}"
             rule = f"be {self.dtype} on {self.device}, like the matrix"
             raise value_error("Matrix", name, rule, got, facts=[describe(name, x)])
+        return x
 
 
 class Transposed:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_finite_number, is_number
 from saccade.bias_terms import DenseTerm
 from saccade.errors import describe, type_error, value_error
 from saccade.scores import Score
 
-__all__ = ["check_alike", "check_query_key", "checked_scale", "checked_sink", "checked_softcap", "dense_term"]
+__all__ = [
+    "autocast",
+    "check_alike",
+    "check_query_key",
+    "checked_scale",
+    "checked_sink",
+    "checked_softcap",
+    "dense_term",
+]
 
-_LARGEST = sys.float_info.max  # an int may be larger than any float
+_CAST = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -58,6 +65,18 @@ def _explained(query: Tensor, key: Tensor, score: Score | None, where: str) -> E
     return value_error(where, "key heads", "divide query heads", got, facts=facts, hint=hint)
 
 
+def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor in the type that autocast gives to the arguments of attention, where it is switched on.
+
+    That is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
+    autocast (or ``dtype``), float64 stays.
+    """
+    if not isinstance(x, Tensor) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return x
+    dtype = torch.get_autocast_dtype(x.device.type) if dtype is None else dtype
+    return x.to(dtype) if x.dtype in _CAST and dtype in _CAST else x
+
+
 def check_alike(where: str, **tensors: Tensor) -> None:
     """Raise unless all tensors have one dtype and one device."""
     first, *others = tensors.values()
@@ -74,9 +93,9 @@ def checked_scale(scale: float | None, where: str) -> float:
     """A finite number; 1 for None, which is met only where every score is 0."""
     if scale is None:  # head_dim 0: every score is 0, whatever the scale
         return 1.0
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
+    if not is_number(scale):
         raise type_error(where, "scale", "be a float or None", type(scale).__name__)
-    if not abs(scale) <= _LARGEST:
+    if not is_finite_number(scale):
         raise value_error(where, "scale", "be finite", scale)
     return float(scale)
 
@@ -85,9 +104,9 @@ def checked_softcap(softcap: float | None, where: str) -> float | None:
     """A finite number above 0, or None."""
     if softcap is None:
         return None
-    if isinstance(softcap, bool) or not isinstance(softcap, int | float):
+    if not is_number(softcap):
         raise type_error(where, "softcap", "be a float or None", type(softcap).__name__)
-    if not 0 < softcap <= _LARGEST:
+    if not (is_finite_number(softcap) and softcap > 0):
         raise value_error(where, "softcap", "be finite and above 0", softcap, hint="None means no cap")
     return float(softcap)
 
@@ -112,10 +131,12 @@ def dense_term(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], wh
     if bias.dtype == torch.bool:
         hint = "True = may attend is a mask: pass it as mask="
         raise type_error(where, "bias", "be a float tensor", "bool", hint=hint)
-    fitting = {query.dtype, torch.float32} if query.dtype != torch.float64 else {torch.float64}
-    if bias.dtype not in fitting:
-        rule = "be " + " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in fitting))
-        raise value_error(where, "dtype of bias", rule, str(bias.dtype).removeprefix("torch."))
+    if not bias.is_floating_point():
+        raise type_error(where, "bias", "be a float tensor", str(bias.dtype).removeprefix("torch."))
+    if query.dtype == torch.float64:
+        bias = bias.to(torch.float64)
+    elif bias.dtype != query.dtype:
+        bias = bias.to(torch.float32)  # which scores are computed in
     if bias.device != query.device:
         raise value_error(where, "device", "be the same for query and bias", f"{query.device} and {bias.device}")
     fits = bias.dim() <= 4 and all(

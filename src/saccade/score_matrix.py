@@ -16,10 +16,18 @@ from saccade.masks import Mask, as_mask
 from saccade.masks.kept_plans import plan_of
 from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
-from saccade.score_checks import check_alike, check_query_key, checked_scale, checked_sink, checked_softcap, dense_term
+from saccade.score_checks import (
+    autocast,
+    check_alike,
+    check_query_key,
+    checked_scale,
+    checked_sink,
+    checked_softcap,
+    dense_term,
+)
 from saccade.scores import Score
-from saccade.scores.base import TileFunction
-from saccade.token_positions import AtPositions, Positions, check_positions, first_position
+from saccade.scores.base import TileFunction, prepared
+from saccade.token_positions import AtPositions, GivenPositions, check_domain, check_positions, first_position
 from saccade.transforms import is_mapped
 
 __all__ = ["ROOM_FOR_HIDDEN", "ScoreMatrix"]
@@ -67,10 +75,11 @@ class ScoreMatrix:
         scale: float | None = None,
         softcap: float | None = None,
         sink_logit: Tensor | None = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
         where: str = "attention",
     ):
+        query, key = autocast(query), autocast(key)
         self.where = where
         self.answers: dict[Hashable, int] | None = None
         self.row_positions: Tensor | None = None
@@ -85,13 +94,14 @@ class ScoreMatrix:
         else:
             self.scale = score.default_scale(query.shape[3]) if scale is None else checked_scale(scale, where)
             with torch.autocast(query.device.type, enabled=False):
-                self.query, self.key, self.tile_function, self.parameters = score.prepare(query, key)
+                self.query, self.key, self.tile_function, self.parameters = prepared(score, query, key)
         self.sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
         self.rule = as_mask(mask, shape, where=where)
         if any(is_mapped(x) for x in self.rule.tensors()):
             raise hidden_by_vmap(where, "tensors of the mask")
         _, _, q_len, kv_len = shape
         if q_positions is None and kv_positions is None:
+            check_domain(self.rule, None, None, q_len, kv_len, where)
             self.origin = (kv_len - q_len, 0)
         else:
             self._place(q_positions, kv_positions, raw_tensor=isinstance(mask, Tensor))
@@ -409,18 +419,19 @@ class ScoreMatrix:
             return None, None
         return bias.address(q), bias.address(kv)
 
-    def _place(self, q_positions: Positions, kv_positions: Positions, *, raw_tensor: bool) -> None:
+    def _place(self, q_positions: GivenPositions, kv_positions: GivenPositions, *, raw_tensor: bool) -> None:
         batch, _, q_len, kv_len = self.shape
         where = self.where
         if q_positions is None:
             hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
             raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
-        check_positions(q_positions, "q_positions", batch, q_len, where)
-        check_positions(kv_positions, "kv_positions", batch, kv_len, where)
+        q_positions = check_positions(q_positions, "q_positions", batch, q_len, where)
+        kv_positions = check_positions(kv_positions, "kv_positions", batch, kv_len, where)
         if raw_tensor:
             hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
             rule = "be a rule on positions (not a tensor) when positions are given"
             raise value_error(where, "mask", rule, "a bool tensor", hint=hint)
+        check_domain(self.rule, q_positions, kv_positions, q_len, kv_len, where)
         q_first = first_position(q_positions, kv_len - q_len)
         kv_first = first_position(kv_positions, 0)
         if q_first is not None and kv_first is not None:

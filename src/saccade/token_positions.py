@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import describe, hidden_by_vmap, type_error, value_error
 from saccade.masks import Mask
 from saccade.masks.arguments import length_of
+from saccade.masks.domain import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 from saccade.token_order import TokenOrder
-from saccade.transforms import is_mapped
+from saccade.transforms import is_mapped, is_transformed
 
-__all__ = ["AtPositions", "Positions", "check_positions", "consecutive", "first_position"]
+__all__ = [
+    "AtPositions",
+    "GivenPositions",
+    "Positions",
+    "check_domain",
+    "check_positions",
+    "consecutive",
+    "first_position",
+]
 
 Positions = None | range | Tensor
 """None (default), a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here."""
+GivenPositions = Positions | Sequence[int] | Sequence[Sequence[int]]
+"""The same as users hand it over: also as lists."""
 
 _FEW_GAPS = 4  # positions per row, up to which a mask is asked where it would like to cut
 _FEW_ROWS = 16
@@ -29,20 +41,22 @@ _FEWEST = 1 << 20  # keys times rows, and some more for each key, below which a 
 _NOWHERE = 1 << 62
 
 
-def check_positions(positions: Positions, name: str, batch: int, length: int, where: str) -> None:
-    """Raise unless ``positions`` gives one position, or -1, to each of ``length`` tokens."""
+def check_positions(positions: GivenPositions, name: str, batch: int, length: int, where: str) -> Positions:
+    """The positions, a list as a tensor; raises unless they give one, or -1, to each of ``length`` tokens."""
     if positions is None:
-        return
+        return None
     if isinstance(positions, range):
         count = length_of(positions)
         if count != length:
             raise value_error(where, name, f"hold {length} positions", count)
         if length and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
             raise value_error(where, name, "start at 0 or later", positions)
-        return
+        return positions
+    if isinstance(positions, list | tuple):
+        positions = _from_list(positions, name, where)
     if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
         got = str(getattr(positions, "dtype", type(positions).__name__)).removeprefix("torch.")
-        raise type_error(where, name, "be a range, an int64 tensor or None", got)
+        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", got)
     if positions.shape not in ((length,), (1, length), (batch, length)):
         rule = f"have shape [{length}] or [{batch}, {length}]"
         raise value_error(where, name, rule, list(positions.shape))
@@ -53,6 +67,51 @@ def check_positions(positions: Positions, name: str, batch: int, length: int, wh
     if can_be_read and int(positions.min()) < -1:
         hint = "-1 means that no token stands here"
         raise value_error(where, name, "be at least -1", "a smaller one", facts=[describe(name, positions)], hint=hint)
+    return positions
+
+
+def _from_list(positions: Sequence[object], name: str, where: str) -> Tensor:
+    rows = [row if isinstance(row, list | tuple) else [row] for row in positions]
+    if not all(is_integer(one) for row in rows for one in row):
+        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", "a list of something else")
+    if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in positions}) > 1:
+        raise value_error(where, name, "have rows of one length", "rows of several lengths")
+    return torch.tensor(positions, dtype=torch.int64)
+
+
+def check_domain(
+    mask: Mask, q_positions: Positions, kv_positions: Positions, q_len: int, kv_len: int, where: str
+) -> None:
+    """Raise unless the mask is about the positions of all queries and keys; those of no token do not count."""
+    domain = mask.domain
+    if domain == EVERYWHERE:
+        return
+    last = kv_len if q_positions is None else 0  # keys by default stand at 0 and on, queries at the end of them
+    for name, own, positions, default in (
+        ("keys", domain.keys, kv_positions, range(kv_len)),
+        ("queries", domain.rows, q_positions, range(last - q_len, last)),
+    ):
+        ends = _ends(default if positions is None else positions)
+        if own is None or ends is None:
+            continue
+        # Of more queries than keys the first stand before position 0, where no rule that begins there sees anything.
+        if ends[1] < own.stop and (ends[0] >= own.start or own.start == 0):
+            continue
+        rule = f"be about all positions of the {name}, {ends[0]} to {ends[1]}"
+        hint = "what a mask is not about sees nothing and is not seen; tokens that shall do neither stand at -1"
+        if own == range(1) and kv_len > 1:
+            hint = f"a tensor with one column for all keys: tensor.expand(..., {kv_len})"
+        raise value_error(where, "mask", rule, f"{mask}, about {own.start} to {own.stop - 1}", hint=hint)
+
+
+def _ends(positions: range | Tensor) -> tuple[int, int] | None:
+    """The lowest and the highest position of a token; None if there is none, or only another device knows."""
+    if isinstance(positions, range):
+        return (min(positions[0], positions[-1]), max(positions[0], positions[-1])) if len(positions) else None
+    if positions.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
+        return None
+    found = positions[positions >= 0]
+    return (int(found.min()), int(found.max())) if len(found) else None
 
 
 def first_position(positions: Positions, default: int) -> int | None:
@@ -121,7 +180,7 @@ class AtPositions(Mask):
     def positions(self, b: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the tokens with these indices."""
         return tuple(  # type: ignore[return-value]
-            table[b if len(table) > 1 else torch.zeros_like(b), index]
+            table[b if len(table) > 1 else 0, index]
             for table, index in ((self.q_positions, q), (self.kv_positions, kv))
         )
 

@@ -295,8 +295,6 @@ def test_layers_refuse_what_a_cache_cannot_mean() -> None:
         mha(x, kv_positions=range(3), cache=cache)
     with pytest.raises(ValueError, match="batch must be the same for all inputs"):
         mha(x[:1].expand(3, 3, 16), x, cache=CrossCache())
-    from_positions = MultiHeadAttention(16, 4, rotary=None)
-    assert from_positions(x, cache=KVCache()).shape == (2, 3, 16)
 
 
 def test_rotated_context_needs_positions() -> None:

@@ -1,11 +1,18 @@
 """``saccade generate`` with a small model that the tests write to a folder."""
 
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from saccade.cli.app import app
+from saccade.cli.speaking import Speaker, visible_text
 from saccade.models import Decoder, DecoderConfig, Sampler
 from saccade.models import beam_search as search
 from saccade.models import generate as continued
@@ -44,8 +51,6 @@ def _run(*arguments: str) -> Result:
 
 
 def _said(decoder: Decoder, new: list[int]) -> str:
-    from saccade.cli.generate import visible_text  # noqa: PLC0415
-
     ids = decoder.tokenizer.encode(PROMPT).ids
     return visible_text(decoder.tokenizer.decode([*ids, *new])) + "\n"
 
@@ -103,6 +108,88 @@ def test_options_that_do_not_go_together_are_one_line(folder: str, arguments: tu
     assert sentence in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+def _told(*text: str | int) -> Tokenizer:
+    """A tokenizer of words of its own."""
+    return Tokenizer(models.WordLevel({str(word): i for i, word in enumerate(text)}))
+
+
+SPEAKING = {
+    "bytes": _tokenizer(),
+    "words": _told(*range(256)),
+    "pieces": _told(*(f"##{i}" if i % 3 else str(i) for i in range(256))),
+    "marks": _told(*("n't" if i % 5 == 0 else "." if i % 3 == 0 else f"w{i}" for i in range(256))),
+    "fallback": _told(*(f"<0x{i:02X}>" for i in range(256))),
+}
+SPEAKING["pieces"].decoder = decoders.WordPiece()
+SPEAKING["marks"].decoder = decoders.WordPiece(cleanup=True)
+SPEAKING["fallback"].decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+
+
+@pytest.mark.parametrize("length", [1, 40, 1300])
+@pytest.mark.parametrize("kind", SPEAKING)
+def test_what_is_said_bit_by_bit_is_the_text(kind: str, length: int, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = SPEAKING[kind]
+    numbers = torch.randint(tokenizer.get_vocab_size(), (length,)).tolist()
+    letters = "".join(
+        map(chr, numbers)
+    ).encode()  # where bytes are no letters, this decoder takes back what came before
+    tokens = [*"多字节 é".encode(), *numbers] if kind == "bytes" else [*letters] if kind == "fallback" else numbers
+    speaker, said = Speaker(tokenizer, tokens[:1]), []
+    for token in tokens[1:]:
+        speaker.hear(token)
+        said.append(capsys.readouterr().out)
+    speaker.finish()
+    said.append(capsys.readouterr().out)
+    assert "".join(said) == visible_text(tokenizer.decode(tokens)) + "\n"
+    assert length == 1 or sum(map(bool, said)) > length / 8
+
+
+def test_what_was_said_and_is_taken_back_is_said_again_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    class Fickle:
+        def decode(self, tokens: list[int]) -> str:
+            return ["a", "a b", "ab c"][len(tokens) - 1]
+
+    speaker = Speaker(Fickle(), [0])
+    speaker.hear(1)
+    speaker.hear(2)
+    speaker.finish()
+    assert capsys.readouterr().out == "a b\nab c\n"
+
+
+def test_a_text_is_shown_while_it_is_made(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, seen = importlib.import_module("saccade.cli.generate"), []
+    steps = command.stream
+
+    def watched(*arguments: object, **options: object) -> Iterator[object]:
+        for step in steps(*arguments, **options):
+            seen.append(len(sys.stdout.buffer.getvalue()))
+            yield step
+
+    monkeypatch.setattr(command, "stream", watched)
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "30")
+    assert result.exit_code == 0
+    assert seen[0] == 0
+    assert len(set(seen)) > 3  # bytes come one by one, and letters are said whole
+    assert seen == sorted(seen)
+
+
+def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "3000", "--seed", "1", "--top-k", "9")
+    assert result.exit_code == 0
+    config = json.loads((Path(folder) / "config.json").read_text())
+    assert config["max_position_embeddings"] == 64  # rotations go on; positions that are learned do not
+    learned = DecoderConfig(
+        vocab_size=256, max_len=64, embed_dim=16, num_heads=4, num_layers=1, feed_forward_dim=8,
+        position_encoding="learned",
+    )  # fmt: skip
+    Decoder(learned, _tokenizer()).save_pretrained(folder)
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "3000", "--seed", "1", "--top-k", "9")
+    assert result.exit_code == 2
+    assert result.stdout.startswith(PROMPT)
+    assert result.stdout.endswith("\n")
+    assert result.stderr.strip() == "saccade generate: Decoder: text must be at most 64 long; got 65."
 
 
 def test_a_prompt_without_tokens_is_one_line(folder: str) -> None:

@@ -12,6 +12,11 @@ def _every_third(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Te
     return (3 * q + 5 * kv + b) % 4 != 0
 
 
+def anywhere(mask: masks.Mask) -> masks.Mask:
+    """The same pairs, by a rule that is about all positions: joined with one that nothing keeps to anywhere."""
+    return mask | ~masks.Full()
+
+
 def _atoms(batch: int, rules: st.SearchStrategy[masks.Mask] | None) -> st.SearchStrategy[masks.Mask]:
     width = st.one_of(st.none(), st.integers(0, 12))
     length = st.integers(0, MAX_LEN)
@@ -27,7 +32,9 @@ def _atoms(batch: int, rules: st.SearchStrategy[masks.Mask] | None) -> st.Search
         st.builds(masks.Global, st.lists(length, min_size=1, max_size=4), st.just(False), st.just(True)),
         st.builds(masks.Padding, lengths),
         st.builds(masks.Padding, lengths, st.just("left"), st.just(MAX_LEN)),
-        st.builds(masks.Documents, documents, st.none() if rules is None else st.one_of(st.none(), rules)),
+        st.builds(
+            masks.Documents, documents, st.none() if rules is None else st.one_of(st.none(), rules.map(anywhere))
+        ),
         st.builds(masks.Documents, st.lists(documents, min_size=batch, max_size=batch)),
         st.just(masks.Predicate(_every_third)),
         st.builds(masks.Strided, st.integers(1, 7)),

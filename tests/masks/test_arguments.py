@@ -111,12 +111,12 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 # What each kind of argument takes, by the names above.
 MASK = {"mask"}
-COUNTS = {"0", "1", "3", "2**21", "2**35", "2**50"}
+COUNTS = {"0", "1", "3", "np.int64", "2**21", "2**35", "2**50"}
 FROM_1 = COUNTS - {"0"}
 SIZES = FROM_1 - {"2**50"}
 UNLIMITED = COUNTS | {"2**62", "10**30"}
 FLAGS = {"True", "False", "np.bool_"}
-INT_LISTS = {"[3]", "(2, 1)", "range", "generator", "[2**35]", "int tensor", "uint8 tensor"}
+INT_LISTS = {"[3]", "(2, 1)", "range", "generator", "[2**35]", "int tensor", "uint8 tensor", "int array", "[np.int64]"}
 POSITIONS = INT_LISTS | {"[]", "()", "{1, 2}", "empty tensor"}
 LAYOUTS = {"[[True]]", "bool array", "bool tensor"}
 TENSORS = {"bool tensor, 0-D", "bool tensor, 1-D", "bool tensor", "bool tensor on meta"}
@@ -143,7 +143,7 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
     "Random": (
         masks.Random,
         {"blocks_per_row": 2, "block_size": 2, "seed": 0},
-        {"blocks_per_row": {"1", "3"}, "block_size": SIZES, "seed": COUNTS | {"2**62"}},
+        {"blocks_per_row": {"1", "3", "np.int64"}, "block_size": SIZES, "seed": COUNTS | {"2**62"}},
     ),
     "Prefix": (masks.Prefix, {"length": 2}, {"length": COUNTS}),
     "Blocks": (masks.Blocks, {"layout": [[True]], "block_size": 2}, {"layout": LAYOUTS, "block_size": SIZES}),
@@ -166,12 +166,12 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
     "Padding": (
         masks.Padding,
         {"lengths": [2], "side": "left", "padded_len": 2**40},
-        {"lengths": INT_LISTS, "side": {"left"}, "padded_len": COUNTS - {"0", "1"} | {"np.int64"}},
+        {"lengths": INT_LISTS, "side": {"left"}, "padded_len": COUNTS - {"0", "1"}},
     ),
     "Padding, on the right": (
         masks.Padding,
         {"lengths": [2], "padded_len": None},
-        {"lengths": INT_LISTS, "padded_len": COUNTS - {"0", "1"} | {"None", "np.int64"}},
+        {"lengths": INT_LISTS, "padded_len": COUNTS - {"0", "1"} | {"None"}},
     ),
     "Documents": (
         masks.Documents,
@@ -198,9 +198,9 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
         {"block_size": 2, "window_blocks": 3, "global_blocks": 0, "random_blocks": 1, "seed": 0},
         {
             "block_size": SIZES,
-            "window_blocks": {"1", "3"},  # the others are even
-            "global_blocks": {"0", "1", "3"},
-            "random_blocks": {"0", "1", "3"},
+            "window_blocks": {"1", "3", "np.int64"},  # the others are even
+            "global_blocks": {"0", "1", "3", "np.int64"},
+            "random_blocks": {"0", "1", "3", "np.int64"},
             "seed": COUNTS | {"2**62"},
         },
     ),
@@ -326,7 +326,7 @@ def test_only_masks_are_joined(value: Any, sign: str) -> None:
 
 @pytest.mark.parametrize(
     "answer, got",
-    [(lambda q: True, "bool"), (lambda q: None, "NoneType"), (lambda q: q, "int64"), (lambda q: q.float(), "float32")],
+    [(lambda q: 1, "int"), (lambda q: None, "NoneType"), (lambda q: q, "int64"), (lambda q: q.float(), "float32")],
 )
 def test_a_function_answers_with_a_bool_tensor(answer: Callable[[torch.Tensor], Any], got: str) -> None:
     mask = masks.Predicate(lambda b, h, q, kv: answer(q))

@@ -32,6 +32,7 @@ OTHERWISE = {
     "nystrom": {
         "key_order": "a landmark holds neighbours",
         "rows": "a landmark is a mean of queries",
+        "blindness": "a landmark is a mean of queries",
         "ones": "six steps to the inverse leave some of the way",
     },
 }

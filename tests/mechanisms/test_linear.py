@@ -20,11 +20,11 @@ MASKS: dict[str, Mask | None] = {
     "padding": Padding([7, 5]),
     "causal-padding": Causal() & Padding([7, 5]),
     "left-padding": Causal() & Padding([4, 9], side="left", padded_len=11),
-    "documents": Documents([3, 5, 2, 1]),
-    "causal-documents": Documents([[3, 5, 2], [1, 6, 1]], rule=Causal()),
-    "all": Causal() & Documents([3, 5, 3]) & Padding([6, 9]),
-    "two-packings": Documents([3, 8]) & Documents([5, 6]),
-    "keys": Dense(torch.arange(22).reshape(2, 1, 1, 11) % 3 > 0),
+    "documents": Documents([3, 5, 2, 60]),
+    "causal-documents": Documents([[3, 5, 2, 60], [1, 6, 1]], rule=Causal()),
+    "all": Causal() & Documents([3, 5, 62]) & Padding([6, 9]),
+    "two-packings": Documents([3, 8, 59]) & Documents([5, 65]),
+    "keys": Dense(torch.arange(140).reshape(2, 1, 1, 70) % 3 > 0),
 }
 LENGTHS = [(11, 11), (4, 11), (11, 4), (70, 70), (3, 70), (0, 3), (3, 0)]
 
@@ -52,7 +52,7 @@ def test_products_and_gradients_are_those_of_the_definition(name: str, groups: i
     mask = MASKS[name]
     q, k, v = _inputs(*lengths, groups)
     matrix = Linear()(q, k, mask=mask)
-    weights = _definition(q, k, (mask or Full()).to_dense(*lengths, batch=2, heads=4))
+    weights = _definition(q, k, (Full() if mask is None else mask).to_dense(*lengths, batch=2, heads=4))
     torch.testing.assert_close(matrix.to_dense(), weights)
     expected = weights @ v.repeat_interleave(4 // groups, 1)
     out = matrix @ v
@@ -81,7 +81,8 @@ TABLES = {
 @pytest.mark.parametrize("name", ["none", "causal", "causal-padding", "documents", "causal-documents"])
 @pytest.mark.parametrize("table", TABLES)
 def test_positions_say_who_comes_before_whom(table: str, name: str, of: str) -> None:
-    positions, mask = TABLES[table], MASKS[name] or Full()
+    positions, mask = TABLES[table], MASKS[name]
+    mask = Full() if mask is None else mask
     q, k, v = _inputs(7, 7, 2)
     q_positions = None if of == "keys" else positions
     kv_positions = None if of == "queries" else positions
@@ -150,7 +151,7 @@ def test_blocks_of_any_size(entries: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("saccade.mechanisms.row_blocks._ENTRIES", entries)
     q, k, _ = _inputs(11, 11, 2)
     for mask in (None, Causal(), Documents([4, 7], rule=Causal())):
-        allowed = (mask or Full()).to_dense(11)
+        allowed = (Full() if mask is None else mask).to_dense(11)
         torch.testing.assert_close(Linear()(q, k, mask=mask).to_dense(), _definition(q, k, allowed))
     with pytest.raises(
         ValueError, match=r"FeatureMatrix\.blocks: rows must be a range with step 1; got range\(0, 4, 2\)"
@@ -166,7 +167,7 @@ def test_what_may_not_be_seen_is_not_noticed(name: str, bad: float) -> None:
     dirty_k, dirty_v = k.detach().clone(), v.detach().clone()
     dirty_k[0, 0, 4], dirty_v[1, 1, 9] = bad, bad
     dirty_k.requires_grad_(), dirty_v.requires_grad_()
-    allowed = (mask or Full()).to_dense(11, batch=2, heads=4)
+    allowed = (Full() if mask is None else mask).to_dense(11, batch=2, heads=4)
     touched = torch.zeros(2, 4, 11, dtype=torch.bool)
     touched[0, :2] = allowed[0, :2, :, 4]
     by_key = touched.clone()

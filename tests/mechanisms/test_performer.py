@@ -115,7 +115,7 @@ def test_with_the_same_directions_it_is_performer_pytorch_without_its_eps(mask: 
     performer = Performer(64)
     projection = performer.projection(16).float()
     pairs = _softmax_kernel(q, projection, is_query=True) @ _softmax_kernel(k, projection, is_query=False).mT
-    pairs = pairs * (mask or Full()).to_dense(40)
+    pairs = pairs * (Full() if mask is None else mask).to_dense(40)
     expected = pairs @ v / pairs.sum(-1, keepdim=True)
     torch.testing.assert_close(performer(q, k, mask=mask) @ v, expected, atol=1e-5, rtol=1e-5)
 
@@ -157,7 +157,11 @@ def test_fast_products_are_those_of_the_blocks(kind: str, mask: Mask | None, gro
     projection = Performer(16).projection(4)
     left, right = (random_features(x * 4**-0.25, projection, kind) for x in (q, k))
     phi_q, phi_k = (x.values * x.logs.exp()[..., None] for x in (left, right))
-    pairs = phi_q @ phi_k.repeat_interleave(4 // groups, 1).mT * (mask or Full()).to_dense(70, batch=2, heads=4)
+    pairs = (
+        phi_q
+        @ phi_k.repeat_interleave(4 // groups, 1).mT
+        * (Full() if mask is None else mask).to_dense(70, batch=2, heads=4)
+    )
     total = pairs.sum(-1, keepdim=True)
     weights = pairs / torch.where(total == 0, 1.0, total)
     torch.testing.assert_close(matrix.to_dense(), weights)
@@ -170,7 +174,7 @@ def test_fast_products_are_those_of_the_blocks(kind: str, mask: Mask | None, gro
     alone = [random_features(x * 4**-0.25, projection, kind) for x in (q, k)]
     own = torch.autograd.grad(out, (q, k, v), grad)
     pairs = alone[0].values @ (alone[1].values * alone[1].logs.exp()[..., None]).repeat_interleave(4 // groups, 1).mT
-    pairs = pairs * (mask or Full()).to_dense(70, batch=2, heads=4)
+    pairs = pairs * (Full() if mask is None else mask).to_dense(70, batch=2, heads=4)
     total = pairs.sum(-1, keepdim=True)
     other = (pairs / torch.where(total == 0, 1.0, total)) @ v.repeat_interleave(4 // groups, 1)
     torch.testing.assert_close(own, torch.autograd.grad(other, (q, k, v), grad))

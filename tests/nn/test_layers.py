@@ -88,7 +88,7 @@ def test_layers_are_their_formulas(norm, norm_first):
 def decoder(num_layers=2, *, cross=False, norm_first=True, mask=None):
     layers = [
         DecoderLayer(
-            MultiHeadAttention(8, 4, num_kv_heads=2, mask=mask or masks.Causal(), rotary=Rotary(2)),
+            MultiHeadAttention(8, 4, num_kv_heads=2, mask=masks.Causal() if mask is None else mask, rotary=Rotary(2)),
             FeedForward(8, 12, gated=True),
             cross_attention=MultiHeadAttention(8, 2, context_dim=5) if cross else None,
             norm="rms",

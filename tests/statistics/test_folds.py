@@ -289,7 +289,7 @@ def test_columns_in_any_order_will_do() -> None:
         (lambda: Coverage(0.5), TypeError, "Coverage: shares must be a tuple of numbers; got 0.5"),
         (lambda: Coverage(()), ValueError, "Coverage: each of shares must lie between 0 and 1, one at least"),
         (lambda: Coverage((0.5, math.nan)), ValueError, "Coverage: each of shares must lie between 0 and 1"),
-        (lambda: LargestLogit(3.0), TypeError, "LargestLogit: lse must be a tensor; got float"),
+        (lambda: LargestLogit(3.0), TypeError, "LargestLogit: lse must be a tensor or None; got float"),
         (lambda: Places([1], [1]), TypeError, "Places: q must be an int64 tensor; got list"),
         (lambda: Places(torch.arange(3), torch.arange(3)), ValueError, r"Places: q must be \[batch or 1, len\]"),
     ],

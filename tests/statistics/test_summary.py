@@ -12,7 +12,7 @@ from saccade import masks
 from saccade.mechanisms import Linear, Linformer
 from saccade.statistics import Summary
 from saccade.statistics.summary import summary_of
-from saccade.testing import Case
+from saccade.testing import LARGE_CASES, Case
 
 
 def entropy(p: Tensor) -> Tensor:
@@ -71,13 +71,16 @@ def check(summary: Summary, dense: Tensor, lags: Tensor, kv: Tensor) -> None:
     torch.testing.assert_close(measure.uniform, expected.gather(-1, key[..., None])[..., 0] / count, **close)
 
 
-@pytest.mark.parametrize("case", EVERY, ids=str)
+@pytest.mark.parametrize("case", [*EVERY, *LARGE_CASES], ids=str)
 def test_a_summary_is_what_its_measures_are_defined_to_be(case: Case) -> None:
     matrix, dense = matrix_of(case), dense_of(case)
     summary = matrix.summary()
     lags, kv = lags_of(case)
     check(summary, dense, lags, kv)
     names = [measure.name for measure in summary.measures]
+    largest = (dense.amax(-1).log() + case.problem(torch.float64).truth()[1]).amax(-1)
+    found = summary.named("largest_logit").values
+    torch.testing.assert_close(found, largest.masked_fill(largest == -math.inf, math.nan), equal_nan=True)
     assert ("entropy" in names) == matrix.is_stochastic
     assert ("given_mass" in names) != matrix.is_stochastic
     assert len(str(summary).splitlines()) == len(names) + 1
@@ -196,6 +199,19 @@ def test_a_sparse_tensor_of_too_many_is_refused() -> None:
         matrix.to_sparse(limit=54)
     with pytest.raises(TypeError, match=r"Matrix.to_sparse: limit must be an int; got float"):
         matrix.to_sparse(limit=1e6)
+
+
+def test_a_summary_of_padded_texts_is_that_of_each_text() -> None:
+    torch.manual_seed(0)
+    x = 4 * torch.randn(2, 2, 600, 8)
+    lengths, bare = (590, 200), x.clone()
+    bare[1, :, :400] *= 9  # padding may hold anything
+    mask = masks.Padding(lengths, side="left", padded_len=600)
+    together = sc.AttentionMatrix(x, bare, mask).summary()
+    for item, length in enumerate(lengths):
+        alone = sc.AttentionMatrix(x[item, None], bare[item, None, :, 600 - length :]).summary()
+        for name in ("entropy", "largest_weight", "largest_logit", "logit_variance", "frobenius_norm"):
+            torch.testing.assert_close(together.named(name).values[item], alone.named(name).values[0])
 
 
 def test_the_largest_logit_is_known_where_the_first_key_is_far_below() -> None:

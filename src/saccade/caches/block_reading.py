@@ -89,4 +89,4 @@ class Reading:
         # A graph keeps what it has seen: then the memory is not used again.
         out = scratch(name, shape, table) if self.newest is None else table.new_empty(shape)
         torch.index_select(table, 0, index.flatten(), out=out)
-        return out.view(len(rows), index.shape[1] * self._size, -1)[:, : self.count]
+        return out.view(len(rows), index.shape[1] * self._size, table.shape[1] // self._size)[:, : self.count]

@@ -17,7 +17,7 @@ from saccade.caches.layer_cache import MakesMatrix, Traffic
 from saccade.caches.plain import is_plain, sees_all_before, tells_heads_apart
 from saccade.caches.scorers import BlockScorer, BoundScorer
 from saccade.errors import type_error, unsupported, value_error
-from saccade.kernels.nonfinite import is_finite
+from saccade.finite import is_finite
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.token_positions import Positions

@@ -64,7 +64,8 @@ class Columns:
     def by_block(self) -> Tensor | None:
         """All columns allocated, ``[batch * kv_heads * blocks, multiple * width]``: a view."""
         x = self._held
-        return None if x is None else x.view(-1, self._multiple * x.shape[3])
+        # Sizes are written out: of no elements, none could be told from the others.
+        return None if x is None else x.view(x.shape[:3].numel() // self._multiple, self._multiple * x.shape[3])
 
     def reorder(self, rows: Tensor, length: int) -> None:
         """Keep these batch items of the first ``length`` columns."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from saccade.caches.checks import check_dense_mask, check_mechanism, checked_rows
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
+from saccade.caches.memory import usable
 from saccade.errors import type_error, value_error
 from saccade.token_positions import Positions, check_positions
 
@@ -131,6 +132,7 @@ class CrossCache(LayerCache):
             self.fill(key, value)
         if self._key is None or self._value is None:
             raise value_error(where, "key and value", "be given in the first call", None)
+        self._key, self._value = usable(self._key), usable(self._value)
         kv_positions = self._kv_positions
         if positions is not None and kv_positions is None:
             kv_positions = range(self._key.shape[2])

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from saccade.errors import missing_extra, value_error
 
-__all__ = ["VERSION", "encoded", "read_tensors", "write_whole"]
+__all__ = ["VERSION", "encoded", "decoded", "read_plain", "read_tensors", "write_whole"]
 
 VERSION = 1
 _WORD = "saccade"
+_RULE = "be a file of a {}, whole and undamaged"
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows has it
 _PIECE = 1 << 24  # bytes that one write is asked to take
 
 
@@ -50,7 +52,7 @@ def write_whole(path: Path, data: memoryview) -> None:
     A process that is killed leaves at most a file ``.NAME.*.part`` behind, which nobody reads.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
     try:
         try:
             done = 0
@@ -74,16 +76,35 @@ def read_tensors(where: str, path: Path, kind: str) -> tuple[dict[str, Tensor], 
         ImportError: safetensors is not installed.
         ValueError: no file, one that is truncated or damaged, or not of this kind and version; with the reason.
     """
+    rule = _RULE.format(kind)
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise value_error(where, "path", rule, f"no file at {str(path)!r}") from None
+    except PermissionError as error:
+        raise value_error(where, "path", rule, f"one that may not be read: {str(path)!r} ({error.strerror})") from None
+    return decoded(where, raw, kind)
+
+
+def read_plain(path: Path) -> bytes:
+    """What a file holds. A link is not followed, and nothing is awaited from a pipe.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | _BINARY)
+    with open(handle, "rb") as file:
+        return file.read()
+
+
+def decoded(where: str, raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors in the bytes of a file, by name, and what is said about them; raises as `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra(where, "safetensors", "models") from None
-    rule = f"be a file of a {kind}, whole and undamaged"
-    try:
-        raw = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise value_error(where, "path", rule, f"no file at {str(path)!r}") from None
+    rule = _RULE.format(kind)
     try:
         tensors = load(raw)
     except (SafetensorError, KeyError, ValueError):  # a type that torch has no word for is a KeyError
@@ -96,19 +117,28 @@ def read_tensors(where: str, path: Path, kind: str) -> tuple[dict[str, Tensor], 
         raise value_error(where, "path", rule, f"one of version {about.get('version')!r}", hint=hint)
     if about.get("kind") != kind:
         raise value_error(where, "path", rule, f"one of a {about.get('kind')!r}")
-    if _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors) != about.get("checksum"):
+    if not _fits(about, tensors):
         raise value_error(where, "path", rule, "a damaged one: its checksum does not fit")
     return tensors, about
 
 
 def _about(raw: bytes) -> dict[str, Any] | None:
     """What saccade wrote into the header of a file that is in the format; None if it did not write it."""
-    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     try:
+        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         about = json.loads(header["__metadata__"][_WORD])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):  # brackets in brackets in brackets
         return None
     return about if isinstance(about, dict) else None
+
+
+def _fits(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+    """Whether what is said of tensors and the tensors are those of the checksum."""
+    try:
+        own = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
+    except RecursionError:
+        return False
+    return own == about.get("checksum")
 
 
 def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

@@ -1,4 +1,4 @@
-"""Memory for what every step reads whole: on huge pages, where the system has them."""
+"""Memory of what is remembered: on huge pages, where the system has them, and of use in every gradient mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.transforms import is_plain
 
-__all__ = ["empty"]
+__all__ = ["empty", "usable"]
 
 _HUGE = 2 << 20  # bytes of a huge page, of x86-64 and of arm64 with pages of 4 KB
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
@@ -42,3 +42,12 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
     with contextlib.suppress(OSError):  # a system without huge pages says so here: its ordinary ones hold as much
         room.madvise(_ADVICE, start, size // _HUGE * _HUGE)
     return held[start : start + size].view(like.dtype).view(*shape)
+
+
+def usable(x: Tensor) -> Tensor:
+    """The tensor, or a copy where it was made in inference mode and that is over.
+
+    Memory that is made there may neither be written to outside of it nor be part of a graph. Whoever remembers a tensor
+    from one call to the next therefore asks here first: it costs a copy when the mode has changed, and nothing else.
+    """
+    return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x

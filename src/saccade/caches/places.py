@@ -61,6 +61,8 @@ class Places(NamedTuple):
                 return Places(self.first, self.length + q_len), positions
         else:
             check_positions(positions, "positions", batch, q_len, where)
+        if not q_len:
+            return self, positions  # a call of no tokens says nothing of where tokens stand
         if self.table is None:
             follows = _one_by_one(positions, None if self.length == 0 else self.first + self.length)
             if follows is not None:
@@ -96,7 +98,7 @@ def _one_by_one(positions: range | Tensor, expected: int | None) -> int | None:
             return None
         first = positions.start
     else:
-        if not positions.numel():
+        if not positions.numel():  # of a batch of nobody
             return expected
         first = int(positions.flatten()[0])
         run = torch.arange(first, first + positions.shape[-1], device=positions.device)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor
 
 from saccade.caches.checks import check_count, checked_path
-from saccade.caches.files import VERSION, encoded, read_tensors, write_whole
+from saccade.caches.files import VERSION, decoded, encoded, read_plain, write_whole
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache
 from saccade.caches.model_cache import Cache
@@ -25,6 +28,12 @@ __all__ = ["PrefixStore"]
 
 _KIND = "block of a prefix"
 _OLD = 3600.0  # seconds after which an unfinished file belongs to a process that is gone
+_IN_THE_WAY = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
+    errno.ENXIO,
+}
+_BLOCK = re.compile(r"[0-9a-f]{64}\.block")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.block\.[0-9a-f]{16}\.part")
 
 
 class PrefixStore:
@@ -34,10 +43,13 @@ class PrefixStore:
     blocks before it and of everything else that keys and values depend on: the model's `fingerprint`, the ``salt``
     and the format. So a block is found only where the whole text up to its end is the same, and never for another
     model. What is read is checked byte by byte, and the tokens are compared; a damaged file counts as missing and is
-    removed.
+    removed. One that may not be read counts as missing.
 
     Any number of processes may use a folder, and any of them may be killed at any time: files appear whole. When
     ``max_bytes`` would be exceeded, the blocks that were not used for longest go, ends of texts before beginnings.
+
+    Only files that the store could have written are read, counted and removed. A link is never followed, whatever it
+    stands in place of: what lies outside of the folder stays as it is.
 
     Args:
         folder: made if there is none. Nothing but the store should write there.
@@ -48,7 +60,8 @@ class PrefixStore:
             switches, an image before the text; or a user who must not share with others.
 
     Raises:
-        TypeError, ValueError: arguments that do not fit.
+        TypeError, ValueError: arguments that do not fit; a folder that may not be written to, or in which something
+            stands that is none of the store's.
 
     Cost: a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements for each block, read once.
 
@@ -93,7 +106,8 @@ class PrefixStore:
             raise value_error(where, "fingerprint", "name a model", "''", hint="caches.fingerprint(model)")
         self.folder, self.max_bytes, self.block_size = place, max_bytes, block_size
         self.fingerprint, self.salt = fingerprint, salt
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with _said(where, self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         root = json.dumps([VERSION, fingerprint, salt, block_size])
         self._root = hashlib.sha256(root.encode()).hexdigest()
 
@@ -105,7 +119,7 @@ class PrefixStore:
     def find(self, tokens: Sequence[int]) -> int:
         """How many tokens at the beginning of a text are there: files are looked for, not read."""
         chain = self._chain("PrefixStore.find", tokens)
-        return self.block_size * next((i for i, key in enumerate(chain) if not self._path(key).is_file()), len(chain))
+        return self.block_size * next((i for i, key in enumerate(chain) if not self._is_there(key)), len(chain))
 
     def restore(self, tokens: Sequence[int], cache: Cache | LayerCache, *, device: torch.device | str = "cpu") -> int:
         """Fill an empty cache with the beginning of a text, as far as it is known.
@@ -130,7 +144,7 @@ class PrefixStore:
         parts: list[list[Tensor]] = []
         for i, key in enumerate(chain[: max(0, len(tokens) - 1) // self.block_size]):
             part = self._block(key, list(tokens[i * self.block_size : (i + 1) * self.block_size]), len(layers))
-            if part is None:
+            if part is None or (parts and any(map(_differ, part, parts[0]))):
                 break
             parts.append(part)
         if not parts:
@@ -174,7 +188,7 @@ class PrefixStore:
         written, known = 0, 0
         for i, key in enumerate(chain[: exact // self.block_size]):
             span = slice(i * self.block_size, (i + 1) * self.block_size)
-            if not self._path(key).is_file():
+            if not self._is_there(key):
                 tensors = {}
                 for number, layer in enumerate(layers):
                     assert layer.key is not None
@@ -190,10 +204,16 @@ class PrefixStore:
         return written
 
     def clear(self) -> None:
-        """Remove all blocks of the folder, whatever model they are of."""
-        with self._locked():
-            for file in self._files():
-                file.path.unlink(missing_ok=True)
+        """Remove all blocks of the folder, whatever model they are of.
+
+        Raises:
+            ValueError: some may not be removed; the others are.
+        """
+        with self._locked("PrefixStore.clear"):
+            left = [file.path for file in self._files() if not self._remove(file.path)]
+        if left:
+            rule = "be a folder whose blocks may be removed"
+            raise value_error("PrefixStore.clear", "folder", rule, f"{len(left)} that may not, such as {left[0]}")
 
     def __repr__(self) -> str:
         return f"PrefixStore({str(self.folder)!r}, {self.max_bytes}, block_size={self.block_size})"
@@ -217,63 +237,103 @@ class PrefixStore:
     def _block(self, key: str, tokens: list[int], layers: int) -> list[Tensor] | None:
         """Keys and values of each layer; None if there are none, or none that can be trusted."""
         path = self._path(key)
-        if not path.is_file():
+        if not self._is_there(key):
             return None
         try:
-            tensors, about = read_tensors("PrefixStore", path, _KIND)
+            raw = read_plain(path)
+        except OSError:  # it went meanwhile, or is another user's: missing, and not ours to remove
+            return None
+        try:
+            tensors, about = decoded("PrefixStore", raw, _KIND)
         except ValueError:
             self._remove(path)
             return None
         names = [f"{i}.{which}" for i in range(layers) for which in ("key", "value")]
-        if about.get("key") != key or about.get("tokens") != tokens or set(tensors) != set(names):
+        is_it = about.get("key") == key and about.get("tokens") == tokens and set(tensors) == set(names)
+        found = [tensors[name] for name in names] if is_it else []
+        if not found or not all(self._fits(*pair) for pair in zip(found[::2], found[1::2], strict=True)):
             self._remove(path)
             return None
-        return [tensors[name] for name in names]
+        return found
 
-    def _remove(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    def _fits(self, key: Tensor, value: Tensor) -> bool:
+        """Whether these can be keys and values of a block."""
+        is_alike = key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3] and key.dtype == value.dtype
+        return is_alike and key.is_floating_point() and (len(key), key.shape[2]) == (1, self.block_size)
+
+    def _is_there(self, key: str) -> bool:
+        """Whether a block has a file; a link, or a file in a folder that is one, is none of ours."""
+        path = self._path(key)
+        try:
+            return stat.S_ISDIR(os.lstat(path.parent).st_mode) and stat.S_ISREG(os.lstat(path).st_mode)
+        except OSError:
+            return False
+
+    def _remove(self, path: Path) -> bool:
+        """Remove a file that was found to be ours; whether it is gone."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            return False
+        return True
 
     def _touch(self, chain: list[str]) -> None:
         """Say that blocks were used now; the end of a text a little earlier, so that it goes before the beginning."""
         now = time.time_ns()
         for i, key in enumerate(chain):
-            with contextlib.suppress(OSError):
-                os.utime(self._path(key), ns=(now - 1000 * i, now - 1000 * i))
+            if self._is_there(key):
+                with contextlib.suppress(OSError):
+                    os.utime(self._path(key), ns=(now - 1000 * i, now - 1000 * i))
 
     def _write(self, key: str, data: memoryview, kept: set[str]) -> bool:
         """Write a block when there is room, or room can be made of blocks that are not of this text."""
-        size = data.nbytes
-        with self._locked():
+        size, where = data.nbytes, "PrefixStore.put"
+        with self._locked(where):
             files = self._files()
             spare = self.max_bytes - size - sum(file.size for file in files)
             for file in sorted(files, key=lambda file: file.used):
                 if spare >= 0:
                     break
-                if file.path.stem not in kept:
-                    file.path.unlink(missing_ok=True)
+                if file.path.stem not in kept and self._remove(file.path):
                     spare += file.size
             if spare < 0:
                 return False
             path = self._path(key)
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, data)
+            with _said(where, path):
+                path.parent.mkdir(exist_ok=True)
+                if path.parent.is_symlink():
+                    raise NotADirectoryError(errno.ENOTDIR, "a link, which is not followed")
+                write_whole(path, data)
         return True
 
     def _files(self) -> list[_File]:
         """All files that count: blocks, and unfinished ones."""
         found = []
-        for path in self.folder.glob("??/*"):
-            with contextlib.suppress(OSError):  # another process may have removed it
-                stat = path.stat()
-                if path.suffix == ".part" and time.time() - stat.st_mtime > _OLD:
-                    path.unlink()
-                elif path.suffix in (".part", ".block"):
-                    found.append(_File(path, stat.st_size, stat.st_mtime_ns))
+        with _said("PrefixStore", self.folder):
+            folders = [Path(entry.path) for entry in _entries(self.folder) if entry.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            if not re.fullmatch(r"[0-9a-f]{2}", folder.name):
+                continue
+            with contextlib.suppress(OSError):  # another process may have removed it, or it is another user's
+                for entry in _entries(folder):
+                    found += self._counted(Path(entry.path), entry)
         return found
 
+    def _counted(self, path: Path, entry: os.DirEntry[str]) -> list[_File]:
+        """The file, if it is one that counts."""
+        is_unfinished = _UNFINISHED.fullmatch(path.name) is not None
+        if not (is_unfinished or _BLOCK.fullmatch(path.name)) or not entry.is_file(follow_symlinks=False):
+            return []
+        try:
+            told = entry.stat(follow_symlinks=False)
+        except OSError:  # it went meanwhile
+            return []
+        if is_unfinished and time.time() - told.st_mtime > _OLD and self._remove(path):
+            return []
+        return [_File(path, told.st_size, told.st_mtime_ns)]
+
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, where: str) -> Iterator[None]:
         """One process at a time makes room and writes; the system ends the lock of a process that is killed."""
         try:
             import fcntl  # noqa: PLC0415  not on every system
@@ -281,7 +341,9 @@ class PrefixStore:
             # Without it two processes may together exceed max_bytes for a moment; nothing else depends on the lock.
             yield
             return
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        place = self.folder / "lock"
+        with _said(where, place):
+            handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -293,6 +355,28 @@ class _File(NamedTuple):
     path: Path
     size: int
     used: int
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether blocks cannot be those of one text: their widths or types are others."""
+    return one.shape != other.shape or one.dtype != other.dtype
+
+
+@contextlib.contextmanager
+def _said(where: str, path: Path) -> Iterator[None]:
+    """Put in a sentence what stands in the way at a place; a full or broken disk stays an OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        rule = "be a folder that this process may read and write, with nothing but blocks in it"
+        raise value_error(where, "folder", rule, f"{error.strerror} at {path}") from None
 
 
 def _layers(where: str, cache: Cache | LayerCache) -> list[KVCache]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
 from saccade.caches.following import following, from_here
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
+from saccade.caches.memory import usable
 from saccade.errors import type_error, unsupported, value_error
 from saccade.token_positions import Positions, check_positions
 
@@ -131,7 +132,7 @@ class RecurrentCache(LayerCache):
         if not isinstance(matrix, Recurrent):
             reason = f"a {type(matrix).__name__} is no sum over keys that could be carried on"
             raise unsupported(where, type(mechanism).__name__, [reason], hint="KVCache() fits every mechanism")
-        out, memory = matrix.advance(value, self._memory)
+        out, memory = matrix.advance(value, None if self._memory is None else _usable(self._memory))
         if q_len:
             self._memory = memory._replace(state=memory.state.detach())
         self._moved = memory.state.numel() * memory.state.element_size()
@@ -190,3 +191,9 @@ class RecurrentCache(LayerCache):
             raise value_error(where, "device", f"be {held.device}, as in the cache", key.device, hint=hint)
         if (held.dtype == torch.float64) != (key.dtype == torch.float64):
             raise type_error(where, "dtype", f"fit the {held.dtype} in the cache", key.dtype, hint=hint)
+
+
+def _usable(memory: Memory) -> Memory:
+    state, peak, tainted = (usable(x) for x in (memory.state, memory.peak, memory.tainted))
+    segment = None if memory.segment is None else usable(memory.segment)
+    return Memory(state, peak, segment, tainted, memory.source)

@@ -1,34 +1,31 @@
-"""Caches as files: what each kind writes, and how it is made anew of it."""
+"""Caches as files: what each kind writes."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from saccade import positions as encodings
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.checks import checked_path
 from saccade.caches.cross_cache import CrossCache
-from saccade.caches.eviction import HeavyHitterCache, Held, SnapKVCache
+from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
 from saccade.caches.files import encoded, read_tensors, write_whole
-from saccade.caches.int8_cache import Int8Cache, Rounded
+from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache
+from saccade.caches.loading import SCORERS, made_of
 from saccade.caches.model_cache import Cache
-from saccade.caches.places import Places
-from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.sink_window import SinkWindowCache
+from saccade.caches.told import MisfitError
 from saccade.errors import type_error, unsupported, value_error
 
 __all__ = ["load_cache", "save_cache"]
 
 _KIND = "cache"
-_SCORERS: dict[str, type[BlockScorer]] = {"MeanScorer": MeanScorer, "BoundScorer": BoundScorer}
 _Tree = dict[str, Any]
 
 
@@ -88,7 +85,8 @@ def load_cache(
     Raises:
         ImportError: safetensors is not installed.
         TypeError: not a path.
-        ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model.
+        ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model; or
+            one that tells of a cache which could not be: nothing is made of it then.
     """
     where = "load_cache"
     file = checked_path(where, "path", path)
@@ -100,7 +98,12 @@ def load_cache(
         hint = "other weights or another configuration make other keys and values: read the text anew"
         got = "none" if fingerprint is None else "that of another model"
         raise value_error(where, "fingerprint", rule, got, hint=hint if fingerprint and held else "see fingerprint()")
-    return _read(about["cache"], "", {name: x.to(device) for name, x in tensors.items()})
+    try:
+        return made_of(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
+    except MisfitError as misfit:
+        # Its checksum fits: no chance damaged it, and something else than save_cache wrote it.
+        rule = "be a file of a cache, as save_cache writes it"
+        raise value_error(where, "path", rule, f"one that {misfit}") from None
 
 
 def _check_fingerprint(where: str, fingerprint: object) -> None:
@@ -131,33 +134,6 @@ def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], w
     raise unsupported(where, type(cache).__name__, [reason], hint="read the text anew, with a cache that can be saved")
 
 
-def _read(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> Cache | LayerCache:
-    if tree["kind"] == "Cache":
-        return Cache(_read(layer, f"{name}{i}.", tensors) for i, layer in enumerate(tree["layers"]))
-    return _READERS[tree["kind"]](tree, name, tensors)
-
-
-def _all(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> LayerCache:
-    return _with_columns(KVCache(tree["max_len"]), tree, name, tensors)
-
-
-def _selecting(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> LayerCache:
-    cache = BlockSelectCache(**tree["settings"], scorer=_SCORERS[tree["scorer"]](), max_len=tree["max_len"])
-    _with_columns(cache, tree, name, tensors)
-    cache.exact_until, cache.ranking = tree["exact_until"], (tensors.get(f"{name}ranking"), tree["age"])
-    return cache
-
-
-def _with_context(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> LayerCache:
-    cross = CrossCache()
-    if f"{name}key" in tensors:
-        where = tree["kv_positions"]
-        kv_positions = tensors.get(f"{name}kv_positions") if where is None else range(*where)
-        cross.fill(tensors[f"{name}key"], tensors[f"{name}value"], kv_positions=kv_positions)
-        cross._has_been_read, cross._is_new = True, False  # what follows is no longer new
-    return cross
-
-
 def _columns(cache: KVCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
     if cache.key is None or cache.value is None or not cache.length:
         return {"first": None}
@@ -168,19 +144,9 @@ def _columns(cache: KVCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
     return {"first": cache.kv_positions.start}
 
 
-def _with_columns(cache: KVCache, tree: _Tree, name: str, tensors: dict[str, Tensor]) -> KVCache:
-    if tree["first"] is not None:
-        key, value = tensors[f"{name}key"], tensors[f"{name}value"]
-        table = tensors.get(f"{name}positions")
-        first = tree["first"]
-        positions = range(first, first + key.shape[2]) if table is None else table
-        cache.fill(key, value, positions=positions)
-    return cache
-
-
 def _selection(cache: BlockSelectCache, name: str, tensors: dict[str, Tensor], where: str) -> _Tree:
     scorer = type(cache.scorer).__name__
-    if type(cache.scorer) not in _SCORERS.values():
+    if type(cache.scorer) not in SCORERS.values():
         reason = f"its scorer {scorer} is one of your own, and a file holds no code"
         raise unsupported(where, "BlockSelectCache", [reason], hint="MeanScorer() and BoundScorer() can be saved")
     names = ("block_size", "budget", "sink_blocks", "local_blocks", "rescore_every")
@@ -208,34 +174,12 @@ def _ring(cache: SinkWindowCache, name: str, tensors: dict[str, Tensor]) -> _Tre
     return tree | cache._counts()
 
 
-def _with_ring(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> SinkWindowCache:
-    rotary = None
-    if tree["rotary"] is not None:
-        how = dict(tree["rotary"])
-        scaling = how.pop("scaling")
-        made = None if scaling is None else getattr(encodings, scaling[0])(**scaling[1])
-        rotary = encodings.Rotary(how.pop("head_dim"), scaling=made, **how)
-    cache = SinkWindowCache(tree["sink_tokens"], tree["window"], rotary=rotary)
-    cache._restore({own.removeprefix(name): x for own, x in tensors.items() if own.startswith(name)}, tree)
-    return cache
-
-
 def _evicting(cache: HeavyHitterCache | SnapKVCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
     names = ("budget", "recent") if isinstance(cache, HeavyHitterCache) else ("budget", "window", "pool")
     tree: _Tree = {"kind": type(cache).__name__, "settings": {own: getattr(cache, own) for own in names}}
     for own, x in {} if cache._held is None else cache._held._asdict().items():
         tensors[f"{name}{own}"] = x
     return tree | _reached(cache._length, cache._next, name, tensors)
-
-
-def _with_evicting(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> LayerCache:
-    kind = HeavyHitterCache if tree["kind"] == "HeavyHitterCache" else SnapKVCache
-    cache: HeavyHitterCache | SnapKVCache = kind(**tree["settings"])
-    if f"{name}table" in tensors:
-        cache._held = Held(*(tensors[f"{name}{own}"] for own in Held._fields))
-    upcoming: Tensor | None = tensors.get(f"{name}next")
-    cache._length, cache._next = tree["length"], tree["next"] if upcoming is None else upcoming
-    return cache
 
 
 def _eight_bits(cache: Int8Cache, name: str, tensors: dict[str, Tensor]) -> _Tree:
@@ -246,16 +190,6 @@ def _eight_bits(cache: Int8Cache, name: str, tensors: dict[str, Tensor]) -> _Tre
     if where.table is not None:
         tensors[f"{name}positions"] = where.table
     return {"kind": "Int8Cache", "block_size": cache.block_size, "first": where.first, "length": where.length}
-
-
-def _with_eight_bits(tree: _Tree, name: str, tensors: dict[str, Tensor]) -> Int8Cache:
-    cache, table = Int8Cache(tree["block_size"]), tensors.get(f"{name}positions")
-    if f"{name}key.codes" in tensors:
-        cache._keys, cache._values = (
-            Rounded(*(tensors[f"{name}{which}.{own}"] for own in Rounded._fields)) for which in ("key", "value")
-        )
-        cache._places = Places(tree["first"], tree["length"]) if table is None else Places.of(table)
-    return cache
 
 
 def _reached(length: int, upcoming: int | Tensor, name: str, tensors: dict[str, Tensor]) -> _Tree:
@@ -273,14 +207,3 @@ def _context(cache: CrossCache, name: str, tensors: dict[str, Tensor]) -> _Tree:
             tensors[f"{name}kv_positions"] = where
     is_range = isinstance(where, range)
     return {"kind": "CrossCache", "kv_positions": [where.start, where.stop, where.step] if is_range else None}  # type: ignore[union-attr]
-
-
-_READERS: dict[str, Callable[[_Tree, str, dict[str, Tensor]], LayerCache]] = {
-    "KVCache": _all,
-    "BlockSelectCache": _selecting,
-    "SinkWindowCache": _with_ring,
-    "HeavyHitterCache": _with_evicting,
-    "SnapKVCache": _with_evicting,
-    "Int8Cache": _with_eight_bits,
-    "CrossCache": _with_context,
-}

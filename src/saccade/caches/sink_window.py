@@ -14,6 +14,7 @@ from saccade.caches.checks import check_count, check_crop, check_dense_mask, che
 from saccade.caches.following import following, from_here
 from saccade.caches.kv_cache import is_graph, other_cache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
+from saccade.caches.memory import usable
 from saccade.caches.plain import is_plain, is_relative, sees_all_before
 from saccade.errors import type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
@@ -363,14 +364,12 @@ class SinkWindowCache(LayerCache):
 
     def _make_own(self, rows: int) -> None:
         """Move to memory of one's own, if that held may not be written to; a table of ``rows`` where items differ."""
-        keys, values, table = self._held()
-        is_frozen = keys.is_inference() and not torch.is_inference_mode_enabled()
-        if self._is_shared or is_frozen:
-            self._keys, self._values, self._table = keys.clone(), values.clone(), table.clone()
-            self._sinks = None if self._sinks is None else self._sinks.clone()
-            self._is_shared = False
-        if len(table) < rows:
-            self._table = table.repeat(rows, 1)
+        copied = torch.clone if self._is_shared else usable
+        # Each by itself: a table may be made in another mode than the keys, by a crop or when items come to differ.
+        keys, values, table = (copied(x) for x in self._held())
+        self._sinks = None if self._sinks is None else copied(self._sinks)
+        self._keys, self._values, self._is_shared = keys, values, False
+        self._table = table.repeat(rows, 1) if len(table) < rows else table
 
     def _check_inside(self, rule: Mask | None, table: Tensor, where: str) -> None:
         reasons = []

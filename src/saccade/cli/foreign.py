@@ -9,6 +9,7 @@ import torch
 
 from saccade.errors import missing_extra, value_error
 from saccade.matrix import Matrix
+from saccade.models.folder import read_config, read_shapes
 from saccade.recording import record
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Foreign:
     """A transformers model in evaluation mode, with its tokenizer.
 
     Attributes:
+        module: the model.
         tokenizer: the fast one.
         unknown: its token for what it does not know.
         max_len: most tokens that it reads.
@@ -30,7 +32,7 @@ class Foreign:
     """
 
     def __init__(self, model: Any, tokenizer: Any):
-        self._model, self._tokenizer = model.eval(), tokenizer
+        self.module, self._tokenizer = model.eval(), tokenizer
         self.tokenizer: Tokenizer = tokenizer.backend_tokenizer
         self.unknown: str = tokenizer.unk_token or "[UNK]"
         config = model.config
@@ -41,7 +43,7 @@ class Foreign:
 
     def matrices(self, ids: list[int]) -> list[Matrix]:
         """One lazy matrix for each layer; of an encoder-decoder, those of the encoder."""
-        model = self._model.get_encoder() if self.is_pair else self._model
+        model = self.module.get_encoder() if self.is_pair else self.module
         return self._heard(
             model, input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)
         )
@@ -50,7 +52,7 @@ class Foreign:
         """What each token of the other text looks at in the first, layer by layer."""
         mask = torch.ones(1, len(ids), dtype=torch.long)
         return self._heard(
-            self._model,
+            self.module,
             cross=True,
             input_ids=torch.tensor([ids]),
             attention_mask=mask,
@@ -77,6 +79,7 @@ def load_foreign(folder: Path) -> Foreign:
         from transformers.utils import logging  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra("look", "transformers", "dev") from None
+    _check_layers(folder)
     own = {"local_files_only": True, "trust_remote_code": False}
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -95,3 +98,15 @@ def load_foreign(folder: Path) -> Foreign:
     if not getattr(tokenizer, "is_fast", False):
         raise value_error("look", "--model", "have a fast tokenizer (tokenizer.json)", f"{folder}")
     return Foreign(model, tokenizer)
+
+
+def _check_layers(folder: Path) -> None:
+    """Refuse a config.json of more layers than there are tensors: others make all of them before they look."""
+    told = read_config("look", folder)
+    if not (folder / "model.safetensors").is_file():
+        return
+    count = len(read_shapes("look", folder))
+    for name, number in told.items():
+        if ("layers" in name or name == "n_layer") and isinstance(number, int) and number > count:
+            rule = "tell of sizes that the weights have"
+            raise value_error("look", "config.json", rule, f"{name} {number}, and {count} tensors")

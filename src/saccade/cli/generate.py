@@ -1,8 +1,7 @@
 """``saccade generate``: continue a text with a language model."""
 
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from saccade.cli.loading import MANUALS, load
 from saccade.cli.refusing import loaded, refuse
+from saccade.cli.speaking import Speaker
 from saccade.models import Decoder, Sampler, Step, beam_search, stream
 from saccade.text import visible
 
@@ -43,18 +43,11 @@ def generate(
 
     Folders hold config.json, safetensors and tokenizer.json, in the form of GPT-2, Llama, Mistral or Qwen2.
 
-    The text goes to the standard output; progress and --trace to the standard error.
+    The text goes to the standard output as its tokens come, or with --beams and --trace at the end; progress and
+    --trace go to the standard error.
     """
     sampler = _sampler(temperature, top_k, top_p)
-    if beams > 1 and sampler is not None:
-        refuse("generate", "--beams must be 1 where tokens are drawn; take off --temperature, --top-k and --top-p")
-    if beams > 1 and trace:
-        refuse("generate", "--trace must be used with one beam; beams are searched for several texts at once")
-    if seed is not None and sampler is None:
-        refuse("generate", "--seed must go with --temperature, --top-k or --top-p; without them nothing is drawn")
-    for option, number in (("--max-new-tokens", max_new_tokens), ("--beams", beams), ("--seed", seed)):
-        if number is not None and number > sys.maxsize:
-            refuse("generate", f"{option} must be at most {sys.maxsize}; got {number}")
+    _check_options(sampler, max_new_tokens, beams, seed, trace=trace)
     text = " ".join(prompt)
     if any("\ud800" <= character <= "\udfff" for character in text):
         refuse("generate", "PROMPT must be valid UTF-8; got bytes that are not")
@@ -67,38 +60,62 @@ def generate(
         refuse("generate", "PROMPT must have at least one token; got nothing to go on from")
 
     console, stop = Console(stderr=True, highlight=False, markup=False, emoji=False), decoder.config.end_tokens
+    speaker = Speaker(tokenizer, tokens)
     try:
         if beams > 1:
             with _progress(console, None):
-                new = beam_search(decoder, [tokens], max_new_tokens, beams=beams, stop=stop)[0][0].tokens
+                new = iter(beam_search(decoder, [tokens], max_new_tokens, beams=beams, stop=stop)[0][0].tokens)
         else:
             steps = stream(decoder, [tokens], max_new_tokens, sampler=sampler, stop=stop, seed=seed)
-            new = _chosen(console, steps, max_new_tokens, tokenizer if trace else None)
+            if trace or not sys.stdout.isatty():  # on a terminal the text itself shows how far it is
+                steps = _counted(console, steps, max_new_tokens)
+            new = _new(_traced(console, steps, tokenizer) if trace else steps, stop)
+        for token in list(new) if trace else new:
+            speaker.hear(token)
     except ValueError as error:
-        refuse("generate", str(error).partition("\n")[0].removesuffix("."))
-    typer.echo(visible_text(tokenizer.decode([*tokens, *(token for token in new if token not in stop)])))
+        speaker.break_off()
+        refuse("generate", str(error).partition("\n")[0])
+    speaker.finish()
 
 
-def visible_text(text: str) -> str:
-    """The text as it is, but for characters that a terminal would obey."""
-    return re.sub(r"[^\n\t]+", lambda found: visible(found.group()), text)
+def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, seed: int | None, *, trace: bool) -> None:
+    """Refuse options that do not go together."""
+    if beams > 1 and sampler is not None:
+        refuse("generate", "--beams must be 1 where tokens are drawn; take off --temperature, --top-k and --top-p")
+    if beams > 1 and trace:
+        refuse("generate", "--trace must be used with one beam; beams are searched for several texts at once")
+    if seed is not None and sampler is None:
+        refuse("generate", "--seed must go with --temperature, --top-k or --top-p; without them nothing is drawn")
+    for option, number in (("--max-new-tokens", max_new_tokens), ("--beams", beams), ("--seed", seed)):
+        if number is not None and number > sys.maxsize:
+            refuse("generate", f"{option} must be at most {sys.maxsize}; got {number}")
 
 
-def _chosen(console: Console, steps: Iterator[Step], most: int, tokenizer: "Tokenizer | None") -> list[int]:
-    """The tokens of one text, with a line for each step if a tokenizer is there to say it in words."""
-    new: list[int] = []
-    if tokenizer is not None:
-        console.print(f"{'step':>5}  {'phase':<7}  {'tokens':>6}  {'K,V read':>10}  {'appended':>10}  chosen")
+def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
+    """The tokens of one text, without that which ends it."""
+    for step in steps:
+        token = int(step.tokens[0])
+        if token not in stop:
+            yield token
+
+
+def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> Iterator[Step]:
+    """The steps, with a line for each that says it in words."""
+    console.print(f"{'step':>5}  {'phase':<7}  {'tokens':>6}  {'K,V read':>10}  {'appended':>10}  chosen")
+    for number, step in enumerate(steps):
+        read, appended = (_bytes(count) for count in (step.bytes_read, step.bytes_appended))
+        said = visible(repr(tokenizer.decode([int(step.tokens[0])], skip_special_tokens=False)))
+        line = f"{number:>5}  {step.phase:<7}  {step.processed:>6}  {read:>10}  {appended:>10}  {said}"
+        console.print(line, soft_wrap=True)
+        yield step
+
+
+def _counted(console: Console, steps: Iterable[Step], most: int) -> Iterator[Step]:
+    """The steps, with a bar that says how far they are."""
     with _progress(console, most) as advance:
-        for number, step in enumerate(steps):
-            new.append(int(step.tokens[0]))
+        for step in steps:
             advance()
-            if tokenizer is not None:
-                read, appended = (_bytes(count) for count in (step.bytes_read, step.bytes_appended))
-                said = visible(repr(tokenizer.decode(new[-1:], skip_special_tokens=False)))
-                line = f"{number:>5}  {step.phase:<7}  {step.processed:>6}  {read:>10}  {appended:>10}  {said}"
-                console.print(line, soft_wrap=True)
-    return new
+            yield step
 
 
 @contextmanager
@@ -133,7 +150,7 @@ def _sampler(temperature: float | None, top_k: int | None, top_p: float | None) 
     try:
         return Sampler(1.0 if temperature is None else temperature, top_k, top_p)
     except ValueError as error:
-        refuse("generate", str(error).partition("\n")[0].removesuffix("."))
+        refuse("generate", str(error).partition("\n")[0])
 
 
 def _load(name: str) -> Decoder:

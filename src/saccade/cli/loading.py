@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-from saccade.errors import value_error
-from saccade.models import Decoder, Encoder, manuals, minilm
+from torch import nn
 
-__all__ = ["MANUALS", "MINILM", "NAMED", "load"]
+from saccade.errors import value_error
+from saccade.kernels.nonfinite import is_finite
+from saccade.models import Decoder, Encoder, manuals, minilm
+from saccade.models.folder import read_config
+
+__all__ = ["MANUALS", "MINILM", "NAMED", "check_numbers", "load"]
 
 MINILM, MANUALS = "all-MiniLM-L6-v2", "manuals"
 NAMED: dict[str, Callable[[], Encoder | Decoder]] = {MINILM: minilm, MANUALS: manuals}
@@ -32,8 +35,16 @@ def load(model: str) -> Encoder | Decoder:
         names = ", ".join(NAMED)
         rule = f"be {names}, or a folder with config.json, safetensors and tokenizer.json"
         raise value_error("load", "--model", rule, model)
-    try:
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise value_error("load", "config.json", "be a JSON object", f"{config} ({error})") from None
+    kind = read_config("load", folder).get("model_type")
     return Encoder.from_pretrained(folder) if kind == "bert" else Decoder.from_pretrained(folder)
+
+
+def check_numbers(model: nn.Module) -> None:
+    """Refuse a model that makes nothing but NaN of whatever it reads.
+
+    Raises:
+        ValueError: a weight is NaN or infinite; the first one is named.
+    """
+    for name, weight in model.named_parameters():
+        if not is_finite(weight) and not bool(weight.isfinite().all()):  # a sum may overflow
+            raise value_error("load", "--model", "have finite weights", f"NaN or inf in {name}")

@@ -16,6 +16,7 @@ from saccade.cli.refusing import loaded, refuse, refuse_beside
 from saccade.cli.report import print_choice, print_notes, print_words
 from saccade.cli.subject import Model, Subject, load_model, subject_of
 from saccade.cli.telling import Head, Statistic, rank_heads
+from saccade.kernels.nonfinite import is_finite
 from saccade.text import merge, visible
 
 __all__ = ["look"]
@@ -132,7 +133,11 @@ def _weights(subject: Subject) -> torch.Tensor:
             "look", f"TEXT must be shorter to be drawn; got {kv_len} tokens in every head (--stats takes any length)"
         )
     with torch.no_grad():
-        return torch.stack([merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices])
+        weights = [merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices]
+    broken = [str(layer) for layer, own in enumerate(weights) if not is_finite(own)]
+    if broken:
+        refuse("look", f"--model must make numbers of TEXT; got NaN in the attention of layer {', '.join(broken)}")
+    return torch.stack(weights)
 
 
 def _draw(subject: Subject, weights: torch.Tensor, best: Head, out: Path) -> list[tuple[Path, str]]:

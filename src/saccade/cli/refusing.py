@@ -4,17 +4,26 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 import typer
+from torch import nn
 
+from saccade.cli.foreign import Foreign
+from saccade.cli.loading import check_numbers
 from saccade.text import visible
 
 __all__ = ["loaded", "refuse", "refuse_beside"]
 
-Loaded = TypeVar("Loaded")
+Loaded = TypeVar("Loaded", bound=nn.Module | Foreign)
 
 
 def refuse(command: str, sentence: str) -> NoReturn:
-    """End with one line that says what was wrong with the arguments, and exit status 2."""
-    typer.echo(f"saccade {command}: {visible(sentence)}.", err=True)
+    """End with a sentence that says what was wrong with the arguments, and exit status 2.
+
+    Args:
+        command: what was called.
+        sentence: without a full stop; facts and a hint may follow in lines of their own.
+    """
+    first, *others = sentence.split("\n")
+    _say(command, [f"{first.removesuffix('.')}.", *others])
     raise typer.Exit(2)
 
 
@@ -35,10 +44,19 @@ def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], wh
 
 
 def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
-    """What ``load`` makes of a name or folder; where it cannot, end with the reason and exit status 1."""
+    """What ``load`` makes of a name or folder; where it cannot, end with the reason and exit status 1.
+
+    So it ends with a model whose weights are not all numbers: nothing can be said of what it computes.
+    """
     try:
-        return load(model)
+        found = load(model)
+        check_numbers(found.module if isinstance(found, Foreign) else found)
+        return found
     except (ValueError, ImportError, NotImplementedError, OSError) as error:
-        lines = str(error).removeprefix("load: ").removeprefix(f"{command}: ").splitlines()
-        typer.echo(f"saccade {command}: " + "\n".join(visible(line) for line in lines), err=True)
+        _say(command, str(error).removeprefix("load: ").removeprefix(f"{command}: ").split("\n"))
         raise typer.Exit(1) from None
+
+
+def _say(command: str, lines: Sequence[str]) -> None:
+    """What is in a line may come from outside; where a line ends is for us to say."""
+    typer.echo(f"saccade {command}: " + "\n".join(map(visible, lines)), err=True)

@@ -41,15 +41,16 @@ def print_choice(
     """
     best = ranking[0]
     why = "asked for" if is_asked else f"the most telling of {len(ranking)}"
-    console.print(Text.assemble((f"layer {best.layer}, head {best.head}", "bold"), f" of {model}, {why}"))
+    console.print(Text.assemble((f"layer {best.layer}, head {best.head}", "bold"), f" of {visible(model)}, {why}"))
     console.print(f"{statistic.label}: {best.information:.2f} nats ({statistic.meaning})")
     if len(ranking) > 1:
         second = ranking[1]
         console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.information:.2f} nats")
     if special:
         get = "get" if len(special) > 1 else "gets"
+        names = " and ".join(map(visible, dict.fromkeys(special)))
         console.print(
-            f"{' and '.join(dict.fromkeys(special))} {get} {lost:.0%} of the words' attention; the statistic leaves "
+            f"{names} {get} {lost:.0%} of the words' attention; the statistic leaves "
             + ("them out" if len(special) > 1 else "it out")
         )
 

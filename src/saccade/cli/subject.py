@@ -14,6 +14,7 @@ from saccade.cli.loading import NAMED, load
 from saccade.errors import UnsupportedError, value_error
 from saccade.matrix import Matrix
 from saccade.models import Decoder, Encoder
+from saccade.models.folder import read_config
 from saccade.text import Word, words
 
 __all__ = ["Model", "Subject", "load_model", "subject_of"]
@@ -42,6 +43,8 @@ def load_model(name: str) -> Model:
     Raises:
         ValueError, ImportError, UnsupportedError, OSError: neither knows it.
     """
+    if name not in NAMED and (Path(name) / "config.json").is_file():
+        read_config("look", Path(name))  # what nobody can read is not left to others
     try:
         return load(name)
     except (ValueError, UnsupportedError, KeyError):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES
 from saccade.kernels.held import Cost, Held
-from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.score_matrix import ScoreMatrix
 from saccade.transforms import has_forward_derivatives
 
@@ -70,7 +70,7 @@ class Flex:
     ) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
         del dropout_p, seed
-        if not (scores.plan.is_full or is_finite(scores.key, value)):
+        if not is_clean(scores, scores.query, scores.key, value):
             isolated = isolate(scores, value)
             if isolated:
                 return isolated.mark(*self._run(isolated.scores, isolated.value))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import unsupported
-from saccade.kernels.nonfinite import is_finite, isolate
+from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.score_matrix import ScoreMatrix
 from saccade.transforms import is_transformed
 
@@ -73,7 +73,7 @@ def outcome(kernel: Kernel, scores: ScoreMatrix, value: Tensor, dropped: Dropped
     """The forward pass."""
     out, lse = kernel.forward(scores, value, dropped)
     # Where the output is finite, nothing that is not has had a part in it.
-    isolated = None if scores.plan.is_full or is_finite(out) else isolate(scores, value)
+    isolated = None if is_clean(scores, out) else isolate(scores, value)
     if isolated is not None:
         return isolated.mark(*kernel.forward(isolated.scores, isolated.value, dropped))
     return out, lse
@@ -89,18 +89,14 @@ def gradients(
 ) -> Tensors:
     """The backward pass."""
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
-    is_clean = scores.plan.is_full or is_finite(scores.key, value)
-    isolated = None if is_clean else isolate(scores, value)
+    isolated = None if is_clean(scores, scores.query, scores.key, value) else isolate(scores, value)
     if isolated is None:
         return _gradients(kernel, scores, value, dropped, given, wanted)
-    touched = isolated.by_key | isolated.by_value  # their results are NaN, whatever the inputs are
     out, lse = kernel.forward(isolated.scores, isolated.value, dropped)
-    grad_lse = None if given.grad_lse is None else given.grad_lse.masked_fill(isolated.by_key, 0.0)
-    given = Backward(out, lse, given.grad_out.masked_fill(touched[..., None], 0.0), grad_lse)
-    query, key, values, *others = _gradients(kernel, isolated.scores, isolated.value, dropped, given, wanted)
-    key = None if key is None else key.masked_fill(isolated.bad_key[..., None], 0.0)
-    values = None if values is None else values.masked_fill(isolated.bad_value[..., None], 0.0)
-    return (query, key, values, *others)
+    # The results of the queries concerned are NaN, whatever the inputs are.
+    grad_lse = None if given.grad_lse is None else given.grad_lse.masked_fill(isolated.in_scores, 0.0)
+    given = Backward(out, lse, given.grad_out.masked_fill(isolated.in_output[..., None], 0.0), grad_lse)
+    return _gradients(kernel, isolated.scores, isolated.value, dropped, given, wanted)
 
 
 def _gradients(
@@ -111,11 +107,11 @@ def _gradients(
     given: Backward,
     wanted: tuple[bool, ...],
 ) -> Tensors:
-    lse = given.lse.masked_fill(given.lse == -math.inf, math.inf)
-    grad_lse = given.grad_lse
-    if grad_lse is not None:
-        grad_lse = grad_lse.masked_fill(lse == math.inf, 0.0)  # a row that sees nothing cannot be moved
-    given = Backward(given.out, lse, given.grad_out, grad_lse)
+    empty = given.lse == -math.inf
+    if bool(empty.any()):  # a row that sees nothing cannot be moved, not even by NaN
+        lse, grad_out = given.lse.masked_fill(empty, math.inf), given.grad_out.masked_fill(empty[..., None], 0.0)
+        grad_lse = None if given.grad_lse is None else given.grad_lse.masked_fill(empty, 0.0)
+        given = Backward(given.out, lse, grad_out, grad_lse)
     return kernel.backward(scores, value, dropped, given, wanted)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from saccade import dropout
 from saccade.grouping import product
 from saccade.kernels.held import Cost, Held
-from saccade.kernels.nonfinite import bytes_of_look, is_finite, isolate
+from saccade.kernels.nonfinite import bytes_of_look, is_clean, isolate
 from saccade.kernels.probe import Probe
 from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
@@ -56,7 +56,7 @@ class Reference:
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
-        if not (scores.plan.is_full or is_finite(scores.key, value)):
+        if not is_clean(scores, scores.query, scores.key, value):
             isolated = isolate(scores, value)
             if isolated:
                 return isolated.mark(*self._run(isolated.scores, isolated.value, dropout_p, seed))
@@ -75,7 +75,9 @@ def _weighted(
         b, h, (q, kv) = scores.batch_index(tile), scores.head_index(tile), scores.positions(tile)
         kept = dropout.keep(dropout.draw_seed() if seed is None else seed, b, h, q, kv, dropout_p)
         weights = weights * kept / (1.0 - dropout_p)
-    return product(weights, value.to(weights.dtype)).to(value.dtype), lse
+    out = product(weights, value.to(weights.dtype))
+    # They are 0 already: what flows back to rows that see nothing, a NaN even, ends here.
+    return out.masked_fill((lse == -math.inf)[..., None], 0.0).to(value.dtype), lse
 
 
 def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:

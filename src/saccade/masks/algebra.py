@@ -6,14 +6,16 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Hashable, Sequence
+from functools import reduce
 
 import numpy as np
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
-from saccade.masks.arguments import SIZE_BITS, check_int, kind, listed
+from saccade.masks.arguments import SIZE_BITS, check_field, kind, listed
 from saccade.masks.around import Around
 from saccade.masks.base import JOINS, Mask
+from saccade.masks.domain import Domain
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -75,6 +77,14 @@ class _Joined(Mask):
 class And(_Joined):
     """Pairs that every part allows; written ``a & b``."""
 
+    @property
+    def is_causal(self) -> bool:
+        return any(part.is_causal for part in self.parts)
+
+    @property
+    def domain(self) -> Domain:
+        return reduce(Domain.both, [part.domain for part in self.parts])
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.parts[0].allows(b, h, q, kv)
         for part in self.parts[1:]:
@@ -106,6 +116,14 @@ class And(_Joined):
 
 class Or(_Joined):
     """Pairs that some part allows; written ``a | b``."""
+
+    @property
+    def is_causal(self) -> bool:
+        return all(part.is_causal for part in self.parts)
+
+    @property
+    def domain(self) -> Domain:
+        return reduce(Domain.either, [part.domain for part in self.parts])
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.parts[0].allows(b, h, q, kv)
@@ -155,6 +173,10 @@ class Not(Around):
     def inner(self) -> Mask:
         return self.part
 
+    @property
+    def domain(self) -> Domain:
+        return self.part.domain
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return ~self.part.allows(b, h, q, kv)
 
@@ -185,7 +207,7 @@ class After(Around):
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Mask):
             raise type_error("After", "rule", "be a mask", kind(self.rule))
-        check_int("After", "length", self.length, 0, bits=SIZE_BITS)
+        check_field(self, "length", 0, bits=SIZE_BITS)
         if isinstance(self.rule, After):
             object.__setattr__(self, "length", self.length + self.rule.length)
             object.__setattr__(self, "rule", self.rule.rule)
@@ -193,6 +215,14 @@ class After(Around):
     @property
     def inner(self) -> Mask:
         return self.rule
+
+    @property
+    def is_causal(self) -> bool:
+        return self.rule.is_causal
+
+    @property
+    def domain(self) -> Domain:
+        return self.rule.domain.after(self.length)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         here = (q >= self.length) & (kv >= self.length)

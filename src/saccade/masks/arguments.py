@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import hidden_by_vmap, type_error, value_error
 from saccade.transforms import is_mapped
 
 __all__ = [
     "POSITION_BITS",
     "SIZE_BITS",
+    "check_field",
     "check_int",
     "check_ints",
     "check_positions",
@@ -71,16 +73,26 @@ def check_int(
     *,
     bits: int | None = POSITION_BITS,
     hint: str | None = None,
-) -> None:
+) -> int:
     """Accept only an int of at least ``least`` and below ``2 ** bits`` (None: as large as it may be).
+
+    Returns:
+        It as an int, also where it is one of NumPy's: equal masks are equal programs and texts.
 
     Raises:
         ValueError: anything else; a bool is no int.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_integer(value) or value < least:
         raise value_error(where, name, f"be an int of at least {least}", shown(value), hint=hint)
+    value = int(value)
     if bits is not None and value >> bits:
         raise value_error(where, name, f"be below 2**{bits}", shown(value), hint=hint)
+    return value
+
+
+def check_field(mask: object, name: str, least: int, *, bits: int | None = POSITION_BITS) -> None:
+    """Same as `check_int` for a field of a frozen mask, which then holds an int."""
+    object.__setattr__(mask, name, check_int(type(mask).__name__, name, getattr(mask, name), least, bits=bits))
 
 
 def check_ints(where: str, name: str, values: list[Any], rule: str, got: object, *, hint: str | None = None) -> None:
@@ -90,10 +102,9 @@ def check_ints(where: str, name: str, values: list[Any], rule: str, got: object,
         ValueError: anything else; ``rule`` and ``got`` make the sentence.
     """
     for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            hint = "array.tolist() makes ints of an array" if isinstance(value, np.generic | np.ndarray) else hint
+        if not is_integer(value) or value < 0:
             raise value_error(where, name, rule, shown(got), hint=hint)
-        if value >> POSITION_BITS:
+        if int(value) >> POSITION_BITS:
             raise value_error(where, name, f"be below 2**{POSITION_BITS}", shown(value))
 
 
@@ -133,7 +144,7 @@ def listed(
         iterator = None
     if iterator is None:
         raise type_error(where, name, rule, shown(given), hint=hint)
-    items = list(islice(iterator, _MOST + 1))
+    items = [int(item) if isinstance(item, np.integer) else item for item in islice(iterator, _MOST + 1)]
     if len(items) > _MOST:
         raise value_error(where, name, f"be at most {_MOST}", "more")
     return items
@@ -160,11 +171,9 @@ def lengths(where: str, q_len: object, kv_len: object) -> tuple[int, int]:
 
 def size_of(where: str, name: str, size: object) -> int:
     """A length or number that is accepted: also an integer of NumPy, or a symbol while a program is traced."""
-    if isinstance(size, np.integer):
-        size = int(size)
-    if not isinstance(size, torch.SymInt):
-        check_int(where, name, size, 0, bits=SIZE_BITS)
-    return size  # type: ignore[return-value]
+    if isinstance(size, torch.SymInt):
+        return size  # type: ignore[return-value]
+    return check_int(where, name, size, 0, bits=SIZE_BITS)
 
 
 def check_positions(where: str, name: str, positions: object, batch: int, length: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import SIZE_BITS, check_int, check_positions, kind, lengths, positions_of, size_of
+from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.kept_plans import plan_of
 from saccade.plan import Box, Groups, Plan
 from saccade.spans import Bounds, Ints, Universe
@@ -55,6 +56,16 @@ class Mask(ABC):
     def asks_functions(self) -> bool:
         """True if the rule calls a function, whose answers may change with what the function reads."""
         return False
+
+    @property
+    def is_causal(self) -> bool:
+        """True if the rule surely lets no query see a key behind it. Layers with a cache ask others more closely."""
+        return False
+
+    @property
+    def domain(self) -> Domain:
+        """The positions that the rule is about: all, unless it was made for a number of them."""
+        return EVERYWHERE
 
     @abstractmethod
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -224,6 +235,10 @@ class Mask(ABC):
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         """Same as `allows`."""
         return self.allows(b, h, q, kv)
+
+    def __bool__(self) -> bool:
+        hint = "masks join by & (both), | (either) and ~ (not), where `and`, `or` and `not` would drop one of them"
+        raise type_error("masks", "a mask", "be compared with None, not taken for true or false", self, hint=hint)
 
     def __and__(self, other: Mask) -> Mask:
         return JOINS["&"]((self, _checked(other, "&")))

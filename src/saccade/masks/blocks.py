@@ -14,6 +14,7 @@ from torch import Tensor
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import SIZE_BITS, check_int, check_readable, shown
 from saccade.masks.base import Mask
+from saccade.masks.domain import Domain
 from saccade.masks.table import Table
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -33,7 +34,7 @@ class Blocks(Mask):
     1 1 1 1
     1 1 1 1
 
-    Positions outside of the layout see nothing and are not seen.
+    Positions outside of the layout see nothing and are not seen; attention over such positions is refused.
 
     Args:
         layout: bool ``[blocks, blocks]``, or ``[heads, blocks, blocks]`` for a layout per head (nested lists or a
@@ -53,7 +54,7 @@ class Blocks(Mask):
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
         given = _array(layout)
-        check_int("Blocks", "block_size", block_size, 1, bits=SIZE_BITS)
+        block_size = check_int("Blocks", "block_size", block_size, 1, bits=SIZE_BITS)
         nested = given.reshape(-1, *given.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)
@@ -63,14 +64,18 @@ class Blocks(Mask):
     def shape(self) -> tuple[int, int]:
         return (1, len(self.layout))
 
+    @property
+    def domain(self) -> Domain:
+        rows, columns = (len(side) * self.block_size for side in (self.layout[0], self.layout[0][0]))
+        return Domain(range(rows), range(columns))
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b
         table = self._table.on(q.device)
         heads, rows, columns = table.shape
         row, column = q.div(self.block_size, rounding_mode="floor"), kv.div(self.block_size, rounding_mode="floor")
         inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
-        head = h if heads > 1 else torch.zeros_like(h)
-        return table[head, row.clamp(0, rows - 1), column.clamp(0, columns - 1)] & inside
+        return table[h if heads > 1 else 0, row.clamp(0, rows - 1), column.clamp(0, columns - 1)] & inside
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         table = np.asarray(self.layout)

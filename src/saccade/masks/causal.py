@@ -31,6 +31,10 @@ class Causal(Mask):
     1 1 1 1
     """
 
+    @property
+    def is_causal(self) -> bool:
+        return True
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h
         return kv <= q

@@ -9,9 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from saccade.errors import type_error
-from saccade.masks.arguments import SIZE_BITS, check_int, kind
+from saccade.masks.arguments import SIZE_BITS, check_field, kind
 from saccade.masks.around import Around
 from saccade.masks.base import Mask
+from saccade.masks.domain import Domain
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -44,11 +45,15 @@ class Coarse(Around):
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Mask):
             raise type_error("Coarse", "rule", "be a mask", kind(self.rule))
-        check_int("Coarse", "block_size", self.block_size, 1, bits=SIZE_BITS)
+        check_field(self, "block_size", 1, bits=SIZE_BITS)
 
     @property
     def inner(self) -> Mask:
         return self.rule
+
+    @property
+    def domain(self) -> Domain:
+        return self.rule.domain.times(self.block_size)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))

@@ -57,7 +57,8 @@ def check_told_apart(mask: Mask, shape: tuple[int, int, int, int], where: str) -
 
 def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> Mask:
     if mask.dtype != torch.bool:
-        hint = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
+        hint = _hint_for_keys(mask, shape, ".bool()")
+        hint = hint or "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
         got = str(mask.dtype).removeprefix("torch.")
         raise type_error(where, "mask", "be bool, True = may attend", got, hint=hint)
     dense = Dense(mask)
@@ -65,9 +66,17 @@ def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> 
     if any(own not in (1, expected) for own, expected in pairs):
         batch, _, q_len, kv_len = shape
         rule = f"have shape [{q_len}, {kv_len}], [{batch}, {q_len}, {kv_len}] or broadcast to {list(shape)}"
-        raise value_error(where, "mask", rule, list(mask.shape))
+        raise value_error(where, "mask", rule, list(mask.shape), hint=_hint_for_keys(mask, shape))
     # One column for all keys: written out as a view, since rows are counted from the last column.
     return dense if dense.allowed.shape[3] == shape[3] else Dense(dense.allowed.expand(-1, -1, -1, shape[3]))
+
+
+def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "") -> str | None:
+    """What to write instead of a mask that says of each item's keys which are tokens."""
+    batch, _, _, kv_len = shape
+    if mask.shape != (batch, kv_len) or mask.is_floating_point():
+        return None
+    return f"a mask of keys for each item, [batch, kv_len], is mask{cast}[:, None, None, :], with True at tokens"
 
 
 def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:

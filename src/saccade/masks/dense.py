@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import check_readable, kind
 from saccade.masks.base import Mask
+from saccade.masks.domain import EVERYWHERE, Domain
 
 __all__ = ["Dense"]
 
@@ -19,8 +20,10 @@ class Dense(Mask):
     """The matrix itself, as a bool tensor; True = may attend.
 
     Row r of a tensor with L rows and S columns stands at position S - L + r (bottom-right), column c at c. Positions
-    outside see nothing and are not seen. A size of 1 holds for every batch item and head; a single row holds for
-    every query (``[batch, 1, 1, kv]``), and a single row and column for all pairs.
+    outside see nothing and are not seen, and attention over them is refused. A size of 1 holds for every batch item and
+    head; a single row holds for every query (``[batch, 1, 1, kv]``), and a single row and column for all pairs. Two
+    dimensions are always ``[q, kv]``, as in torch: a mask of keys for each item, ``[batch, kv]``, is written
+    ``tensor[:, None, None, :]``.
 
     >>> print(Dense(torch.tensor([[True, False], [True, True]])).picture(2))
     1 .
@@ -58,22 +61,30 @@ class Dense(Mask):
     def is_value(self) -> bool:
         return False
 
+    @property
+    def domain(self) -> Domain:
+        _, _, rows, columns = self.allowed.shape
+        if rows == columns == 1:
+            return EVERYWHERE
+        return Domain(None if rows == 1 else range(columns - rows, columns), range(columns))
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.allowed.to(q.device)
         batch, heads, rows, columns = allowed.shape
         if 0 in allowed.shape:
             return (b != b) | (h != h) | (q != q) | (kv != kv)
         inside = (q == q) & (kv == kv)
-        row, column = torch.zeros_like(q), torch.zeros_like(kv)
+        # An axis of size 1 is read at 0, not at zeros in the shape of b or h: it stays of size 1 in the answer.
+        row: Tensor | int = 0
+        column: Tensor | int = 0
         if rows > 1:
             row = q - (columns - rows)
             inside = inside & (row >= 0) & (row < rows)
+            row = row.clamp(0, rows - 1)
         if rows > 1 or columns > 1:
-            column = kv
             inside = inside & (kv >= 0) & (kv < columns)
-        item = b if batch > 1 else torch.zeros_like(b)
-        head = h if heads > 1 else torch.zeros_like(h)
-        return allowed[item, head, row.clamp(0, rows - 1), column.clamp(0, columns - 1)] & inside
+            column = kv.clamp(0, columns - 1)
+        return allowed[b if batch > 1 else 0, h if heads > 1 else 0, row, column] & inside
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.allowed,)

@@ -14,6 +14,7 @@ from torch import Tensor
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import check_ints, kind, listed, shown
 from saccade.masks.base import Mask
+from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -45,7 +46,8 @@ class Documents(Mask):
 
     Args:
         lengths: lengths of the documents, in order, for all batch items alike; or one such list per batch item.
-            A position past the last document belongs to none: it sees nothing and is seen by nothing.
+            In an item whose documents are shorter than those of another, the positions behind them belong to none: they
+            see nothing and are not seen. Attention over positions behind the longest item is refused.
         rule: who may attend to whom inside a document; everyone when None.
 
     Raises:
@@ -85,8 +87,19 @@ class Documents(Mask):
     def asks_functions(self) -> bool:
         return self.rule is not None and self.rule.asks_functions
 
+    @property
+    def is_causal(self) -> bool:
+        return self.rule is not None and self.rule.is_causal
+
+    @property
+    def domain(self) -> Domain:
+        longest = max(map(sum, self.lengths))
+        if self.rule is None or self.rule.domain == EVERYWHERE:
+            return Domain(range(longest), range(longest))
+        return Domain(*(range(min(longest, self._first_outside(own))) for own in self.rule.domain))
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        item = b if len(self.lengths) > 1 else torch.zeros_like(b)
+        item = b if len(self.lengths) > 1 else 0
         document, start = self._places.on(q.device).unbind(0)
         last = document.shape[1] - 1
         # Entry 0 of the table stands for every position before the first document, the last one for those after.
@@ -96,6 +109,15 @@ class Documents(Mask):
         if self.rule is None:
             return together
         return together & self.rule.allows(b, h, q - start[item, row], kv - start[item, column])
+
+    def _first_outside(self, inside: range | None) -> int:
+        """The first position that stands in its document where the rule, about ``inside``, has nothing to say."""
+        if inside is None:
+            return 1 << _TOTAL_BITS
+        # A document that is longer than the rule goes on behind it; one of a rule that begins later begins outside.
+        within = inside.stop if inside.start <= 0 else 0
+        firsts = [(ends - lengths)[lengths > within] + within for lengths, ends in self._texts]
+        return min((int(first.min()) for first in firsts if len(first)), default=1 << _TOTAL_BITS)
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         if len(self.lengths) > 1 and (groups.batch == ALL).any():

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from saccade.errors import value_error
-from saccade.masks.arguments import SIZE_BITS, check_int
+from saccade.masks.arguments import SIZE_BITS, check_field
 from saccade.masks.base import Mask
+from saccade.masks.domain import Domain
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 
@@ -104,6 +105,10 @@ class Grid(Mask):
     def squares(self) -> Squares | None:
         """Rectangles whose cells see nearly the same keys, if such rows are not next to one another anyway."""
         return None
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(range(self.height * self.width), range(self.height * self.width))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h
@@ -203,13 +208,16 @@ class Grid(Mask):
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
 
-def check_grid(where: str, height: int, width: int) -> None:
-    """Accept only ints of at least 1 that make fewer than 2**40 cells.
+def check_grid(grid: Grid) -> None:
+    """Accept only a height and a width that are ints of at least 1 and make fewer than 2**40 cells.
 
     Raises:
         ValueError: anything else.
     """
-    check_int(where, "height", height, 1, bits=SIZE_BITS)
-    check_int(where, "width", width, 1, bits=SIZE_BITS)
+    check_field(grid, "height", 1, bits=SIZE_BITS)
+    check_field(grid, "width", 1, bits=SIZE_BITS)
+    height, width = grid.height, grid.width
     if height * width >> SIZE_BITS:
-        raise value_error(where, "height and width", f"make fewer than 2**{SIZE_BITS} cells", f"{height} and {width}")
+        raise value_error(
+            type(grid).__name__, "height and width", f"make fewer than 2**{SIZE_BITS} cells", f"{height} and {width}"
+        )

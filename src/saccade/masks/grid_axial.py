@@ -59,7 +59,7 @@ class Axial(Grid):
     axis: Literal["rows", "columns", "both"] = "both"
 
     def __post_init__(self) -> None:
-        check_grid("Axial", self.height, self.width)
+        check_grid(self)
         if not isinstance(self.axis, str) or self.axis not in ("rows", "columns", "both"):
             raise value_error("Axial", "axis", "be 'rows', 'columns' or 'both'", shown(self.axis))
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from saccade.arguments import is_integer
 from saccade.errors import value_error
 from saccade.masks.arguments import SIZE_BITS, shown
 from saccade.masks.grid import Grid, Rectangle, Squares, check_grid
@@ -56,16 +57,15 @@ class Neighborhood(Grid):
     radius: tuple[int, int]
 
     def __init__(self, height: int, width: int, radius: int | tuple[int, int]):
-        check_grid("Neighborhood", height, width)
-        both = (radius, radius) if isinstance(radius, int) else radius
-        fine = isinstance(both, tuple | list) and len(both) == 2
-        if not fine or not all(isinstance(r, int) and not isinstance(r, bool) and r >= 0 for r in both):
+        object.__setattr__(self, "height", height)
+        object.__setattr__(self, "width", width)
+        check_grid(self)
+        both = radius if isinstance(radius, tuple | list) else (radius, radius)
+        if len(both) != 2 or not all(is_integer(r) and r >= 0 for r in both):
             rule = "be an int of at least 0, or two: (vertical, horizontal)"
             hint = "it counts the cells on each side of the query's own"
             raise value_error("Neighborhood", "radius", rule, shown(radius), hint=hint)
-        object.__setattr__(self, "height", height)
-        object.__setattr__(self, "width", width)
-        object.__setattr__(self, "radius", tuple(min(r, _UNLIMITED) for r in both))
+        object.__setattr__(self, "radius", tuple(min(int(r), _UNLIMITED) for r in both))
 
     @property
     def depends_on_displacement(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import value_error
-from saccade.masks.arguments import SIZE_BITS, check_int
+from saccade.masks.arguments import SIZE_BITS, check_field
 from saccade.masks.grid import Grid, Rectangle, Squares, check_grid
 from saccade.spans import Ints
 
@@ -57,9 +57,9 @@ class ShiftedWindows(Grid):
     shift: int = 0
 
     def __post_init__(self) -> None:
-        check_grid("ShiftedWindows", self.height, self.width)
-        check_int("ShiftedWindows", "window", self.window, 1, bits=SIZE_BITS)
-        check_int("ShiftedWindows", "shift", self.shift, 0, bits=SIZE_BITS)
+        check_grid(self)
+        check_field(self, "window", 1, bits=SIZE_BITS)
+        check_field(self, "shift", 0, bits=SIZE_BITS)
         if self.shift >= self.window:
             raise value_error("ShiftedWindows", "shift", f"be below window {self.window}", self.shift)
 

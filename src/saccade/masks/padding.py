@@ -66,8 +66,7 @@ class Padding(Mask):
         if not isinstance(side, str) or side not in ("right", "left"):
             raise value_error("Padding", "side", "be 'right' or 'left'", shown(side))
         if padded_len is not None:
-            padded_len = int(padded_len) if isinstance(padded_len, np.integer) else padded_len
-            check_int("Padding", "padded_len", padded_len, 0)
+            padded_len = check_int("Padding", "padded_len", padded_len, 0)
         if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(given)):
             hint = "where a left-padded item begins follows from the length that it was padded to"
             rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")
@@ -83,9 +82,9 @@ class Padding(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del h, q
-        item = b if len(self.lengths) > 1 else torch.zeros_like(b)
-        table = self._table.on(kv.device)
-        return (kv >= table[0, item]) & (kv < table[1, item])
+        item = b if len(self.lengths) > 1 else 0
+        start, stop = self._table.on(kv.device).unbind(0)
+        return (kv >= start[item]) & (kv < stop[item])
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         start, stop = self._edges()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ class Predicate(Mask):
         function: of int64 tensors; may depend on the batch item and the head.
 
     Raises:
-        TypeError: not callable, or a class; when it is asked: an answer that is no bool tensor.
+        TypeError: not callable, or a class; when it is asked: an answer that is no bool tensor (True or False will do).
     """
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -54,6 +55,8 @@ class Predicate(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         answer = self.function(b, h, q, kv)
+        if isinstance(answer, bool | np.bool_):  # the same for all pairs, as a rule for one layer of a model may say
+            return (q == q) & (kv == kv) if answer else (q != q) & (kv != kv)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             got = str(answer.dtype).removeprefix("torch.") if isinstance(answer, Tensor) else kind(answer)
             hint = "a comparison of q and kv is bool; (q == q) is true everywhere"

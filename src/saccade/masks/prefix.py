@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from saccade.masks.arguments import check_int
+from saccade.masks.arguments import check_field
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Spans, Universe
@@ -39,7 +39,7 @@ class Prefix(Mask):
     length: int
 
     def __post_init__(self) -> None:
-        check_int("Prefix", "length", self.length, 0)
+        check_field(self, "length", 0)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

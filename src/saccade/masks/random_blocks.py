@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from saccade.masks.arguments import SIZE_BITS, check_int
+from saccade.masks.arguments import SIZE_BITS, check_field
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -59,9 +59,9 @@ class Random(Mask):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_int("Random", "blocks_per_row", self.blocks_per_row, 1, bits=DRAW_BITS)
-        check_int("Random", "block_size", self.block_size, 1, bits=SIZE_BITS)
-        check_int("Random", "seed", self.seed, 0, bits=SEED_BITS)
+        check_field(self, "blocks_per_row", 1, bits=DRAW_BITS)
+        check_field(self, "block_size", 1, bits=SIZE_BITS)
+        check_field(self, "seed", 0, bits=SEED_BITS)
 
     def drawn(self, rows: Ints) -> Ints:
         """Blocks of keys that blocks of queries see, int64 ``[rows, blocks_per_row]``, sorted in each row."""

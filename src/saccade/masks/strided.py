@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from saccade.masks.arguments import check_int
+from saccade.masks.arguments import check_field
 from saccade.masks.base import Mask
 from saccade.plan import Box, Groups
 from saccade.spans import Bounds, Spans, Universe
@@ -40,7 +40,7 @@ class Strided(Mask):
     step: int
 
     def __post_init__(self) -> None:
-        check_int("Strided", "step", self.step, 1)
+        check_field(self, "step", 1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

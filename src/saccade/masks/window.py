@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import value_error
 from saccade.masks.arguments import POSITION_BITS, shown
 from saccade.masks.base import Mask
@@ -47,11 +48,15 @@ class Window(Mask):
     def __post_init__(self) -> None:
         for name in ("left", "right"):
             width = getattr(self, name)
-            if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 0):
+            if width is not None and (not is_integer(width) or width < 0):
                 hint = "it counts the keys on that side besides the query's own; None means no limit"
                 raise value_error("Window", name, "be an int of at least 0, or None", shown(width), hint=hint)
-            if width is not None and width >= _UNLIMITED:
-                object.__setattr__(self, name, None)
+            if width is not None:
+                object.__setattr__(self, name, None if width >= _UNLIMITED else int(width))
+
+    @property
+    def is_causal(self) -> bool:
+        return self.right == 0
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

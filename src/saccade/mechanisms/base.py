@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from saccade.caches import KVCache, LayerCache
 from saccade.masks import Mask
 from saccade.matrix import Matrix
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 
 __all__ = ["Mechanism"]
 
@@ -37,7 +37,7 @@ class Mechanism(nn.Module):
         key: Tensor,
         *,
         mask: object = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> Matrix:
         """The matrix for ``query [batch, heads, q_len, head_dim]`` and ``key [batch, kv_heads, kv_len, head_dim]``."""

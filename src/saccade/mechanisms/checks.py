@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_finite_number, is_integer, is_number
 from saccade.errors import type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.readable import is_surely_finite
+from saccade.score_checks import autocast
 from saccade.score_matrix import ScoreMatrix
-from saccade.token_positions import Positions, check_positions
+from saccade.token_positions import GivenPositions, Positions, check_domain, check_positions
 
 __all__ = ["Inputs", "check_count", "check_number", "checked_inputs", "checked_scale"]
 
@@ -29,6 +30,8 @@ class Inputs(NamedTuple):
         spoilt: bool ``[batch, heads, q_len]``, queries that were not finite; None where there are surely none.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
+        q_positions, kv_positions: where the tokens stand; None, a range or a tensor.
+        dtype: of products: that of the query, or of autocast.
     """
 
     query: Tensor
@@ -37,43 +40,54 @@ class Inputs(NamedTuple):
     spoilt: Tensor | None
     rule: Mask
     shape: tuple[int, int, int, int]
+    q_positions: Positions
+    kv_positions: Positions
+    dtype: torch.dtype
 
 
 def checked_inputs(
-    mechanism: Mechanism, query: Tensor, key: Tensor, mask: object, q_positions: Positions, kv_positions: Positions
+    mechanism: Mechanism,
+    query: Tensor,
+    key: Tensor,
+    mask: object,
+    q_positions: GivenPositions,
+    kv_positions: GivenPositions,
 ) -> Inputs:
     """Raise unless queries and keys fit together, and the mechanism takes the mask."""
     where = type(mechanism).__name__
+    query, key = autocast(query), autocast(key)
     shape = ScoreMatrix(query, key, where=where).shape  # the one place where shapes and dtypes are checked
     rule = as_mask(mask, shape, where=where)
-    check_positions(q_positions, "q_positions", shape[0], shape[2], where)
-    check_positions(kv_positions, "kv_positions", shape[0], shape[3], where)
+    q_positions = check_positions(q_positions, "q_positions", shape[0], shape[2], where)
+    kv_positions = check_positions(kv_positions, "kv_positions", shape[0], shape[3], where)
+    check_domain(rule, q_positions, kv_positions, shape[2], shape[3], where)
     reasons = mechanism.reasons(rule)
     if reasons:
         hint = "saccade.mechanisms.Softmax() takes every mask"
         raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     spoilt, tainted = (None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1) for x in (query, key))
+    dtype = query.dtype
     query = query if spoilt is None else query.masked_fill(spoilt[..., None], 0.0)
     key = key if tainted is None else key.masked_fill(tainted[..., None], 0.0)
-    return Inputs(query.to(wide), key.to(wide), tainted, spoilt, rule, shape)
+    return Inputs(query.to(wide), key.to(wide), tainted, spoilt, rule, shape, q_positions, kv_positions, dtype)
 
 
 def check_count(where: str, name: str, count: object) -> int:
     """An int of at least 1."""
-    if isinstance(count, bool) or not isinstance(count, int):
+    if not is_integer(count):
         raise type_error(where, name, "be an int of at least 1", repr(count))
     if count < 1:
         raise value_error(where, name, "be an int of at least 1", count)
-    return count
+    return int(count)
 
 
 def check_number(where: str, name: str, number: object, *, least: float = -math.inf) -> float:
     """A finite number, not below ``least``."""
     rule = "be a finite number" + (f" of at least {least:g}" if least > -math.inf else "")
-    if isinstance(number, bool) or not isinstance(number, int | float):
+    if not is_number(number):
         raise type_error(where, name, rule, repr(number))
-    if not abs(number) <= sys.float_info.max or number < least:
+    if not is_finite_number(number) or number < least:
         raise value_error(where, name, rule, number)
     return float(number)
 

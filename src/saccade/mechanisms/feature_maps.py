@@ -15,11 +15,17 @@ __all__ = ["FeatureMap", "FeatureMapName", "feature_map_of"]
 FeatureMapName = Literal["elu", "relu", "squared_relu"]
 FeatureMap = Callable[[Tensor], Tensor]
 
-_MAPS: dict[str, FeatureMap] = {
-    "elu": lambda x: F.elu(x).add_(1.0),
-    "relu": F.relu,
-    "squared_relu": lambda x: F.relu(x).square(),
-}
+
+def _elu(x: Tensor) -> Tensor:
+    return F.elu(x).add_(1.0)
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+# Functions with names: a mechanism is pickled with its own.
+_MAPS: dict[str, FeatureMap] = {"elu": _elu, "relu": F.relu, "squared_relu": _squared_relu}
 
 
 def feature_map_of(feature_map: FeatureMapName | FeatureMap, where: str) -> FeatureMap:

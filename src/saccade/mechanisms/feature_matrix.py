@@ -55,7 +55,8 @@ class FeatureMatrix(LinearTimeMatrix):
         eps: added to the denominator; rows then sum to a little less than 1.
         tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite: who may attend to one gets NaN; None
             for none.
-        spoilt: bool ``[batch, heads, q_len]``, queries that were not finite: their rows are NaN; None for none.
+        spoilt: bool ``[batch, heads, q_len]``, queries that were not finite: their rows are NaN, where they see
+            anything; None for none.
         source: equal for matrices of the same features, so that a recurrent state fits.
 
     Cost: `matmul` and `rmatmul` take time O(n * features * value_dim). Memory: the features, O(n * features), and one
@@ -111,16 +112,20 @@ class FeatureMatrix(LinearTimeMatrix):
         clean, touched = self._cleaned(value)
         clean = clean.to(self._key.dtype)
         out = self._in_pieces(clean) if self._is_long(clean) else self._normalised(self._gather(_with_ones(clean)))
-        return self._spoiled(out if touched is None else out.masked_fill(touched, math.nan))
+        out = out if touched is None else out.masked_fill(touched, math.nan)
+        if self._spoilt is None:
+            return out
+        some = torch.ones_like(self._key[..., 0], dtype=torch.bool)
+        return out.masked_fill((self._spoilt & self._rows_that_see(some))[..., None], math.nan)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
-        self._check_operand(x, "x", self.shape[1], self.shape[2])
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
         with torch.autocast(self.device.type, enabled=False):
             total = self._gather(torch.ones_like(self._key[..., :1]))
-            rows = _divided(x.to(total.dtype), total + self.eps)
+            rows = _divided(x.to(total.dtype), total, self.eps)
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
@@ -129,7 +134,7 @@ class FeatureMatrix(LinearTimeMatrix):
         Raises:
             ValueError: a mask that is not causal, or a memory of other features or another mask.
         """
-        self._check_operand(value, "value", self.kv_heads, self.shape[3])
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
         self._check_memory(memory)
         with torch.autocast(self.device.type, enabled=False):
             bad = ~torch.isfinite(value.detach()).all(-1)
@@ -144,7 +149,10 @@ class FeatureMatrix(LinearTimeMatrix):
             if bool(bad.any()) or (memory is not None and bool(memory.tainted.any())):
                 touched, tainted = self._tainted_by(bad, line, memory)
                 out = out.masked_fill(touched, math.nan)
-        return self._spoiled(out).to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
+            if self._spoilt is not None:
+                sees = self._rows_that_see(torch.ones_like(bad)) if memory is None else ~torch.zeros_like(self._spoilt)
+                out = self._without_hidden(out.masked_fill((self._spoilt & sees)[..., None], math.nan))
+        return out.to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
@@ -165,25 +173,23 @@ class FeatureMatrix(LinearTimeMatrix):
                     repeats = (heads.stop - heads.start) // factors.shape[1]
                     weights = weights * factors.repeat_interleave(repeats, 1)
                 weights = weights.masked_fill(~allowed, 0.0)
-                weights = _divided(weights, weights.sum(-1, keepdim=True) + self.eps)
+                weights = _divided(weights, weights.sum(-1, keepdim=True), self.eps)
             if self._tainted is not None:
                 seen = (self._tainted[items, groups, None, :stop] & allowed).any(-1, keepdim=True)
                 first = heads.start - groups.start * share
                 seen = seen.repeat_interleave(share, 1)[:, first : first + heads.stop - heads.start]
                 weights = weights.masked_fill(seen, math.nan)
             if self._spoilt is not None:
-                weights = weights.masked_fill(self._spoilt[items, heads, own.start : own.stop, None], math.nan)
+                spoilt = self._spoilt[items, heads, own.start : own.stop, None] & allowed.any(-1, keepdim=True)
+                weights = weights.masked_fill(spoilt, math.nan)
             yield Block(items, heads, own, (range(stop),), weights)
 
     def _normalised(self, out: Tensor) -> Tensor:
-        return self._without_hidden(_divided(out[..., :-1], out[..., -1:] + self.eps))
+        return self._without_hidden(_divided(out[..., :-1], out[..., -1:], self.eps))
 
     def _without_hidden(self, rows: Tensor) -> Tensor:
         hidden = self._reach.hidden_rows
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
-
-    def _spoiled(self, rows: Tensor) -> Tensor:
-        return rows if self._spoilt is None else rows.masked_fill(self._spoilt[..., None], math.nan)
 
     def _cleaned(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """The value without rows that are not finite, and the rows of the matrix that may attend to one."""
@@ -192,18 +198,18 @@ class FeatureMatrix(LinearTimeMatrix):
             worthless = ~torch.isfinite(value.detach()).all(-1)
             value = value.masked_fill(worthless[..., None], 0.0)
             bad = worthless if bad is None else bad | worthless
-        if bad is None:
-            return value, None
+        return value, None if bad is None else self._rows_that_see(bad)[..., None]
+
+    def _rows_that_see(self, keys: Tensor) -> Tensor:
+        """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads, kv_len]``."""
         if self._reach.hidden_keys is not None:
-            bad = bad & ~self._reach.hidden_keys[:, None]
+            keys = keys & ~self._reach.hidden_keys[:, None]
         if self._timeline is None:
-            touched = bad.any(-1, keepdim=True).expand(-1, -1, self.shape[2])
+            rows = keys.any(-1, keepdim=True).expand(-1, -1, self.shape[2])
         else:
-            touched = self._timeline.rows_after(bad)
-        touched = touched.repeat_interleave(self.shape[1] // max(1, self.kv_heads), 1)
-        if self._reach.hidden_rows is not None:
-            touched = touched & ~self._reach.hidden_rows[:, None]
-        return value, touched[..., None]
+            rows = self._timeline.rows_after(keys)
+        rows = rows.repeat_interleave(self.shape[1] // max(1, self.kv_heads), 1)
+        return rows if self._reach.hidden_rows is None else rows & ~self._reach.hidden_rows[:, None]
 
     def _line_after(self, memory: Memory | None) -> Line:
         """Weights and segments of tokens that go on where a memory ends."""
@@ -275,7 +281,7 @@ class FeatureMatrix(LinearTimeMatrix):
             part = slice(start, min(start + size, self.shape[2]))
             a, b, c = (x[:, :, part] for x in (self._query, self._key, value))
             summed = swept(a, b, _with_ones(c), line.at(part), before=summed)
-            out[:, :, part] = _divided(summed.out[..., :-1], summed.out[..., -1:] + self.eps)
+            out[:, :, part] = _divided(summed.out[..., :-1], summed.out[..., -1:], self.eps)
         return self._without_hidden(out)
 
     def _scatter(self, x: Tensor) -> Tensor:
@@ -312,9 +318,13 @@ def _with_ones(value: Tensor) -> Tensor:
     return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
 
 
-def _divided(x: Tensor, total: Tensor) -> Tensor:
-    """0 where there is nothing to divide by."""
-    return x / total.masked_fill(total == 0, math.inf)
+def _divided(x: Tensor, total: Tensor, eps: float) -> Tensor:
+    """Rows divided by their totals and eps; 0 where there is nothing to divide, and nothing flows back there."""
+    empty = total == 0
+    if eps:  # what adds up to 0 may be something
+        empty = empty & (x == 0).all(-1, keepdim=True)
+    out = x / (total + eps).masked_fill(empty, math.inf)
+    return out.masked_fill(empty, 0.0) if out.requires_grad else out
 
 
 def _relative(logs: Tensor) -> Tensor:

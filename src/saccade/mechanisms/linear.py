@@ -12,7 +12,7 @@ from saccade.mechanisms.checks import check_number, checked_inputs
 from saccade.mechanisms.feature_maps import FeatureMap, FeatureMapName, feature_map_of
 from saccade.mechanisms.feature_matrix import FeatureMatrix, Features
 from saccade.mechanisms.reach import Reach, why_no_sum
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 
 __all__ = ["Linear"]
 
@@ -67,17 +67,17 @@ class Linear(Mechanism):
         key: Tensor,
         *,
         mask: object = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> FeatureMatrix:
         given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
-        reach = Reach.of(given.rule, given.shape, q_positions, kv_positions, query.device)
+        reach = Reach.of(given.rule, given.shape, given.q_positions, given.kv_positions, query.device)
         of_query, of_key = self._features(given.query), self._features(given.key)
         if of_query.values.shape[3] != of_key.values.shape[3]:
             got = f"{of_query.values.shape[3]} and {of_key.values.shape[3]}"
             raise value_error("Linear", "features", "be as many for queries as for keys", got)
         return FeatureMatrix(
-            of_query, of_key, reach, dtype=query.dtype, eps=self.eps, tainted=given.tainted, spoilt=given.spoilt
+            of_query, of_key, reach, dtype=given.dtype, eps=self.eps, tainted=given.tainted, spoilt=given.spoilt
         )
 
     def _features(self, x: Tensor) -> Features:

@@ -29,7 +29,7 @@ class LinearTimeMatrix(Matrix):
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
-        self._check_operand(value, "value", self.kv_heads, self.shape[3])
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
         dropout.check(dropout_p, type(self).__name__)
         dropout.check_seed(seed, type(self).__name__)
         if dropout_p > 0.0:

@@ -16,7 +16,7 @@ from saccade.mechanisms.reach import written_out
 from saccade.mechanisms.readable import is_readable, unless_none
 from saccade.mechanisms.segments import hidden_keys, why_not_keys_only
 from saccade.mechanisms.thin import Thin
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 
 __all__ = ["Linformer"]
 
@@ -106,16 +106,16 @@ class Linformer(Mechanism):
         key: Tensor,
         *,
         mask: object = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> LinformerMatrix:
         given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
         batch, _, q_len, kv_len = given.shape
         kv_heads = key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
             raise value_error("Linformer", "key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
-        rows, keys, is_given = written_out(q_positions, kv_positions, q_len, kv_len, query.device)
-        self._check_last(kv_positions, keys)
+        rows, keys, is_given = written_out(given.q_positions, given.kv_positions, q_len, kv_len, query.device)
+        self._check_last(given.kv_positions, keys)
         hidden = hidden_keys(given.rule, keys, batch, is_given=is_given)
         lost = ((rows < 0) & is_given).expand(batch, -1)
         scale = (query.shape[3] ** -0.5 if query.shape[3] else 1.0) if self.scale is None else self.scale
@@ -129,9 +129,9 @@ class Linformer(Mechanism):
             k = key.to(wide).masked_fill(hidden[:, None, :, None], 0.0)
             is_empty = ((pool == 0) & (projection == 0)).all(-1).all(1).expand(batch, -1)
             attention = Thin(q, (pool @ k).expand(-1, kv_heads, -1, -1), is_empty, scale)
-        return LinformerMatrix(attention, projection, dtype=query.dtype, hidden=hidden, lost=unless_none(lost))
+        return LinformerMatrix(attention, projection, dtype=given.dtype, hidden=hidden, lost=unless_none(lost))
 
-    def _check_last(self, kv_positions: Positions, keys: Tensor) -> None:
+    def _check_last(self, kv_positions: GivenPositions, keys: Tensor) -> None:
         """Raise if a key stands too far; where positions may not be looked at, reading the projection there does."""
         last = keys.shape[1] - 1
         if isinstance(kv_positions, range):

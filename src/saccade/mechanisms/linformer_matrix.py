@@ -60,7 +60,7 @@ class LinformerMatrix(LinearTimeMatrix):
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
-        self._check_operand(x, "x", self.shape[1], self.shape[2])
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
         with torch.autocast(self.device.type, enabled=False):
             slots = self._attention.matrix().mT @ self._without_lost(x.to(self.projection.dtype))
             projection = self.projection

@@ -14,7 +14,7 @@ from saccade.mechanisms.reach import written_out
 from saccade.mechanisms.readable import unless_none
 from saccade.mechanisms.segments import hidden_keys, segment_means, why_not_keys_only
 from saccade.mechanisms.thin import Thin
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 
 __all__ = ["Nystrom"]
 
@@ -77,12 +77,12 @@ class Nystrom(Mechanism):
         key: Tensor,
         *,
         mask: object = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> NystromMatrix:
         given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
         batch, heads, q_len, kv_len = given.shape
-        rows, keys, is_given = written_out(q_positions, kv_positions, q_len, kv_len, query.device)
+        rows, keys, is_given = written_out(given.q_positions, given.kv_positions, q_len, kv_len, query.device)
         hidden = hidden_keys(given.rule, keys, batch, is_given=is_given)
         lost = ((rows < 0) & is_given).expand(batch, -1)
         left_out = hidden_keys(given.rule, rows, batch, is_given=is_given) if q_len == kv_len else lost
@@ -98,7 +98,7 @@ class Nystrom(Mechanism):
             everything = slice(0, batch), slice(0, heads), range(q_means.shape[2])
             middle = Thin(q_means, k_means, no_keys, scale).weights(*everything)
             inner = pseudo_inverse(middle.masked_fill(no_rows[:, None, :, None], 0.0), self.iterations)
-        return NystromMatrix(left, inner, right, dtype=query.dtype, lost=unless_none(lost))
+        return NystromMatrix(left, inner, right, dtype=given.dtype, lost=unless_none(lost))
 
     def extra_repr(self) -> str:
         own = f"{self.num_landmarks}, iterations={self.iterations}"

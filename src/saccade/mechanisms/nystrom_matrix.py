@@ -54,7 +54,7 @@ class NystromMatrix(LinearTimeMatrix):
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
-        self._check_operand(x, "x", self.shape[1], self.shape[2])
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
         with torch.autocast(self.device.type, enabled=False):
             rows = self._without_lost(x.to(self.inner.dtype))
             out = self.right.matrix().mT @ (self.inner.mT @ (self.left.matrix().mT @ rows))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.caches import RecurrentCache
 from saccade.errors import type_error, value_error
 from saccade.masks import Mask
@@ -17,7 +19,7 @@ from saccade.mechanisms.feature_matrix import FeatureMatrix
 from saccade.mechanisms.random_features import KINDS, Kind, random_features
 from saccade.mechanisms.reach import Reach, why_no_sum
 from saccade.mechanisms.readable import is_readable
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 
 __all__ = ["Performer"]
 
@@ -38,7 +40,8 @@ class Performer(Mechanism):
     A key therefore never changes a row that does not see it, not even by making it round to 0.
 
     The same random directions serve all heads. They follow from ``seed`` and the number of draws so far, which is part
-    of the state dict.
+    of the state dict. So is the number of calls since the last draw: training that is taken up again draws when it
+    would have.
 
     Args:
         num_features: random directions m. "hyperbolic" and "trigonometric" take two features from each.
@@ -73,7 +76,7 @@ class Performer(Mechanism):
     """
 
     draws: Tensor
-    _calls: Tensor
+    calls: Tensor
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class Performer(Mechanism):
             raise type_error("Performer", "orthogonal", "be True or False", repr(orthogonal))
         if kind not in KINDS:
             raise value_error("Performer", "kind", f"be one of {', '.join(KINDS)}", repr(kind))
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if not is_integer(seed):
             raise type_error("Performer", "seed", "be an int of at least 0", repr(seed))
         if seed < 0:
             raise value_error("Performer", "seed", "be an int of at least 0", seed)
@@ -99,7 +102,7 @@ class Performer(Mechanism):
         self.orthogonal, self.kind, self.seed = orthogonal, kind, seed
         self.scale = checked_scale("Performer", scale)
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("_calls", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
@@ -112,7 +115,7 @@ class Performer(Mechanism):
     def draw(self) -> None:
         """Draw new directions for the calls to come; states and matrices made before keep theirs."""
         self.draws += 1
-        self._calls.zero_()
+        self.calls.zero_()
 
     def projection(self, head_dim: int) -> Tensor:
         """The random directions for queries and keys of this width, float64 ``[num_features, head_dim]``."""
@@ -120,7 +123,9 @@ class Performer(Mechanism):
             return drawn_unread(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
         which = (int(self.draws), head_dim)
         if self._drawn is None or self._drawn[0] != which:
-            self._drawn = (which, drawn(self.seed, which[0], self.num_features, head_dim, orthogonal=self.orthogonal))
+            with torch.inference_mode(False):  # what is kept for later calls may meet a gradient there
+                directions = drawn(self.seed, which[0], self.num_features, head_dim, orthogonal=self.orthogonal)
+            self._drawn = (which, directions)
         return self._drawn[1]
 
     def forward(
@@ -129,16 +134,16 @@ class Performer(Mechanism):
         key: Tensor,
         *,
         mask: object = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> FeatureMatrix:
         given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
-        reach = Reach.of(given.rule, given.shape, q_positions, kv_positions, query.device)
+        reach = Reach.of(given.rule, given.shape, given.q_positions, given.kv_positions, query.device)
         if self.training and self.redraw is not None:
             # In tensors, so that a traced program counts too.
-            is_due = self._calls == self.redraw
+            is_due = self.calls == self.redraw
             self.draws += is_due
-            self._calls.mul_(~is_due).add_(1)
+            self.calls.mul_(~is_due).add_(1)
         head_dim = query.shape[3]
         scale = head_dim**-0.5 if self.scale is None and head_dim else self.scale or 0.0
         root = math.sqrt(abs(scale))
@@ -152,11 +157,17 @@ class Performer(Mechanism):
             of_query,
             of_key,
             reach,
-            dtype=query.dtype,
+            dtype=given.dtype,
             tainted=given.tainted,
             spoilt=given.spoilt,
             source=source,
         )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        # A state that does not tell of calls is of a time when none did: they are counted from here on.
+        if f"{prefix}draws" in state_dict:
+            state_dict.setdefault(f"{prefix}calls", torch.zeros((), dtype=torch.int64))
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
         said = [("orthogonal", True), ("kind", "positive"), ("scale", None), ("seed", 0), ("redraw", None)]

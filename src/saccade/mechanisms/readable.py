@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from saccade.kernels.nonfinite import is_finite
+from saccade.finite import is_finite
 from saccade.transforms import is_plain
 
 __all__ = ["is_readable", "is_surely_finite", "unless_none"]

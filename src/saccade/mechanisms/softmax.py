@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import is_integer
 from saccade.attention_matrix import AttentionMatrix, Impl
 from saccade.errors import type_error, value_error
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
 from saccade.scores import Score
-from saccade.token_positions import Positions
+from saccade.token_positions import GivenPositions
 
 __all__ = ["Softmax"]
 
@@ -61,8 +62,8 @@ class Softmax(Mechanism):
         key: Tensor,
         *,
         mask: object = None,
-        q_positions: Positions = None,
-        kv_positions: Positions = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
         return AttentionMatrix(
             query,
@@ -91,7 +92,7 @@ def _start(sink_logit: Tensor | int) -> Tensor:
         if sink_logit.dim() != 1:
             raise value_error("Softmax", "sink_logit", "have shape [num_heads]", list(sink_logit.shape))
         return sink_logit.detach().clone()
-    if isinstance(sink_logit, bool) or not isinstance(sink_logit, int) or sink_logit < 1:
+    if not is_integer(sink_logit) or sink_logit < 1:
         rule = "be a tensor, a number of heads of at least 1, or None"
         raise type_error("Softmax", "sink_logit", rule, repr(sink_logit))
     return torch.zeros(sink_logit)

@@ -138,7 +138,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
-        return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+        return F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
     def matrices(self, tokens: Tensor, *, mask: object = None, positions: Positions = None) -> list[Matrix]:
         """Say who attends to whom in every layer when `forward` gets the same arguments.

@@ -13,12 +13,13 @@ from torch import Tensor
 from saccade.errors import unsupported
 from saccade.models.config_types import check_types
 from saccade.models.decoder_config import DecoderConfig
-from saccade.models.folder import read_config, read_tokenizer, read_weights, write_folder
+from saccade.models.folder import read_config, read_shapes, read_tokenizer, read_weights, write_folder
 from saccade.models.form import Form
 from saccade.models.gpt2 import GPT2
 from saccade.models.llama import Llama, Qwen2
 from saccade.models.own_form import OwnForm
-from saccade.models.weights import our_weights, their_weights
+from saccade.models.sizes import check_sizes, shapes_of
+from saccade.models.weights import check_fit, our_weights, shape_of, their_weights
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,13 +42,26 @@ def read_decoder(where: str, path: str | os.PathLike[str], make: Callable[..., A
     told = read_config(where, folder)
     form = _form_of(where, told)
     config = form.read_config(where, told)
+    shapes = _fitting_shapes(where, form, config, read_shapes(where, folder), make)
     weights = form.plain(where, read_weights(where, folder), config)
     tokenizer = read_tokenizer(where, folder)
     with torch.device("meta"):  # shapes only: the weights are about to be replaced
         decoder = make(config, tokenizer)
-    state = decoder.state_dict()
-    decoder.load_state_dict(our_weights(where, form.entries(config, state), weights, state), assign=True)
+    decoder.load_state_dict(our_weights(where, form.entries(config, shapes), weights, shapes), assign=True)
     return decoder.eval()
+
+
+def _fitting_shapes(
+    where: str, form: Form, config: DecoderConfig, stated: Mapping[str, Tensor], make: Callable[..., Any]
+) -> dict[str, Tensor]:
+    """Our weights by their shapes; raises unless the files have these, which is known before a layer is made."""
+    learned = {"max_len": config.max_len} if config.position_encoding == "learned" else {}
+    sizes = {name: getattr(config, name) for name in ("vocab_size", "embed_dim", "feed_forward_dim")} | learned
+    check_sizes(where, stated, num_layers=config.num_layers, **sizes)
+    shapes = shapes_of(make, config, "stack.layers")
+    wanted = {entry.name: shape_of(entry, shapes) for entry in form.entries(config, shapes)}
+    check_fit(where, form.plain(where, stated, config), wanted)
+    return shapes
 
 
 def write_decoder(

@@ -14,7 +14,8 @@ from saccade.matrix import Matrix
 from saccade.models.bert import config_from_bert, encoder_weights, weight_names
 from saccade.models.config import EncoderConfig
 from saccade.models.embeddings import Embeddings
-from saccade.models.folder import read_config, read_tokenizer, read_weights
+from saccade.models.folder import read_config, read_shapes, read_tokenizer, read_weights
+from saccade.models.sizes import check_sizes, shapes_of
 from saccade.models.tokens import check_tokens
 from saccade.models.weights import check_fit
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
@@ -73,16 +74,20 @@ class Encoder(nn.Module):
         """
         where, folder = "Encoder.from_pretrained", Path(path)
         config = config_from_bert(where, read_config(where, folder))
+        stated = read_shapes(where, folder)
+        sizes = {name: getattr(config, name) for name in ("vocab_size", "max_len", "embed_dim", "feed_forward_dim")}
+        check_sizes(where, stated, num_layers=config.num_layers, num_token_types=config.num_token_types, **sizes)
+        names = weight_names(config.num_layers)
+        own = shapes_of(cls, config, "layers")
+        shapes = {name: own[ours].shape for name, ours in names.items()}
+        check_fit(where, encoder_weights(stated), shapes)  # known before a layer is made
         weights = encoder_weights(read_weights(where, folder))
+        check_fit(where, weights, shapes)
         with torch.device("meta"):  # shapes only: the weights are about to be replaced
             encoder = cls(config, read_tokenizer(where, folder))
-        names = weight_names(config.num_layers)
-        parameters = encoder.state_dict()
-        shapes = {name: parameters[ours].shape for name, ours in names.items()}
-        check_fit(where, weights, shapes)
         # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
-        own = {names[name]: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
-        encoder.load_state_dict(own, assign=True)
+        state = {names[name]: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
+        encoder.load_state_dict(state, assign=True)
         return encoder.eval()
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
@@ -171,7 +176,7 @@ class Encoder(nn.Module):
             got = f"{max(lengths)} (sentence {lengths.index(max(lengths)) + 1})"
             raise value_error(where, "sentences", f"have at most {self.config.max_len} tokens each", got)
         padded = nn.utils.rnn.pad_sequence(encoded, batch_first=True, padding_value=self.config.pad_token)
-        return padded.to(self.embeddings.word.weight.device), lengths
+        return padded.to(next(self.parameters()).device), lengths
 
     def _embedded(self, tokens: Tensor, token_types: Tensor | None) -> Tensor:
         check_tokens("Encoder", "tokens", tokens)

@@ -175,7 +175,8 @@ class EncoderDecoder(nn.Module):
         if self.position is None:
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
-        return self.dropout(x + self.position(range(length) if place is None else place))
+        where_it_stands = self.position(range(length) if place is None else place)
+        return self.dropout(x + where_it_stands.to(x))  # waves have no weights by which they could follow the model
 
 
 class Given(nn.Module):

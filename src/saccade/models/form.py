@@ -40,7 +40,10 @@ class Form(ABC):
         """Every weight, by its name and ours; ``own`` are all of our names."""
 
     def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        """The weights under the names of `entries`, without what no logit depends on."""
+        """The weights under the names of `entries`, without what no logit depends on.
+
+        They may be told by their shapes alone, as tensors without memory.
+        """
         del where, config
         return dict(weights)
 
@@ -71,7 +74,8 @@ def without_tied_head(where: str, weights: dict[str, Tensor], head: str, embeddi
     Raises:
         ValueError: it is no copy.
     """
-    if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
+    is_told = head in weights and embedding in weights and not weights[head].is_meta  # of headers only shapes are known
+    if is_told and not torch.equal(weights[head], weights[embedding]):
         rule = f"be {embedding}, as tie_word_embeddings says"
         hint = "set tie_word_embeddings to false if the model has a head of its own"
         raise value_error(where, head, rule, "another tensor", hint=hint)

@@ -144,8 +144,10 @@ class Qwen2(Llama):
 
     def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         found = super().plain(where, weights, config)
+        device = next((x.device for x in weights.values()), None)
         for layer in range(config.num_layers):
-            found.setdefault(f"model.layers.{layer}.self_attn.o_proj.bias", torch.zeros(config.embed_dim))
+            zeros = torch.zeros(config.embed_dim, device=device)
+            found.setdefault(f"model.layers.{layer}.self_attn.o_proj.bias", zeros)
         return found
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.errors import value_error
 
-__all__ = ["Entry", "check_fit", "our_weights", "their_weights"]
+__all__ = ["Entry", "check_fit", "our_weights", "shape_of", "their_weights"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def our_weights(
         ValueError: tensors are missing, are too many, have other shapes or hold no floats; each is named.
     """
     entries = list(entries)
-    shapes = {entry.name: _shape(entry, state) for entry in entries}
+    shapes = {entry.name: shape_of(entry, state) for entry in entries}
     check_fit(where, published, shapes)
     found = {}
     for entry in entries:
@@ -79,7 +79,8 @@ def check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, to
         raise value_error(where, "model.safetensors", "have the weights that config.json tells of", got, facts=shown)
 
 
-def _shape(entry: Entry, state: Mapping[str, Tensor]) -> torch.Size:
+def shape_of(entry: Entry, state: Mapping[str, Tensor]) -> torch.Size:
+    """The shape that a tensor of a file must have for ours."""
     rows = sum(state[own].shape[0] for own in entry.own)
     shape = (rows, *state[entry.own[0]].shape[1:])
     return torch.Size(reversed(shape) if entry.transposed else shape)

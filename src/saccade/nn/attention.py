@@ -6,13 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from saccade import dropout
+from saccade.arguments import is_integer
 from saccade.caches import CrossCache, LayerCache
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
+from saccade.masks.later import sees_later
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
-from saccade.token_positions import Positions, check_positions, consecutive
+from saccade.token_positions import GivenPositions, check_positions, consecutive
 
 __all__ = ["MultiHeadAttention"]
 
@@ -107,8 +110,8 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         *,
         mask: object = None,
-        positions: Positions = None,
-        kv_positions: Positions = None,
+        positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Attend.
@@ -119,8 +122,8 @@ class MultiHeadAttention(nn.Module):
             value: ``[batch, kv_len, context_dim]``; the key when None.
             mask: the facts of this batch (anything that `saccade.attention` takes); joined with the module's by ``&``.
             positions: where the queries stand, and in self-attention the keys: a range, or int64 ``[len]`` or
-                ``[batch, len]``; -1 means that no token stands here. By default key j stands at j and query i at
-                ``kv_len - q_len + i``.
+                ``[batch, len]`` (a tensor or a list); -1 means that no token stands here. By default key j stands at j
+                and query i at ``kv_len - q_len + i``.
             kv_positions: where the keys stand, in cross-attention.
             cache: what this layer remembers of earlier calls. With a `saccade.caches.KVCache` the query holds new
                 tokens, which attend to all tokens so far; they stand where the cache says unless ``positions`` do.
@@ -144,8 +147,8 @@ class MultiHeadAttention(nn.Module):
         key: Tensor | None = None,
         *,
         mask: object = None,
-        positions: Positions = None,
-        kv_positions: Positions = None,
+        positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> Matrix:
         """The attention matrix of this call, ``[batch, num_heads, q_len, kv_len]``, not built; see `forward`."""
         return self._prepare(query, key, None, mask, positions, kv_positions)[0]
@@ -157,8 +160,8 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         *,
         mask: object = None,
-        positions: Positions = None,
-        kv_positions: Positions = None,
+        positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> tuple[Tensor, Tensor]:
         """Output, and the weights of every head: ``[batch, num_heads, q_len, kv_len]``.
 
@@ -188,8 +191,8 @@ class MultiHeadAttention(nn.Module):
         key: Tensor | None,
         value: Tensor | None,
         mask: object,
-        positions: Positions,
-        kv_positions: Positions,
+        positions: GivenPositions,
+        kv_positions: GivenPositions,
     ) -> tuple[Matrix, Tensor]:
         if value is not None and key is None:
             raise value_error("MultiHeadAttention", "key", "be given where value is", None)
@@ -203,9 +206,9 @@ class MultiHeadAttention(nn.Module):
         q = self._heads(self.query_projection(query), self.num_heads)
         k = self._heads(self.key_projection(key), self.num_kv_heads)
         v = self._heads(self.value_projection(value), self.num_kv_heads)
+        positions = check_positions(positions, "positions", shape[0], shape[2], "MultiHeadAttention")
+        kv_positions = check_positions(kv_positions, "kv_positions", shape[0], shape[3], "MultiHeadAttention")
         if self.rotary is not None:
-            check_positions(positions, "positions", shape[0], shape[2], "MultiHeadAttention")
-            check_positions(kv_positions, "kv_positions", shape[0], shape[3], "MultiHeadAttention")
             q = self.rotary(q, consecutive(shape[3] - shape[2], shape[3]) if positions is None else positions)
             k = self.rotary(k, consecutive(0, shape[3]) if kv_positions is None else kv_positions)
         return self.mechanism(q, k, mask=joined, q_positions=positions, kv_positions=kv_positions), v
@@ -216,8 +219,8 @@ class MultiHeadAttention(nn.Module):
         key: Tensor | None,
         value: Tensor | None,
         mask: object,
-        positions: Positions,
-        kv_positions: Positions,
+        positions: GivenPositions,
+        kv_positions: GivenPositions,
         cache: LayerCache,
     ) -> Tensor:
         where = "MultiHeadAttention"
@@ -236,12 +239,13 @@ class MultiHeadAttention(nn.Module):
         self._check_inputs(query, query, query)
         q_len = query.shape[1]
         joined = self._joined(mask, (query.shape[0], self.num_heads, q_len, cache.length + q_len))
+        positions = check_positions(positions, "positions", len(query), q_len, where)
         positions = cache.positions(q_len) if positions is None else positions
+        _check_causal(joined, positions, cache)
         q = self._heads(self.query_projection(query), self.num_heads)
         k = self._heads(self.key_projection(query), self.num_kv_heads)
         v = self._heads(self.value_projection(query), self.num_kv_heads)
         if self.rotary is not None:
-            check_positions(positions, "positions", len(query), q_len, where)
             own = range(q_len) if positions is None else positions
             q, k = self.rotary(q, own), self.rotary(k, own)
         dropout_p = self.dropout_p if self.training else 0.0
@@ -255,8 +259,8 @@ class MultiHeadAttention(nn.Module):
         key: Tensor | None,
         value: Tensor | None,
         mask: object,
-        positions: Positions,
-        kv_positions: Positions,
+        positions: GivenPositions,
+        kv_positions: GivenPositions,
         cache: CrossCache,
     ) -> Tensor:
         where = "MultiHeadAttention"
@@ -271,8 +275,8 @@ class MultiHeadAttention(nn.Module):
             joined = self._joined(mask, (len(query), self.num_heads, query.shape[1], key.shape[1]))
             k = self._heads(self.key_projection(key), self.num_kv_heads)
             v = self._heads(self.value_projection(value), self.num_kv_heads)
+            kv_positions = check_positions(kv_positions, "kv_positions", key.shape[0], key.shape[1], where)
             if self.rotary is not None:
-                check_positions(kv_positions, "kv_positions", key.shape[0], key.shape[1], where)
                 k = self.rotary(k, range(key.shape[1]) if kv_positions is None else kv_positions)
             cache.fill(k, v, kv_positions=kv_positions)
         else:
@@ -286,9 +290,9 @@ class MultiHeadAttention(nn.Module):
                 rule = "be given in the first call with a CrossCache only"
                 raise value_error(where, "kv_positions", rule, "new ones")
             joined = self._joined(mask, (len(query), self.num_heads, query.shape[1], cache.length))
+        positions = check_positions(positions, "positions", query.shape[0], query.shape[1], where)
         q = self._heads(self.query_projection(query), self.num_heads)
         if self.rotary is not None and positions is not None:
-            check_positions(positions, "positions", query.shape[0], query.shape[1], where)
             q = self.rotary(q, positions)
         dropout_p = self.dropout_p if self.training else 0.0
         return self._merged(cache.attend(self.mechanism, q, mask=joined, positions=positions, dropout_p=dropout_p))
@@ -327,9 +331,9 @@ class MultiHeadAttention(nn.Module):
             if x.dim() != 3 or x.shape[2] != widths[name]:
                 rule = f"have shape [batch, len, {widths[name]}]"
                 raise value_error(where, name, rule, list(x.shape), facts=_facts(given))
-        own = self.query_projection.weight
+        own = weight_of(self.query_projection)
         for x in given.values():
-            if x.dtype != own.dtype and not torch.is_autocast_enabled(x.device.type):
+            if own is not None and x.dtype != own.dtype and not torch.is_autocast_enabled(x.device.type):
                 rule = f"be {str(own.dtype).removeprefix('torch.')}, like the parameters"
                 raise value_error(where, "dtype", rule, str(x.dtype).removeprefix("torch."), facts=_facts(given))
         if not query.shape[0] == key.shape[0] == value.shape[0]:
@@ -344,11 +348,22 @@ def _facts(given: dict[str, Tensor]) -> list[str]:
     return [describe(name, x) for name, x in given.items()]
 
 
+def _check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> None:
+    """Raise if these queries may attend to keys that are yet to come: the answer would not be that of the full run."""
+    if positions is None or not sees_later(mask, positions):
+        return
+    hint = (
+        "mask=masks.Causal(), or your_mask & masks.Causal(); keys that may be seen go in with the queries that see them"
+    )
+    rule = f"let no query see keys that come later, with a {type(cache).__name__}"
+    raise value_error("MultiHeadAttention", "mask", rule, mask, hint=hint)
+
+
 def _check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int | None, dropout_p: float) -> None:
     where = "MultiHeadAttention"
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     for name, size in (sizes if context_dim is None else sizes | {"context_dim": context_dim}).items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not is_integer(size) or size < 1:
             raise value_error(where, name, "be an int of at least 1", repr(size))
     if embed_dim % num_heads:
         raise value_error(where, "num_heads", f"divide embed_dim {embed_dim}", num_heads)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from saccade.errors import unsupported
 from saccade.mechanisms import Softmax
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.projections import reasons_against_plain
 
 __all__ = ["attention_from_torch", "attention_to_torch", "reasons_against_torch"]
 
@@ -23,6 +24,7 @@ def attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
         reasons.append("add_zero_attn appends a key of zeros, which no mask can name")
     if module.kdim != module.vdim:
         reasons.append(f"kdim {module.kdim} and vdim {module.vdim} differ; context_dim is one width for both")
+    reasons += reasons_against_plain({"out_proj": module.out_proj}, "saccade's module")
     if reasons:
         raise unsupported("from_torch", "MultiHeadAttention", reasons)
     ours = MultiHeadAttention(
@@ -63,7 +65,8 @@ def reasons_against_torch(module: MultiHeadAttention) -> list[str]:
             reasons.append(
                 f"its mechanism is {mechanism}, with {', '.join(told)}; torch's module has plain softmax only"
             )
-    return reasons
+    projections = {name: part for name, part in module.named_children() if name.endswith("_projection")}
+    return reasons + reasons_against_plain(projections, "torch's module")
 
 
 def attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:

@@ -15,6 +15,7 @@ from saccade.nn.convert_attention import attention_from_torch, attention_to_torc
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import ACTIVATIONS, Activation, FeedForward
+from saccade.nn.projections import reasons_against_plain
 from saccade.nn.stack import DecoderStack, EncoderStack
 
 __all__ = ["layer_from_torch", "layer_to_torch", "stack_from_torch", "stack_to_torch"]
@@ -34,6 +35,7 @@ def layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
         reasons.append(f"its activation {module.activation} is none of {known}")
     if len(residual_dropouts) > 1:
         reasons.append(f"what its parts add is dropped with different probabilities: {sorted(residual_dropouts)}")
+    reasons += reasons_against_plain({"linear1": module.linear1, "linear2": module.linear2}, "saccade's layer")
     if reasons or activation is None:
         raise unsupported("from_torch", f"a layer of {type(module).__name__}", reasons)
     feed_forward = FeedForward(
@@ -147,6 +149,9 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
         reasons.append(f"feed_forward is {type(feed_forward).__name__}; torch's layer has two linear layers")
     elif feed_forward.gate is not None:
         reasons.append("feed_forward is gated; torch's layer has no gate")
+    else:
+        parts = {"feed_forward.expand": feed_forward.expand, "feed_forward.contract": feed_forward.contract}
+        reasons += reasons_against_plain(parts, "torch's layer")
     linear = [part for part in module.modules() if isinstance(part, nn.Linear | nn.LayerNorm)]
     if len({part.bias is None for part in linear}) > 1:
         reasons.append("some of its parts have a bias and some have none; torch's layer has one in all or in none")

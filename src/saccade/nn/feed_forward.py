@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade import dropout
+from saccade.arguments import is_integer
 from saccade.errors import type_error, value_error
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
@@ -66,7 +67,7 @@ class FeedForward(nn.Module):
     ):
         super().__init__()
         for name, size in (("embed_dim", embed_dim), ("hidden_dim", hidden_dim)):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            if not is_integer(size) or size < 1:
                 raise value_error("FeedForward", name, "be an int of at least 1", repr(size))
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise value_error("FeedForward", "activation", f"be one of {', '.join(ACTIVATIONS)}", repr(activation))

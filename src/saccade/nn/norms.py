@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Literal
 
 from torch import nn
 
+from saccade.arguments import is_finite_number
 from saccade.errors import value_error
 
 __all__ = ["NORMS", "Norm", "check_eps", "make_norm"]
@@ -35,6 +35,5 @@ def make_norm(norm: str, embed_dim: int, norm_eps: float, where: str) -> nn.Modu
 
 def check_eps(where: str, norm_eps: object) -> None:
     """Raise unless ``norm_eps`` is a finite number above 0."""
-    is_number = isinstance(norm_eps, int | float) and not isinstance(norm_eps, bool)
-    if not is_number or not 0 < norm_eps <= sys.float_info.max:  # type: ignore[operator]
+    if not (is_finite_number(norm_eps) and norm_eps > 0):
         raise value_error(where, "norm_eps", "be a number above 0", repr(norm_eps))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade import dropout
+from saccade.arguments import is_integer
 from saccade.errors import describe, type_error, value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
@@ -65,7 +66,7 @@ class AttentionPool(nn.Module):
         sizes = {"embed_dim": embed_dim, "num_queries": num_queries, "query_dim": query_dim}
         for name, size in sizes.items():
             given = size is not None or name == "embed_dim"
-            if given and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            if given and (not is_integer(size) or size < 1):
                 raise value_error(where, name, "be an int of at least 1", repr(size))
         if query_dim is not None and num_queries is not None:
             hint = "num_queries counts learned queries, query_dim is the width of given ones"

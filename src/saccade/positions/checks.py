@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_finite_number, is_integer
 from saccade.errors import describe, type_error, value_error
 from saccade.transforms import is_mapped
 
@@ -23,7 +22,7 @@ __all__ = [
 
 def check_count(where: str, name: str, value: object, least: int = 1) -> None:
     """Raise unless ``value`` is an int of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_integer(value) or value < least:
         raise value_error(where, name, f"be an int of at least {least}", repr(value))
 
 
@@ -31,8 +30,7 @@ def check_number(
     where: str, name: str, value: object, *, least: float | None = None, above: float | None = None
 ) -> None:
     """Raise unless ``value`` is a finite number, at least ``least`` or larger than ``above``."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    number = number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]  # an int may be larger
+    number = is_finite_number(value)
     if least is not None and not (number and value >= least):  # type: ignore[operator]
         raise value_error(where, name, f"be a finite number of at least {least:g}", repr(value))
     if above is not None and not (number and value > above):  # type: ignore[operator]

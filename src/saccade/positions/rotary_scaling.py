@@ -69,7 +69,7 @@ class Linear(Scaling):
     def frequencies(
         self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
     ) -> Tensor:
-        return plain_frequencies(base, rotary_dim, dtype, device) / self.factor
+        return plain_frequencies(base, rotary_dim, dtype, device) / float(self.factor)  # an int may exceed 64 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,10 +163,11 @@ class Llama3(Scaling):
         self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
     ) -> Tensor:
         plain = plain_frequencies(base, rotary_dim, dtype, device)
-        periods = self.trained_len / (2 * math.pi / plain)
-        kept = (periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        low, high = float(self.low_freq_factor), float(self.high_freq_factor)
+        periods = float(self.trained_len) / (2 * math.pi / plain)
+        kept = (periods - low) / (high - low)
         kept = kept.clamp(0.0, 1.0)
-        return (1 - kept) * plain / self.factor + kept * plain
+        return (1 - kept) * plain / float(self.factor) + kept * plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +215,7 @@ class YaRN(Scaling):
 
     @property
     def magnitude(self) -> float:
-        return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
+        return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else float(self.attention_factor)
 
     def frequencies(
         self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
@@ -227,7 +228,7 @@ class YaRN(Scaling):
         last = last if last > first else first + 0.001  # a step, where no pair lies between
         pair = torch.arange(rotary_dim // 2, dtype=dtype, device=device)
         interpolated = ((pair - first) / (last - first)).clamp(0.0, 1.0)
-        return plain / self.factor * interpolated + plain * (1 - interpolated)
+        return plain / float(self.factor) * interpolated + plain * (1 - interpolated)
 
     def _pair_that_turns(self, turns: float, base: float, rotary_dim: int) -> float:
         """The number of the pair, as a fraction, that turns so many times within the trained length."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -66,6 +68,11 @@ class Sinusoidal(nn.Module):
         angles = place[..., None] * self.base**-exponents
         waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
         return waves.masked_fill(place[..., None] < 0, 0.0).to(self._like.dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *others: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+        if self._like.is_meta and local_metadata.get("assign_to_params_buffers", False):
+            self._like = torch.empty(0)  # no state holds it: the module would stay without memory
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, base={self.base:g}"

@@ -9,9 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import is_integer
 from saccade.errors import describe, value_error
+from saccade.finite import is_finite, not_finite
+from saccade.transforms import is_plain
 
-__all__ = ["Prepared", "Score", "TileFunction", "check_size", "widened"]
+__all__ = ["Prepared", "Score", "TileFunction", "check_size", "prepared", "widened"]
 
 TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
@@ -77,10 +80,28 @@ class Score(nn.Module):
                 raise value_error(where, f"width of {what}", f"be {width}, like {name}'s", x.shape[-1], facts=facts)
 
 
+def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
+    """What a score makes of queries and keys; no gradient flows into or through a row that is not finite.
+
+    Its upstream gradient is 0 where a mask hides the row, and 0 * NaN would reach the row itself and all parameters.
+    """
+    made = score.prepare(query, key)
+    is_trained = made.query.requires_grad or made.key.requires_grad
+    # What is traced or transformed cannot be looked at.
+    if not (is_trained and is_plain(query) and is_plain(key)) or is_finite(query, key):
+        return made
+    bad_query, bad_key = (not_finite(x)[..., None] for x in (query, key))
+    clean = score.prepare(query.masked_fill(bad_query, 0), key.masked_fill(bad_key, 0))
+    return clean._replace(
+        query=torch.where(bad_query, made.query.detach(), clean.query),
+        key=torch.where(bad_key, made.key.detach(), clean.key),
+    )
+
+
 def check_size(where: str, **sizes: int) -> None:
     """Raise unless every size is an int of at least 1."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not is_integer(size) or size < 1:
             raise value_error(where, name, "be an int of at least 1", repr(size))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import is_finite_number
 from saccade.errors import type_error, value_error
 from saccade.scores.base import Prepared, Score, widened
 
@@ -46,8 +46,7 @@ class Gaussian(Score):
 
     def __init__(self, bandwidth: float = 1.0, *, trainable: bool = False):
         super().__init__()
-        number = isinstance(bandwidth, int | float) and not isinstance(bandwidth, bool)
-        if not number or not 0 < bandwidth <= sys.float_info.max:
+        if not (is_finite_number(bandwidth) and bandwidth > 0):
             raise value_error("Gaussian", "bandwidth", "be a finite number above 0", repr(bandwidth))
         if not isinstance(trainable, bool):
             raise type_error("Gaussian", "trainable", "be True or False", repr(trainable))

@@ -23,6 +23,7 @@ class _Fields(NamedTuple):
     columns: Ranges
     weights: Tensor
     log_weights: Tensor | None = None
+    lse: Tensor | None = None
 
 
 class Block(_Fields):
@@ -37,6 +38,8 @@ class Block(_Fields):
         weights: ``[batch, heads, rows, columns]``, float32 or wider.
         log_weights: natural log of the weights where a mechanism has it anyway, finite even where a weight is 0;
             None otherwise. What is close to 0 or 1 keeps its precision here.
+        lse: natural log of the rows' denominators, ``[batch, heads, rows]``, where the weights are a softmax; -inf in a
+            row that attends to nothing. None otherwise.
     """
 
     @cached_property

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import type_error, value_error
 from saccade.statistics.block import Block
 from saccade.statistics.per_row import PerRow, Placing
@@ -17,7 +18,7 @@ __all__ = ["LagMass", "LocalMass", "SinkMass", "check_int", "check_places"]
 
 def check_int(where: str, name: str, value: object, least: int | None) -> None:
     """Raise unless it is an int, of at least so much."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_integer(value):
         raise type_error(where, name, "be an int", type(value).__name__)
     if least is not None and value < least:
         raise value_error(where, name, f"be at least {least}", value)

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import type_error, value_error
 from saccade.grouping import take
 from saccade.statistics.block import Block, as_slice
@@ -59,7 +60,7 @@ class Pooled(Fold[_Cells, Tensor]):
     how: How = "mean"
 
     def __post_init__(self) -> None:
-        if isinstance(self.bins, bool) or not isinstance(self.bins, int):
+        if not is_integer(self.bins):
             raise type_error("Pooled", "bins", "be an int", type(self.bins).__name__)
         if self.bins < 1:
             raise value_error("Pooled", "bins", "be at least 1", self.bins)

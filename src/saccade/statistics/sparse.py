@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import type_error, value_error
 from saccade.statistics.block import Block
 
@@ -42,7 +43,7 @@ class Blocks(Protocol):
 
 def sparse_of(matrix: Blocks, limit: int) -> Tensor:
     """See `saccade.Matrix.to_sparse`. Indices ascend, so that the tensor is coalesced as it is."""
-    if isinstance(limit, bool) or not isinstance(limit, int):
+    if not is_integer(limit):
         raise type_error("Matrix.to_sparse", "limit", "be an int", type(limit).__name__)
     dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
     indices = [torch.zeros(4, 0, dtype=torch.int64, device=matrix.device)]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_number
 from saccade.errors import type_error, value_error
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
@@ -114,7 +115,7 @@ def singular_values(matrix: Asked, k: int = 1, *, tolerance: float = 1e-4, max_s
     """
     check_int("singular_values", "k", k, 1)
     check_int("singular_values", "max_sweeps", max_sweeps, 1)
-    if isinstance(tolerance, bool) or not isinstance(tolerance, float | int):
+    if not is_number(tolerance):
         raise type_error("singular_values", "tolerance", "be a number", type(tolerance).__name__)
     if not tolerance > 0.0:
         raise value_error("singular_values", "tolerance", "be above 0", tolerance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.information import PositionInformation
-from saccade.statistics.logits import LargestLogit, LogitVariance, SpanOfLogs, known_keys, largest_logit
+from saccade.statistics.logits import LargestLogit, LogitVariance
 from saccade.statistics.masses import LagMass, LocalMass, SinkMass
 from saccade.statistics.peaks import LargestWeight, SquaredNorm
 from saccade.statistics.per_row import PerRow, Placing
@@ -125,15 +125,13 @@ class _RowSum(PerRow):
         return block.weights.sum(-1)
 
 
-def summary_of(
-    matrix: Questioned, scores: ScoreMatrix | None = None, lse: Callable[[], Tensor] | None = None
-) -> Summary:
+def summary_of(matrix: Questioned, scores: ScoreMatrix | None = None) -> Summary:
     """All statistics of one sweep.
 
     Args:
         matrix: what is asked.
-        scores: its scores, whose mask says which keys are visible; without them those are whose weight is not 0.
-        lse: gives the log of the rows' denominators, for the largest logit where the scores do not give it for less.
+        scores: of which it is the softmax; their mask says which keys are visible. Without them those are whose weight
+            is not 0, and the largest logit is not told.
 
     Raises:
         UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
@@ -144,15 +142,9 @@ def summary_of(
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
         raise unsupported("Matrix.summary", "a summary", [reason], hint="A.topk and A.received need no distributions")
     with torch.no_grad():
-        known = None if scores is None else known_keys(scores)
-        if known is not None:
-            folds["largest_logit"] = SpanOfLogs(known.keys)
+        if scores is not None:
+            folds["largest_logit"] = LargestLogit()
         answers = dict(zip(folds, matrix.ask(*folds.values()), strict=True))
-        largest = None if known is None else largest_logit(known, answers.pop("largest_logit"))
-        if largest is None and lse is not None:
-            largest = matrix.ask(LargestLogit(lse()))[0]
-        if largest is not None:
-            answers["largest_logit"] = largest
         if scores is None:
             dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
             outline = Outline(matrix.shape, dtype, matrix.device)

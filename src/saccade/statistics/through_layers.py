@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer, is_number
 from saccade.errors import type_error, unsupported, value_error
 
 __all__ = ["rollout"]
@@ -74,7 +75,7 @@ def rollout(matrices: Sequence[Layer], queries: Sequence[int], *, residual: floa
     layers = list(matrices)
     if not layers:
         raise value_error("rollout", "matrices", "hold one for each layer", "none")
-    if isinstance(residual, bool) or not isinstance(residual, float | int):
+    if not is_number(residual):
         raise type_error("rollout", "residual", "be a number", type(residual).__name__)
     if not 0.0 <= residual <= 1.0:
         raise value_error("rollout", "residual", "be from 0 to 1", residual)
@@ -89,7 +90,7 @@ def rollout(matrices: Sequence[Layer], queries: Sequence[int], *, residual: floa
             reason = f"the rows of layer {number} do not sum to 1 (is_stochastic is False)"
             raise unsupported("rollout", "a rollout", [reason])
     chosen = list(queries)
-    if not all(isinstance(query, int) and not isinstance(query, bool) for query in chosen):
+    if not all(is_integer(query) for query in chosen):
         raise type_error("rollout", "queries", "be ints", repr(chosen))
     if not all(-length <= query < length for query in chosen):
         raise value_error("rollout", "queries", f"be in [{-length}, {length})", chosen)

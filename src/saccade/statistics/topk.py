@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import type_error, value_error
 from saccade.plan import Ranges
 from saccade.statistics.block import Block, as_slice
@@ -57,7 +58,7 @@ class TopK(Fold[Strongest, Strongest]):
     k: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int):
+        if not is_integer(self.k):
             raise type_error("TopK", "k", "be an int", type(self.k).__name__)
         if self.k < 1:
             raise value_error("TopK", "k", "be at least 1", self.k)

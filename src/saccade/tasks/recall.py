@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import value_error
 
 __all__ = ["IGNORED", "Recall", "check_sizes", "generator"]
@@ -48,7 +49,7 @@ def check_sizes(where: str, **sizes: object) -> None:
     """Raise unless all are ints of at least 1; ``seed`` of at least 0."""
     for name, size in sizes.items():
         least = 0 if name == "seed" else 1
-        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+        if not is_integer(size) or size < least:
             raise value_error(where, name, f"be an int of at least {least}", repr(size))
 
 

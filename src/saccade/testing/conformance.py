@@ -42,7 +42,7 @@ def check(
         ...     cases=testing.CASES[:3],
         ... )
         >>> sorted({result.law for result in report.broken})  # torch lets a masked NaN through
-        ['isolation']
+        ['blindness', 'isolation']
 
     What the function does not offer (an option that it does not take, or anything for which it raises
     `NotImplementedError`) is listed with the reason, and not counted as kept. Anything else that it raises

@@ -7,6 +7,7 @@ from saccade.masks import (
     Causal,
     Coarse,
     Documents,
+    Full,
     Global,
     Padding,
     Prefix,
@@ -76,7 +77,7 @@ _STRIDES = (
 _BLOCKS = (
     Case(
         "blocks",
-        Blocks(_LAYOUT, 2),
+        Blocks(_LAYOUT, 2) | ~Full(),  # of positions outside of the layout it says that they see nothing
         lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2],
     ),
     Case(
@@ -86,14 +87,14 @@ _BLOCKS = (
     ),
     Case(
         "blocks-more-queries",
-        Blocks(_LAYOUT, 2),
+        Blocks(_LAYOUT, 2) | ~Full(),
         lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2],
         q_len=9,
         kv_len=5,
     ),
     Case(
         "not-blocks",
-        ~Blocks(_LAYOUT, 2) & Causal(),
+        ~(Blocks(_LAYOUT, 2) | ~Full()) & Causal(),
         lambda b, h, q, kv: kv <= q and not (q < 6 and kv < 6 and _LAYOUT[q // 2][kv // 2]),
     ),
     Case("coarse", Coarse(Window(1, 0), 2), lambda b, h, q, kv: q // 2 - 1 <= kv // 2 <= q // 2),

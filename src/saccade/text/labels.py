@@ -2,12 +2,9 @@
 
 import unicodedata
 
-from saccade.errors import value_error
+from saccade.errors import escaped, value_error
 
 __all__ = ["display_width", "shorten", "visible"]
-
-# The two joiners shape letters and emoji in honest text; every other format character can hide or reorder it.
-_JOINERS = frozenset("\u200c\u200d")
 
 
 def visible(text: str) -> str:
@@ -20,9 +17,7 @@ def visible(text: str) -> str:
         >>> visible("red\x1b[31m")
         'red\\x1b[31m'
     """
-    return "".join(
-        character if character.isprintable() or character in _JOINERS else ascii(character)[1:-1] for character in text
-    )
+    return escaped(text)
 
 
 def display_width(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.nn.projections import weight_of
 from saccade.vision.cbam import Gates
 from saccade.vision.channel import pooled
 from saccade.vision.feature_map import BatchNorm, check_features, check_size, reduced
@@ -90,7 +91,7 @@ class BAM(nn.Module):
         return f"{self.channels}, ratio={self.ratio}, dilation={self.dilation}"
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        check_features("BAM", features, self.channels, self.reduce.weight)
+        check_features("BAM", features, self.channels, weight_of(self.reduce))
         self.channel_norm.check_count("BAM", features.shape[0])
         channel = self.expand(torch.relu(self.reduce(pooled(features, "average"))))
         channel = self.channel_norm(channel[:, :, None, None])[:, :, 0, 0]

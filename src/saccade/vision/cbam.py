@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from saccade.errors import value_error
+from saccade.nn.projections import weight_of
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
 from saccade.vision.spatial import SpatialAttention
@@ -92,7 +93,7 @@ class CBAM(nn.Module):
         return f"order={self.order!r}"
 
     def _gated(self, features: Tensor) -> tuple[Tensor, Gates]:
-        check_features("CBAM", features, self.channels, self.spatial.conv.weight)
+        check_features("CBAM", features, self.channels, weight_of(self.spatial.conv))
         self.spatial.check(features)
         if self.order == "channel-spatial":
             channel = self.channel.weights(features)

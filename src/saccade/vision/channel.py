@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import value_error
+from saccade.nn.projections import weight_of
 from saccade.vision.feature_map import check_features, check_flag, reduced
 
 __all__ = ["ChannelAttention", "pooled"]
@@ -71,7 +72,7 @@ class ChannelAttention(nn.Module):
         Args:
             features: ``[batch, channels, H, W]``.
         """
-        check_features("ChannelAttention", features, self.channels, self.reduce.weight)
+        check_features("ChannelAttention", features, self.channels, weight_of(self.reduce))
         logits = [self.expand(torch.relu(self.reduce(pooled(features, how)))) for how in self.pooling]
         return torch.sigmoid(sum(logits[1:], logits[0]))
 

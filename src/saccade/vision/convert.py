@@ -103,8 +103,8 @@ def _names(where: str, module: nn.Module) -> dict[str, str]:
     """
     reasons = []
     if isinstance(module, ChannelAttention):
-        return _CHANNEL
-    if isinstance(module, SpatialAttention):
+        names = _CHANNEL
+    elif isinstance(module, SpatialAttention):
         names = _SPATIAL
         if module.norm is None:
             reasons.append("norm=False: timm's spatial gate always has a batch norm")
@@ -125,6 +125,11 @@ def _names(where: str, module: nn.Module) -> dict[str, str]:
     else:
         rule = "be a ChannelAttention, SpatialAttention, CBAM or NonLocal"
         raise type_error(where, "module", rule, type(module).__name__)
+    reasons += [
+        f"it has {name}, which is no parameter of a plain layer"
+        for name in module.state_dict()
+        if name.rpartition(".")[0] not in names
+    ]
     if reasons:
         raise unsupported(where, f"timm's counterpart of {type(module).__name__}", reasons)
     return names

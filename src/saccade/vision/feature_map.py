@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import is_integer
 from saccade.errors import describe, type_error, value_error
 
 __all__ = [
@@ -39,8 +40,8 @@ class BatchNorm(nn.BatchNorm2d):
             raise value_error(where, "features", rule, count, hint=hint)
 
 
-def check_features(where: str, features: Tensor, channels: int | None, parameter: Tensor) -> None:
-    """Accept only ``[batch, channels, H, W]`` in the parameters' dtype, with at least one position.
+def check_features(where: str, features: Tensor, channels: int | None, parameter: Tensor | None) -> None:
+    """Accept only ``[batch, channels, H, W]`` in a parameter's dtype, if there is one, with at least one position.
 
     Raises:
         TypeError: not a tensor.
@@ -56,6 +57,8 @@ def check_features(where: str, features: Tensor, channels: int | None, parameter
         raise value_error(where, "features", rule, list(features.shape), facts=facts, hint=hint)
     if features.shape[2] == 0 or features.shape[3] == 0:
         raise value_error(where, "features", "have at least one row and one column", list(features.shape), facts=facts)
+    if parameter is None:
+        return
     if features.device != parameter.device:
         raise value_error(where, "features", f"be on {parameter.device}, like the parameters", features.device)
     if features.dtype != parameter.dtype and not torch.is_autocast_enabled(features.device.type):
@@ -69,7 +72,7 @@ def check_size(where: str, name: str, size: object) -> None:
     Raises:
         ValueError: anything else.
     """
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not is_integer(size) or size < 1:
         raise value_error(where, name, "be an int of at least 1", repr(size))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import is_finite_number, is_number
 from saccade.attention_matrix import AttentionMatrix
 from saccade.errors import type_error, unsupported, value_error
+from saccade.nn.projections import weight_of
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features, check_size
 from saccade.vision.pairwise import dot_mean, rectified_sum_mean
 
@@ -132,7 +132,7 @@ class NonLocal(nn.Module):
         )
 
     def _check(self, features: Tensor) -> None:
-        check_features("NonLocal", features, self.channels, self.output.weight)
+        check_features("NonLocal", features, self.channels, weight_of(self.output))
         self.norm.check_count("NonLocal", features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
@@ -159,9 +159,9 @@ class NonLocal(nn.Module):
 
 def _check_scale(scale: object, kind: str) -> None:
     if scale is not None:
-        if not isinstance(scale, (int, float)) or isinstance(scale, bool):
+        if not is_number(scale):
             raise type_error("NonLocal", "scale", "be a number or None", type(scale).__name__)
-        if not abs(scale) <= sys.float_info.max:
+        if not is_finite_number(scale):
             raise value_error("NonLocal", "scale", "be finite", scale)
     if kind == "concatenation" and scale != 1.0:
         hint = "it has no dot product to scale; its vector w is learned"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.arguments import is_finite_number, is_integer
 from saccade.attention_matrix import attention
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Neighborhood
@@ -175,11 +175,10 @@ def _check_numbers(where: str, patch_size: int, search_radius: int, h: float, si
     check_size(where, "patch_size", patch_size)
     if patch_size % 2 == 0:
         raise value_error(where, "patch_size", "be odd, so that a patch has a centre", patch_size)
-    if not isinstance(search_radius, int) or isinstance(search_radius, bool) or search_radius < 0:
+    if not is_integer(search_radius) or search_radius < 0:
         raise value_error(where, "search_radius", "be an int of at least 0", repr(search_radius))
     for name, number in (("h", h), ("sigma", sigma)):
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if not is_number or not 0 <= number <= sys.float_info.max or (name == "h" and number == 0):
+        if not (is_finite_number(number) and number >= 0) or (name == "h" and number == 0):
             rule = "be a finite number above 0" if name == "h" else "be a finite number of at least 0"
             raise value_error(where, name, rule, repr(number))
     if 0 not in pictures.shape and min(pictures.shape[2:]) <= patch_size // 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.nn.projections import weight_of
 from saccade.vision.feature_map import BatchNorm, check_features, check_flag, check_kernel
 
 __all__ = ["SpatialAttention"]
@@ -67,6 +68,6 @@ class SpatialAttention(nn.Module):
         Raises:
             ValueError, TypeError: see the class.
         """
-        check_features("SpatialAttention", features, None, self.conv.weight)
+        check_features("SpatialAttention", features, None, weight_of(self.conv))
         if self.norm is not None:
             self.norm.check_count("SpatialAttention", features[:, 0].numel())

@@ -126,6 +126,43 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             same(f"with {kind} in query {query}, another row", found[:, :, others], before[:, :, others], dtype)
 
 
+@law(where=(conditions.hides_something, conditions.has_queries_and_keys))
+def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """NaN or inf in a query, or flowing back to it, moves no key that it may not attend to.
+
+    The row of a query that sees nothing is 0 and its lse -inf, whatever stands in it. No other row's gradients change,
+    nor those of keys and values that it may not attend to.
+    """
+    problem = case.problem(dtype, subject.device)
+    sees = problem.sees_something
+    blind = torch.nonzero(~sees.flatten(0, 1).all(0))[:, 0].tolist()
+    some = torch.nonzero(~problem.allowed.all(-1).flatten(0, 1).all(0))[:, 0].tolist()
+    for query in sorted({*_spread(blind, 1), *_spread(some, 2)}):
+        others = torch.ones_like(sees)
+        others[:, :, query] = False
+        counts = others | ~sees  # what a row that sees something hands back is undefined, and not asked for
+        want = gradients(subject, problem, counts)
+        reached = (problem.allowed & ~others[..., None]).any(2).unflatten(1, (-1, problem.repeats)).any(2)
+        for kind in ("NaN", "inf"):
+            dirty, what = _poisoned(problem, "query", query, kind), f"with {kind} in query {query}"
+            out = subject.output(dirty)
+            holds((out[~sees] == 0).all(), f"{what}, a row that sees nothing is not 0")
+            if "lse" in subject.offers:
+                found = subject.output_and_lse(dirty)[1][~sees]
+                holds(found.isneginf().all(), f"{what}, the lse of a row that sees nothing is not -inf")
+            got = gradients(subject, dirty, counts)
+            for of, rows in (("query", counts), ("key", ~reached), ("value", ~reached)):
+                same(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
+    leaves = problem.leaves()
+    out = subject.output(leaves)
+    upstream = torch.where(sees[..., None], torch.ones_like(out), torch.nan)
+    named = {"query": leaves.query, "key": leaves.key, "value": leaves.value}
+    flown = torch.autograd.grad(out, list(named.values()), upstream, allow_unused=True, materialize_grads=True)
+    for of, gradient in zip(named, flown, strict=True):
+        what = f"where NaN flows back to rows that see nothing, the gradient of {of} is not finite"
+        holds(torch.isfinite(gradient).all(), what)
+
+
 @law(where=(conditions.shows_something,))
 def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A NaN in a query, or in a key or value that it may attend to, shows in its output; in scores, also in its lse."""
@@ -164,8 +201,8 @@ def _blind_keys(problem: Problem) -> list[int]:
 
 def _spread(items: list[int] | range, at_most: int) -> list[int]:
     """Some of the items, evenly spread, first and last among them."""
-    if len(items) <= at_most:
-        return list(items)
+    if len(items) <= at_most or at_most == 1:
+        return list(items[:at_most])
     return [items[round(n * (len(items) - 1) / (at_most - 1))] for n in range(at_most)]
 
 
@@ -178,4 +215,4 @@ def _table(rows: list[list[bool]], problem: Problem) -> Tensor:
     return torch.tensor(rows, device=problem.query.device)
 
 
-LAWS = (sensitivity, polarity, causality, empty_rows, isolation, rows, honesty)
+LAWS = (sensitivity, polarity, causality, empty_rows, isolation, rows, blindness, honesty)

@@ -75,7 +75,8 @@ class Stepwise:
     ) -> tuple[Tensor, Tensor]:
         """The output and the lse of each row."""
         self.refuse(softcap, dropout_p)
-        query, allowed = self.take(query), self.read(mask)
+        allowed = self.read(mask)
+        query = self.sighted(self.take(query), allowed)
         score = self.trained(score)
         bias = self.trained(bias)
         standing = self.standing(query, key, q_positions, kv_positions) if isinstance(bias, Bias) else None
@@ -133,6 +134,10 @@ class Stepwise:
     def take(self, query: Tensor) -> Tensor:
         """The query as it was handed over."""
         return query
+
+    def sighted(self, query: Tensor, allowed: Tensor) -> Tensor:
+        """Queries with 0 where they see nothing: what stands there, a NaN even, must not flow back."""
+        return query.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
     def give(self, out: Tensor, dtype: torch.dtype) -> Tensor:
         """The output as it is handed back, in the dtype of the query."""

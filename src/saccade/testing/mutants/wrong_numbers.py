@@ -82,6 +82,9 @@ class NaNOnEmpty(Stepwise):
 class NaNGradientOnEmpty(Stepwise):
     """The NaN of a row that sees nothing is wiped off the result, but not off its gradient."""
 
+    def sighted(self, query: Tensor, allowed: Tensor) -> Tensor:
+        return query
+
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
         scores = scores + torch.zeros_like(scores).masked_fill(~allowed, -torch.inf)
         return torch.where(allowed, scores.softmax(-1), 0.0), scores.logsumexp(-1)
@@ -139,6 +142,20 @@ class MaskAddedToScores(Stepwise):
         return super().normalise(scores, allowed | (scores.isnan() & some))
 
 
+class BlindQueriesScored(Stepwise):
+    """What a query that sees nothing holds is wiped off the result, but not off its gradient."""
+
+    def sighted(self, query: Tensor, allowed: Tensor) -> Tensor:
+        return query
+
+
+class HiddenKeysScored(Stepwise):
+    """Queries are multiplied with all keys and the products then hidden: 0 times a NaN flows back to all keys."""
+
+    def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
+        return query @ key.transpose(2, 3) * factor
+
+
 class NaNScrubbed(Stepwise):
     """The output passes through `nan_to_num`, which hides every fault upstream."""
 
@@ -170,6 +187,8 @@ MUTANTS = mutants_of(
         FutureLeak: ("causality", "polarity", "ones"),
         ZeroTimesNaN: ("isolation",),
         MaskAddedToScores: ("isolation",),
+        BlindQueriesScored: ("blindness",),
+        HiddenKeysScored: ("blindness",),
         NaNScrubbed: ("honesty",),
         ValuesClipped: ("linear", "oracle"),
     }

@@ -1,0 +1,25 @@
+"""Whether numbers are numbers: NaN and infinity, looked for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["is_finite", "not_finite"]
+
+
+def is_finite(*tensors: Tensor) -> bool:
+    """True if no element is NaN or inf. A sum that overflows counts as not finite: slower, never wrong."""
+    for x in tensors:
+        tensor = x.detach() if x.requires_grad else x
+        half = tensor.dtype in (torch.float16, torch.bfloat16)
+        if not math.isfinite((tensor.sum(dtype=torch.float32) if half else tensor.sum()).item()):
+            return False
+    return True
+
+
+def not_finite(x: Tensor) -> Tensor:
+    """Which rows of ``x [..., rows, width]`` hold NaN or inf, bool ``[..., rows]``."""
+    return ~torch.isfinite(x.detach()).all(-1)

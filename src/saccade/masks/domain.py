@@ -1,0 +1,49 @@
+"""Domain: the positions that a rule is about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["EVERYWHERE", "Domain"]
+
+
+class Domain(NamedTuple):
+    """The positions of queries and of keys that a rule is about, as ranges with step 1; None for all.
+
+    A rule made for 4 positions says nothing of a fifth: attention over 5 keys refuses it, where to hide the fifth would
+    give rows of 0 without a word.
+    """
+
+    rows: range | None = None
+    keys: range | None = None
+
+    def both(self, other: Domain) -> Domain:
+        """Positions that both are about."""
+        return Domain(*(_both(*pair) for pair in zip(self, other, strict=True)))
+
+    def either(self, other: Domain) -> Domain:
+        """Positions that one of them is about, and those between."""
+        return Domain(*(_either(*pair) for pair in zip(self, other, strict=True)))
+
+    def after(self, length: int) -> Domain:
+        """Moved behind ``length`` other positions, of which it is about none and all may be."""
+        return Domain(*(None if x is None else range(x.stop + length) for x in self))
+
+    def times(self, size: int) -> Domain:
+        """Of positions that make up blocks of ``size``, where this is about blocks."""
+        return Domain(*(None if x is None else range(x.start * size, x.stop * size) for x in self))
+
+
+EVERYWHERE = Domain()
+
+
+def _both(one: range | None, other: range | None) -> range | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _either(one: range | None, other: range | None) -> range | None:
+    if one is None or other is None:
+        return None
+    return range(min(one.start, other.start), max(one.stop, other.stop))

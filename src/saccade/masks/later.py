@@ -1,0 +1,59 @@
+"""Whether queries may attend to keys that come later: then they must not be computed before those are there."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.masks.base import Mask
+from saccade.plan import ALL, Groups
+from saccade.spans import Spans, Universe
+
+__all__ = ["sees_later"]
+
+_SPAN = 1 << 40  # keys that may still come
+_ROWS, _NEAR, _FAR = 64, 64, 32  # of a rule that must be asked: rows, the keys next to come, some of those behind them
+
+
+def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
+    """True if a query may attend to a key behind the last of ``positions``.
+
+    A rule that knows its bounds is asked for those; any other one on a sample of rows and keys.
+
+    Args:
+        mask: the rule; None for none.
+        positions: where the queries stand: a range, or int64 ``[len]`` or ``[batch, len]``; -1 for no token.
+    """
+    if mask is None:
+        return len(positions) > 0 if isinstance(positions, range) else positions.numel() > 0
+    if mask.is_causal:
+        return False
+    table = torch.atleast_2d(torch.tensor(positions, dtype=torch.int64) if isinstance(positions, range) else positions)
+    items = max(len(table), mask.shape[0])
+    table = table.cpu().expand(items, -1)
+    some = (table >= 0).any(1)
+    if not bool(some.any()):
+        return False
+    first = table.masked_fill(table < 0, _SPAN).amin(1)[some].numpy()
+    last = table.amax(1)[some].numpy()
+    which = torch.arange(items)[some].numpy() if mask.shape[0] > 1 else np.full(len(last), ALL)
+    bounds = mask.bounds(Groups(which, first, last), Universe(last + 1, last + 1 + _SPAN))
+    if not _any(bounds.needed):
+        return False
+    if _any(bounds.sure):
+        return True
+    return any(_sampled(mask, item, row[row >= 0]) for item, row in enumerate(table) if bool((row >= 0).any()))
+
+
+def _any(spans: Spans) -> bool:
+    return bool((spans.starts < spans.ends).any())
+
+
+def _sampled(mask: Mask, item: int, positions: Tensor) -> bool:
+    rows = positions[torch.linspace(0, len(positions) - 1, min(_ROWS, len(positions))).round().long()]
+    away = torch.cat([torch.arange(1, _NEAR + 1), _NEAR * 2 ** torch.arange(1, _FAR + 1) // 2])
+    keys = int(positions.max()) + away
+    heads = torch.arange(mask.shape[1])[None, :, None, None]
+    b = torch.full((1, 1, 1, 1), item)
+    return bool(mask.allows(b, heads, rows[None, None, :, None], keys[None, None, None, :]).any())

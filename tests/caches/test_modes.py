@@ -1,0 +1,105 @@
+"""With gradients, without, in inference mode: whatever a cache was made in, it goes on in any other."""
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from saccade import masks, positions
+from saccade.caches import (
+    BlockSelectCache,
+    CrossCache,
+    HeavyHitterCache,
+    Int8Cache,
+    KVCache,
+    LayerCache,
+    RecurrentCache,
+    SinkWindowCache,
+    SnapKVCache,
+)
+from saccade.mechanisms import Linear, Mechanism, Performer, Softmax
+
+CAUSAL = masks.Causal()
+MODES = {"gradients": torch.enable_grad, "none": torch.no_grad, "inference": torch.inference_mode}
+KINDS: dict[str, tuple[Callable[[], LayerCache], Callable[[], Mechanism]]] = {
+    "all": (KVCache, Softmax),
+    "room": (lambda: KVCache(30), Softmax),
+    "blocks": (lambda: BlockSelectCache(2, 6, rescore_every=2), Softmax),
+    "heavy": (lambda: HeavyHitterCache(6), Softmax),
+    "snap": (lambda: SnapKVCache(6, window=3), Softmax),
+    "8 bits": (lambda: Int8Cache(4), Softmax),
+    "window": (lambda: SinkWindowCache(2, 9), Softmax),
+    "turned": (lambda: SinkWindowCache(2, 9, rotary=positions.Rotary(4)), Softmax),
+    "sums": (RecurrentCache, Linear),
+    "estimated": (RecurrentCache, lambda: Performer(8)),
+    "trained": (KVCache, lambda: Softmax(sink_logit=4)),
+}
+BETWEEN = ("crop", "reorder", "one item", "no tokens")
+REFUSED = {("heavy", "crop"), ("snap", "crop"), ("sums", "crop"), ("estimated", "crop"), ("turned", "one item")}
+
+
+class Both(NamedTuple):
+    """A cache that is called in one mode after the other, and one that never leaves that of gradients."""
+
+    own: LayerCache
+    other: LayerCache
+    mechanism: Mechanism
+
+    @classmethod
+    def of(cls, kind: str) -> "Both":
+        make, mechanism = KINDS[kind]
+        return cls(make(), make(), mechanism())
+
+    def called(self, mode: str, q_len: int, where: Tensor | None = None) -> None:
+        given = [torch.randn(2, heads, q_len, 4, dtype=torch.float64) for heads in (4, 2, 2)]
+        leaves = [x.clone().requires_grad_() for x in given]
+        expected = self.other.attend(self.mechanism, *leaves, mask=CAUSAL, positions=where)
+        with MODES[mode]():
+            mine = [x.clone().requires_grad_(mode == "gradients") for x in given]
+            out = self.own.attend(self.mechanism, *mine, mask=CAUSAL, positions=where)
+        torch.testing.assert_close(out, expected)
+        if mode == "gradients":
+            wanted = torch.autograd.grad(expected.sin().sum(), leaves)
+            for x, grad in zip(torch.autograd.grad(out.sin().sum(), mine), wanted, strict=True):
+                torch.testing.assert_close(x, grad)
+
+    def changed(self, mode: str, what: str) -> None:
+        if what == "no tokens":
+            self.called(mode, 0, torch.empty(2, 0, dtype=torch.int64))
+        elif what == "one item":  # from now on items stand at other places
+            start = self.own.length
+            self.called(mode, 1, torch.tensor([[start], [-1]]))
+        else:
+            for cache, in_mode in ((self.own, mode), (self.other, "gradients")):
+                with MODES[in_mode]():
+                    cache.reorder([1, 0]) if what == "reorder" else cache.crop(6)
+
+
+@pytest.mark.parametrize("kind, what", [pair for pair in itertools.product(KINDS, BETWEEN) if pair not in REFUSED])
+def test_a_cache_goes_on_in_any_order_of_modes(kind: str, what: str) -> None:
+    for modes in itertools.product(MODES, repeat=3):
+        both = Both.of(kind)
+        both.called(modes[0], 7)
+        both.changed(modes[1], what)
+        for mode in (modes[2], *modes):
+            both.called(mode, 1)
+        both.called(modes[2], 3)
+
+
+@pytest.mark.parametrize("first", MODES)
+def test_a_context_that_was_read_in_one_mode_serves_in_the_others(first: str) -> None:
+    cache, softmax = CrossCache(), Softmax()
+    q, k, v = (torch.randn(2, heads, 5, 4, dtype=torch.float64) for heads in (4, 2, 2))
+    with MODES[first]():
+        cache.attend(softmax, q.clone(), k.clone(), v.clone())
+    for mode in (*MODES, *MODES):
+        with MODES[mode]():
+            own = q.clone().requires_grad_(mode == "gradients")
+            out = cache.attend(softmax, own)
+        torch.testing.assert_close(out, softmax(q, k) @ v)
+        if mode == "gradients":
+            out.sum().backward()
+            assert own.grad is not None

@@ -1,0 +1,252 @@
+"""PrefixStore in a folder where other things stand: links, folders, files that belong to others."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade.caches import KVCache, PrefixStore, files
+
+SIZE = 4
+TEXT = list(range(3 * SIZE + 1))
+
+
+def _cache() -> KVCache:
+    cache = KVCache()
+    torch.manual_seed(1)
+    cache.fill(*(torch.randn(1, 2, len(TEXT), 3) for _ in range(2)))
+    return cache
+
+
+def _store(folder: Path, max_bytes: int = 1 << 20) -> PrefixStore:
+    return PrefixStore(folder, max_bytes, fingerprint="a model", block_size=SIZE)
+
+
+def _blocks(store: PrefixStore) -> list[Path]:
+    return [store._path(key) for key in store._chain("", TEXT)]
+
+
+def _outside(tmp_path: Path, path: Path) -> Path:
+    """A block's folder moved out of the store, and a link to it in its place."""
+    place = tmp_path / "outside"
+    path.parent.rename(place)
+    path.parent.symlink_to(place, target_is_directory=True)
+    (place / f"{'0' * 64}.block").write_bytes(b"mine")
+    (place / f".{'0' * 64}.block.{'0' * 16}.part").write_bytes(b"mine")
+    os.utime(place / f".{'0' * 64}.block.{'0' * 16}.part", (0, 0))
+    return place
+
+
+def _held(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_link_to_a_folder_is_not_followed(tmp_path: Path) -> None:
+    store = _store(tmp_path / "store")
+    assert store.put(TEXT, _cache()) == 3
+    each = store.nbytes // 3
+    path = _blocks(store)[1]
+    place = _outside(tmp_path, path)
+    before = _held(place)
+    (place / path.name).write_bytes(b"damaged")
+    before[path.name] = b"damaged"
+    assert store.nbytes == 2 * each
+    assert (store.find(TEXT), store.restore(TEXT, KVCache())) == (SIZE, SIZE)
+    with pytest.raises(
+        ValueError, match=r"^PrefixStore\.put: folder must be a folder that this process may read and wr"
+    ):
+        store.put(TEXT, _cache())
+    store.clear()
+    assert (
+        _store(tmp_path / "store", max_bytes=each).put(list(range(99, 99 + SIZE)), _cache_of(SIZE)) == 1
+    )  # makes room
+    assert _held(place) == before
+    assert path.parent.is_symlink()
+
+
+def _cache_of(length: int) -> KVCache:
+    cache = KVCache()
+    cache.fill(*(torch.randn(1, 2, length, 3) for _ in range(2)))
+    return cache
+
+
+@pytest.mark.parametrize("to", ["file", "nothing"])
+def test_a_link_in_a_block_s_place_is_no_block(to: str, tmp_path: Path) -> None:
+    store = _store(tmp_path / "store")
+    store.put(TEXT, _cache())
+    path, mine = _blocks(store)[1], tmp_path / "mine"
+    path.replace(mine)
+    if to == "nothing":
+        mine.unlink()
+    path.symlink_to(mine)
+    assert (store.find(TEXT), store.restore(TEXT, KVCache())) == (SIZE, SIZE)
+    store.clear()
+    assert mine.exists() == (to == "file")
+    assert store.put(TEXT, _cache()) == 3  # in place of the link
+    assert not path.is_symlink()
+    assert mine.exists() == (to == "file")
+
+
+def test_what_the_store_did_not_write_is_left_alone(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    store.put(TEXT, _cache())
+    size = store.nbytes
+    names = ("ab/notes.block", "ab/x.part", "xy/" + "0" * 64 + ".block", "ab/" + "0" * 64 + ".txt", "0" * 64 + ".block")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"mine")
+        os.utime(tmp_path / name, (0, 0))
+    assert store.nbytes == size
+    store.clear()
+    assert all((tmp_path / name).read_bytes() == b"mine" for name in names)
+    assert store.nbytes == 0
+
+
+def _put(store: PrefixStore) -> object:
+    return store.put(TEXT, _cache())
+
+
+def _made(path: Path, what: str) -> None:
+    """Something else in the place of a file or folder of the store."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    {
+        "folder": path.mkdir,
+        "file": path.touch,
+        "link": lambda: path.symlink_to("elsewhere"),
+        "pipe": lambda: os.mkfifo(path),
+    }[what]()
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "pipe"])
+def test_what_stands_in_a_lock_s_place_is_said(what: str, tmp_path: Path) -> None:
+    if what == "pipe":
+        store = _store(tmp_path)  # a pipe can be locked like a file, and nothing is read from it
+        _made(tmp_path / "lock", what)
+        assert _put(store) == 3
+    else:
+        store = _store(tmp_path)
+        _made(tmp_path / "lock", what)
+        for call in (_put, PrefixStore.clear):
+            with pytest.raises(ValueError, match=r"PrefixStore\.\w+: folder must be a folder .* at .*lock\.$"):
+                call(store)
+        assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe"])
+def test_what_stands_in_a_block_s_place_is_missing(what: str, tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    store.put(TEXT, _cache())
+    path = _blocks(store)[1]
+    path.unlink()
+    _made(path, what)
+    assert (store.find(TEXT), store.restore(TEXT, KVCache())) == (SIZE, SIZE)
+    if what == "folder":
+        with pytest.raises(
+            ValueError, match=r"^PrefixStore\.put: folder must be .*; got Is a directory at .*\.block\.$"
+        ):
+            _put(store)
+    store.clear()
+    assert path.exists()
+
+
+def test_a_file_in_a_folder_s_place_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^PrefixStore: folder must be .*; got File exists at .*file\.$"):
+        _store(tmp_path / "file")
+    store = _store(tmp_path / "store")
+    _blocks(store)[0].parent.touch()
+    with pytest.raises(ValueError, match=r"^PrefixStore\.put: folder must be .*; got File exists at "):
+        _put(store)
+
+
+def _forbidden(monkeypatch: pytest.MonkeyPatch, name: str, matches: Callable[[str], bool]) -> None:
+    """Forbid a call of the system, as it is where files are another user's (root is forbidden nothing)."""
+    real = getattr(os, name)
+
+    def call(path: object, *others: object, **how: object) -> object:
+        if isinstance(path, str | os.PathLike) and matches(os.fspath(path)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, *others, **how)
+
+    monkeypatch.setattr(os, name, call)
+
+
+def test_a_block_that_may_not_be_read_is_missing_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(tmp_path)
+    store.put(TEXT, _cache())
+    path = _blocks(store)[1]
+    _forbidden(monkeypatch, "open", lambda name: name == str(path))
+    assert store.restore(TEXT, KVCache()) == SIZE
+    assert path.is_file()
+
+
+def test_a_folder_that_may_not_be_looked_into_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(tmp_path)
+    store.put(TEXT, _cache())
+    size = store.nbytes
+    path = _blocks(store)[1]
+    for name in ("lstat", "stat", "open", "scandir"):
+        _forbidden(monkeypatch, name, lambda name: name.startswith(str(path.parent)))
+    assert (store.find(TEXT), store.restore(TEXT, KVCache())) == (SIZE, SIZE)
+    assert store.nbytes == size - size // 3
+    with pytest.raises(ValueError, match=r"^PrefixStore\.put: folder must be .*; got Permission denied at "):
+        _put(store)
+
+
+def test_what_may_not_be_written_or_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(tmp_path)
+    store.put(TEXT, _cache())
+    size, path = store.nbytes, _blocks(store)[1]
+    for name in ("unlink", "remove"):
+        _forbidden(monkeypatch, name, lambda name: name == str(path))
+    with pytest.raises(
+        ValueError, match=r"^PrefixStore\.clear: folder must be .* may be removed; got 1 that may not, su"
+    ):
+        store.clear()
+    assert store.nbytes == size // 3  # the others are gone
+    small = _store(tmp_path, max_bytes=size // 3)
+    assert small.put(list(range(50, 50 + SIZE)), _cache_of(SIZE)) == 0  # no room can be made
+    _forbidden(monkeypatch, "open", lambda name: name.endswith("lock"))
+    for call in (PrefixStore.clear, _put):
+        with pytest.raises(
+            ValueError, match=r"^PrefixStore\.\w+: folder must be .*; got Permission denied at .*lock\.$"
+        ):
+            call(store)
+
+
+def test_a_disk_that_is_full_stays_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = _store(tmp_path)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        _put(store)
+
+
+CRAFTED: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "flat keys": lambda held: held.update({"0.key": held["0.key"][0]}),
+    "codes": lambda held: held.update({"0.key": held["0.key"].long()}),
+    "another type": lambda held: held.update({"0.value": held["0.value"].double()}),
+    "another size": lambda held: held.update({name: x[:, :, :2] for name, x in held.items()}),
+    "two texts": lambda held: held.update({name: x.repeat(2, 1, 1, 1) for name, x in held.items()}),
+    "another width": lambda held: held.update({name: x[..., :2] for name, x in held.items()}),
+    "no values": lambda held: held.pop("0.value"),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_block_with_a_fitting_checksum_that_is_none_is_missing(name: str, tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    store.put(TEXT, _cache())
+    path = _blocks(store)[1]
+    held, about = files.read_tensors("test", path, "block of a prefix")
+    CRAFTED[name](held)
+    about = {key: x for key, x in about.items() if key not in ("version", "checksum")}
+    files.write_whole(path, files.encoded("test", held, about))
+    cache = KVCache()
+    assert store.restore(TEXT, cache) == SIZE
+    assert cache.length == SIZE
