@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from saccade.errors import value_error
-from saccade.kernels.nonfinite import is_finite
+from saccade.finite import is_finite
 from saccade.models import Decoder, Encoder, manuals, minilm
 from saccade.models.folder import read_config
 

@@ -16,7 +16,7 @@ from saccade.cli.refusing import loaded, refuse, refuse_beside
 from saccade.cli.report import print_choice, print_notes, print_words
 from saccade.cli.subject import Model, Subject, load_model, subject_of
 from saccade.cli.telling import Head, Statistic, rank_heads
-from saccade.kernels.nonfinite import is_finite
+from saccade.finite import is_finite
 from saccade.text import merge, visible
 
 __all__ = ["look"]
