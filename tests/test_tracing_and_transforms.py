@@ -104,12 +104,12 @@ HIDDEN: dict[str, tuple[Callable[[Tensor], Tensor], Tensor, str]] = {
     "positions": (
         lambda p: sc.attention(X, X, X, masks.Causal(), q_positions=p, kv_positions=p),
         PLACES,
-        "q_positions",
+        "positions",
     ),
     "positions of a layer": (
         lambda p: MultiHeadAttention(8, 2)(X[:, 0], positions=p),
         PLACES,
-        "q_positions",
+        "positions",
     ),
     "bool tensor": (lambda allowed: sc.attention(X, X, X, allowed), ALLOWED, "tensors of the mask"),
     "dense mask": (lambda allowed: sc.attention(X, X, X, masks.Dense(allowed)), ALLOWED, "tensors of the mask"),
@@ -149,12 +149,17 @@ def test_rotary_turns_by_mapped_positions() -> None:
     torch.testing.assert_close(vmap(lambda p: rotary(X, p))(PLACES)[1], rotary(X, PLACES[1]))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"mask": masks.Causal()}, {"softcap": 2.0}, {"bias": torch.randn(4, 4, dtype=torch.float64)}],
-    ids=str,
-)
-def test_derivatives_taken_forwards(options: dict[str, Any]) -> None:
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"mask": masks.Causal()},
+    "softcap": {"softcap": 2.0},
+    "bias": {"bias": torch.linspace(-1.0, 1.0, 16, dtype=torch.float64).reshape(4, 4)},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_derivatives_taken_forwards(name: str) -> None:
+    options = OPTIONS[name]
     for place in range(3):
 
         def attended(x: Tensor, place: int = place) -> Tensor:

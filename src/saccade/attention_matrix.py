@@ -64,8 +64,8 @@ class AttentionMatrix(Matrix):
         impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. "flex", torch's FlexAttention
             on a GPU, runs by this name only.
         q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
-            ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query i at
-            ``kv_len - q_len + i`` (bottom-right).
+            ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query
+            i at ``kv_len - q_len + i`` (bottom-right).
 
     Raises:
         ValueError, TypeError: ingredients that do not fit together; before any work is done.
