@@ -104,7 +104,7 @@ HIDDEN: dict[str, tuple[Callable[[Tensor], Tensor], Tensor, str]] = {
     "positions": (
         lambda p: sc.attention(X, X, X, masks.Causal(), q_positions=p, kv_positions=p),
         PLACES,
-        "positions",
+        "q_positions",
     ),
     "positions of a layer": (
         lambda p: MultiHeadAttention(8, 2)(X[:, 0], positions=p),
