@@ -86,6 +86,26 @@ def test_a_mask_of_the_same_size_is_not_taken_for_another():
     assert torch.equal(found[4], found[2])
 
 
+@pytest.mark.parametrize("small", [1 << 20, 30])  # few rows at a time
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "saccade"])
+def test_a_mask_that_is_written_into_says_what_was_written(implementation, guard, small, monkeypatch):
+    monkeypatch.setattr("saccade.integrations.transformers_tap._SMALL", small)
+    sc.integrations.transformers.install()
+    network, inputs, found = zoo.model("llama", implementation), zoo.batch("llama"), []
+    embeddings = torch.zeros(2, 11, 32)
+    with guard(), tapped(network, lambda name, make: found.append(make())):
+        mask = masking_utils.create_causal_mask(network.config, embeddings, inputs["attention_mask"], None)
+        network(inputs["input_ids"], attention_mask=mask)
+        mask[..., 5] = mask[0, 0, 0, 10]  # what hides a key, in whichever way
+        network(inputs["input_ids"], attention_mask=mask)
+        before, after = found[0].to_dense(), found[2].to_dense()
+    assert "Dense" not in str(found[0].mask)
+    assert (before[1, :, 5:, 5] > 0).all()
+    assert (after[..., 5] == 0).all()
+    assert ((after > 0) == (before > 0))[..., [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]].all()
+
+
 def test_the_ear_is_taken_out_again():
     before = (AttentionInterface.get_interface, AttentionMaskInterface.__getitem__)
     network, other, names = zoo.model("llama"), zoo.model("llama"), []
@@ -343,7 +363,7 @@ def weights_of(q, k, *, attn_mask=None, is_causal=False, scale=None):
         {"attn_mask": torch.randn(7, 7)},
         {"attn_mask": torch.randn(4, 1, 7)},
     ],
-    ids=str,
+    ids=["none", "causal", "scale", "mask", "terms", "terms-per-head"],
 )
 def test_fused_products(leading, options):
     layer, x = Fused(**options).eval(), torch.randn(*leading, 7, 16)
@@ -411,10 +431,35 @@ def test_nothing_is_left_behind_by_an_error():
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_compiled_model_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    with pytest.raises(sc.UnsupportedError, match="a compiled graph runs no Python"):
-        heard(Fused(), torch.randn(1, 7, 16))
+@pytest.mark.parametrize("ran_before", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Fused,
+        lambda: sc.nn.MultiHeadAttention(16, 4),
+        lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(),
+    ],
+    ids=["product", "ours", "torch"],
+)
+def test_a_compiled_layer_is_refused_among_others_that_are_not(make, ran_before):
+    torch._dynamo.reset()
+    layer, x = make(), torch.randn(1, 7, 16)
+    model = nn.Sequential(Fused(), torch.compile(layer, backend="eager"))
+    with torch.no_grad():
+        expected = model[0](x) if not ran_before else model(x)
+        with tapped(model, lambda name, make: make()), pytest.raises(sc.UnsupportedError, match="runs no Python"):
+            model(x)
+        assert torch.equal((model if ran_before else model[0])(x), expected)
+    torch._dynamo.reset()
+
+
+def test_what_is_compiled_and_attends_to_nothing_is_no_reason_to_refuse():
+    torch._dynamo.reset()
+    model, names = nn.Sequential(Fused(), torch.compile(nn.Sequential(nn.Linear(16, 16)), backend="eager")), []
+    with torch.no_grad(), tapped(model, lambda name, make: names.append(name)):
+        model(torch.randn(1, 7, 16))
+    assert names == ["0"]
+    torch._dynamo.reset()
 
 
 # our own

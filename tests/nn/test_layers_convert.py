@@ -38,12 +38,20 @@ def scattered(module):
     return module.eval()
 
 
+def takes_batch_first(theirs):
+    return next(part for part in theirs.modules() if isinstance(part, nn.MultiheadAttention)).batch_first
+
+
 def run(theirs, *inputs, **options):
     """Torch's module on ``[batch, len, width]``, whatever it takes."""
-    first = theirs.layers[0] if hasattr(theirs, "layers") else theirs
-    if first.self_attn.batch_first:
+    if takes_batch_first(theirs):
         return theirs(*inputs, **options)
     return theirs(*(x.transpose(0, 1) for x in inputs), **options).transpose(0, 1)
+
+
+def converted(theirs):
+    """Ours, said to be called with the batch first where torch's was not."""
+    return from_torch(theirs, batch_first=None if takes_batch_first(theirs) else True)
 
 
 def same(one, other):
@@ -61,7 +69,7 @@ def named(options):
 @pytest.mark.parametrize("options", OPTIONS, ids=named)
 def test_encoder_layers(options, training):
     theirs = scattered(nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, **options)).train(training)
-    ours = from_torch(theirs)
+    ours = converted(theirs)
     assert isinstance(ours, EncoderLayer)
     assert ours.training == training
     x = torch.randn(3, 6, 16)
@@ -82,7 +90,7 @@ def test_encoder_layers(options, training):
 @pytest.mark.parametrize("options", OPTIONS, ids=named)
 def test_decoder_layers(options):
     theirs = scattered(nn.TransformerDecoderLayer(16, 4, 24, **options))
-    ours = from_torch(theirs)
+    ours = converted(theirs)
     assert isinstance(ours, DecoderLayer)
     x, memory = torch.randn(3, 6, 16), torch.randn(3, 5, 16)
     later = torch.ones(6, 6).triu(1).bool()
@@ -103,7 +111,7 @@ def test_decoder_layers(options):
 def test_stacks(options, norm):
     layer = nn.TransformerEncoderLayer(16, 4, 24, **options)
     theirs = scattered(nn.TransformerEncoder(layer, 3, copy.deepcopy(norm), enable_nested_tensor=False))
-    ours = from_torch(theirs)
+    ours = converted(theirs)
     assert isinstance(ours, EncoderStack)
     x, memory = torch.randn(2, 6, 16), torch.randn(2, 5, 16)
     torch.testing.assert_close(ours(x), run(theirs, x))
@@ -112,7 +120,7 @@ def test_stacks(options, norm):
 
     layer = nn.TransformerDecoderLayer(16, 4, 24, **options)
     theirs = scattered(nn.TransformerDecoder(layer, 2, copy.deepcopy(norm)))
-    ours = from_torch(theirs)
+    ours = converted(theirs)
     assert isinstance(ours, DecoderStack)
     torch.testing.assert_close(ours(x, memory), run(theirs, x, memory))
     torch.testing.assert_close(to_torch(ours)(x, memory), ours(x, memory))
@@ -123,7 +131,7 @@ def test_stacks(options, norm):
 def test_nothing_is_shared_and_dropouts_are_kept():
     theirs = nn.TransformerDecoderLayer(16, 4, 24, dropout=0.25)
     theirs.dropout.p, theirs.self_attn.dropout, theirs.multihead_attn.dropout = 0.1, 0.2, 0.3
-    ours = from_torch(theirs)
+    ours = converted(theirs)
     assert ours.training
     got = (ours.dropout.p, ours.feed_forward.dropout.p, ours.attention.dropout_p, ours.cross_attention.dropout_p)
     assert got == (0.25, 0.1, 0.2, 0.3)
@@ -137,7 +145,7 @@ def test_nothing_is_shared_and_dropouts_are_kept():
 
 def test_float64_and_gelu_by_tanh():
     theirs = scattered(nn.TransformerEncoderLayer(16, 4, 24, 0.0, nn.GELU("tanh")).double()).train()
-    ours = from_torch(theirs)
+    ours = converted(theirs)
     assert ours.feed_forward.activation == "gelu_tanh"
     x = torch.randn(2, 5, 16).double()
     torch.testing.assert_close(ours(x), run(theirs, x), atol=1e-12, rtol=0)
@@ -152,14 +160,14 @@ def test_shared_heads_are_written_out():
 
 
 def test_every_reason_of_torch_s_layer_is_named():
-    theirs = nn.TransformerEncoderLayer(16, 4, 24, activation=F.tanh)
+    theirs = nn.TransformerEncoderLayer(16, 4, 24, activation=F.tanh, batch_first=True)
     theirs.dropout1.p = 0.5
     with pytest.raises(sc.UnsupportedError, match="from_torch: a layer of TransformerEncoderLayer") as caught:
         from_torch(theirs)
     assert len(caught.value.reasons) == 2
     assert "is none of relu, gelu" in caught.value.reasons[0]
     assert "different probabilities: [0.1, 0.5]" in caught.value.reasons[1]
-    theirs.self_attn = nn.MultiheadAttention(16, 4, add_zero_attn=True)
+    theirs.self_attn = nn.MultiheadAttention(16, 4, add_zero_attn=True, batch_first=True)
     with pytest.raises(sc.UnsupportedError, match="add_zero_attn"):
         from_torch(theirs)
 
@@ -203,6 +211,68 @@ def test_every_reason_of_our_layer_is_named():
 def test_each_reason_alone_refuses(layer, message):
     with pytest.raises(sc.UnsupportedError, match=message):
         to_torch(layer)
+
+
+def of_each_kind(**options):
+    """One module of every class that is converted."""
+    encoder, decoder = (kind(16, 4, 24, **options) for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer))
+    attention = nn.MultiheadAttention(16, 4, **options)
+    stacks = nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False), nn.TransformerDecoder(decoder, 2)
+    return [scattered(module) for module in (attention, encoder, decoder, *stacks)]
+
+
+KINDS = [type(module).__name__ for module in of_each_kind()]
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)), ids=KINDS)
+def test_what_takes_the_length_first_is_converted_only_when_that_is_known(number):
+    theirs = of_each_kind()[number]
+    reason = (
+        rf"from_torch: {KINDS[number]} cannot run(.|\n)*takes \[len, batch(.|\n)*Hint: from_torch\(module, batch_first"
+    )
+    with pytest.raises(sc.UnsupportedError, match=reason):
+        from_torch(theirs)
+    with pytest.raises(ValueError, match=r"from_torch: batch_first must be True, or None .*; got False"):
+        from_torch(theirs, batch_first=False)
+    from_torch(of_each_kind(batch_first=True)[number], batch_first=True)
+    x = torch.randn(6, 3, 16)  # not square: a batch taken for a length gives other numbers
+    inputs = (x,) * {"MultiheadAttention": 3, "TransformerDecoderLayer": 2, "TransformerDecoder": 2}.get(
+        KINDS[number], 1
+    )
+    expected = theirs(*inputs)
+    ours = from_torch(theirs, batch_first=True)(*(x.transpose(0, 1) for x in inputs))
+    torch.testing.assert_close(ours.transpose(0, 1), expected[0] if isinstance(expected, tuple) else expected)
+
+
+@pytest.mark.parametrize("batch_first", [None, True])
+def test_parts_of_both_layouts_are_refused(batch_first):
+    theirs = nn.TransformerDecoderLayer(16, 4, 24)
+    theirs.self_attn.batch_first = True
+    with pytest.raises(sc.UnsupportedError, match="batch_first is True in some of its attentions and False in others"):
+        from_torch(theirs, batch_first=batch_first)
+
+
+def test_a_forward_of_its_own_is_refused():
+    class Turned(nn.MultiheadAttention):
+        def forward(self, query, *args, **kwargs):
+            return super().forward(query.flip(1), *args, **kwargs)
+
+    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 24, batch_first=True), 2)
+    theirs.layers[1].self_attn = Turned(16, 4, batch_first=True)
+    with pytest.raises(
+        sc.UnsupportedError, match=r"layers.1.self_attn is Turned, whose forward is not that of Multihead"
+    ):
+        from_torch(theirs)
+    with pytest.raises(sc.UnsupportedError, match=r"- it is Turned, whose forward is not that of MultiheadAttention"):
+        from_torch(theirs.layers[1].self_attn)
+
+    class Backwards(EncoderLayer):
+        def forward(self, x, **options):
+            return super().forward(x.flip(1), **options)
+
+    ours = Backwards(MultiHeadAttention(16, 4), FeedForward(16, 8))
+    with pytest.raises(sc.UnsupportedError, match=r"layers.0 is Backwards, whose forward is not that of EncoderLayer"):
+        to_torch(EncoderStack([ours]))
 
 
 def test_other_modules_are_refused():

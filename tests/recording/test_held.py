@@ -1,11 +1,13 @@
 """Queries and keys that are held are those of their call, whatever happens to a cache afterwards."""
 
+import pytest
 import torch
 
 import saccade as sc
 from saccade import masks
 from saccade.recording.held import Held
 from saccade.recording.joined_rows import JoinedRows
+from saccade.recording.some_heads import some_heads
 
 
 def matrix_of(query, key):
@@ -20,6 +22,26 @@ def test_memory_that_is_written_to_again():
     query.zero_()
     key.zero_()
     assert torch.equal(held.matrix().to_dense(), expected)
+
+
+@pytest.mark.parametrize("heads", [None, [1]])
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", ["mask", "bias"])
+def test_a_mask_that_is_written_to_again(kind, guard, heads):
+    with guard():
+        x, allowed, bias = torch.randn(1, 2, 4, 8), torch.rand(4, 4) < 0.6, torch.randn(4, 4)
+        matrix = sc.AttentionMatrix(x, x, masks.Dense(allowed), bias=bias)
+        matrix = matrix if heads is None else some_heads(matrix, heads)
+        expected = matrix.to_dense()
+        held = Held()
+        held.add(matrix, 0)
+        assert torch.equal(held.matrix().to_dense(), expected)
+        allowed.logical_not_() if kind == "mask" else bias.neg_()
+        if guard is torch.inference_mode:
+            assert torch.equal(held.matrix().to_dense(), expected)
+        else:
+            with pytest.raises(sc.UnsupportedError, match=r"changed in place since the call(.|\n)*mask.clone"):
+                held.matrix()
 
 
 def test_keys_that_a_cache_has_changed():

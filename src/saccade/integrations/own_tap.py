@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from saccade.caches import LayerCache, RecurrentCache
 from saccade.errors import unsupported
-from saccade.integrations.tap import Valve
+from saccade.integrations.post import listening
+from saccade.integrations.tap import Ear, Valve, names_of
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 
@@ -19,43 +25,91 @@ __all__ = ["tapped_mechanisms"]
 
 @contextmanager
 def tapped_mechanisms(model: nn.Module, valve: Valve) -> Iterator[None]:
-    """Hand out each matrix that a mechanism makes, under the name of the layer that holds the mechanism."""
-    owner: dict[nn.Module, str] = {}  # who of those that hold a mechanism ran last: several may share one
+    """Hand out each matrix that a mechanism makes, under the name of the layer that holds the mechanism.
+
+    Where several layers share a mechanism, it is the one that runs; and where none of them does, since a mechanism was
+    called by itself, the mechanism's own name.
+    """
+    names = names_of(model)
+    holders: dict[nn.Module, list[nn.Module]] = {}
     with ExitStack() as stack:
-        for name, holder in model.named_modules(remove_duplicate=False):
-            if not isinstance(holder, Mechanism):
-                name = name or type(model).__name__  # noqa: PLW2901
-                for child in holder.children():
-                    if isinstance(child, Mechanism):
-                        handle = holder.register_forward_pre_hook(_noting(child, name, owner), with_kwargs=True)
-                        stack.callback(handle.remove)
-        for name, mechanism in model.named_modules():
-            if isinstance(mechanism, Mechanism):
-                own = name or type(model).__name__
-                stack.callback(mechanism.register_forward_hook(_handing_out(own, owner, valve)).remove)
+        for module, name in names.items():
+            own = [] if isinstance(module, Mechanism) else [x for x in module.children() if isinstance(x, Mechanism)]
+            for mechanism in own:
+                holders.setdefault(mechanism, []).append(module)
+            if own:
+                stack.enter_context(listening(module, _note_holder, Ear(name, valve)))
+        for module, name in names.items():
+            if isinstance(module, Mechanism):
+                those = holders.get(module, [])
+                default = names[those[0]] if len(those) == 1 else name
+                stack.callback(module.register_forward_hook(_Hook(Ear(default, valve), those)).remove)
         yield
 
 
-def _noting(mechanism: nn.Module, name: str, owner: dict[nn.Module, str]) -> Any:
-    def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        del args
-        owner[mechanism] = name
-        cache = kwargs.get("cache")
-        if isinstance(cache, RecurrentCache) and cache.length:
-            reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be told apart"
-            hint = "caches.KVCache() keeps the tokens, and fits every mechanism"
-            raise unsupported("record", type(module).__name__, [reason], hint=hint)
-        if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.hands_on_all:
-            reason = f"the {type(cache).__name__} of {name} hands on some of the keys, in an order of its own"
-            hint = "caches.KVCache() hands on all, and what the other would leave out can be asked of its matrix"
-            raise unsupported("record", type(module).__name__, [reason], hint=hint)
-
-    return note
+class _Running(NamedTuple):
+    holder: nn.Module
+    ear: Ear
 
 
-def _handing_out(own: str, owner: dict[nn.Module, str], valve: Valve) -> Any:
-    def hand_out(mechanism: nn.Module, args: Any, matrix: Matrix) -> None:
-        del args
-        valve.hand_out(owner.get(mechanism, own), lambda: matrix)
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.running: list[_Running] = []  # layers that hold a mechanism, the innermost last
 
-    return hand_out
+
+_here = _Here()
+
+
+def _note_holder(
+    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    _check_cache(module, ears[0].name, kwargs.get("cache"))
+    running = _here.running
+    running.extend(_Running(module, ear) for ear in ears)
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        del running[-len(ears) :]
+
+
+def _check_cache(module: nn.Module, name: str, cache: object) -> None:
+    if isinstance(cache, RecurrentCache) and cache.length:
+        reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be told apart"
+        hint = "caches.KVCache() keeps the tokens, and fits every mechanism"
+        raise unsupported("record", type(module).__name__, [reason], hint=hint)
+    if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.hands_on_all:
+        reason = f"the {type(cache).__name__} of {name} hands on some of the keys, in an order of its own"
+        hint = "caches.KVCache() hands on all, and what the other would leave out can be asked of its matrix"
+        raise unsupported("record", type(module).__name__, [reason], hint=hint)
+
+
+class _Hook:
+    """What a mechanism calls with each matrix that it made."""
+
+    def __init__(self, ear: Ear, holders: list[nn.Module]):
+        self._ear, self._holders = ear, holders
+
+    def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> None:
+        default, valve = self._ear
+        own = (one for one in reversed(_here.running) if one.ear.valve is valve and one.holder in self._holders)
+        layer = next(own, None)
+        if layer is not None or not _runs_above(sys._getframe(), self._holders):
+            valve.hand_out(default if layer is None else layer.ear.name, lambda: matrix)
+
+    def __reduce__(self) -> Any:
+        """A copy of a model that somebody listens to is a model to which nobody does."""
+        return functools.partial, (_silent,)
+
+
+def _runs_above(frame: FrameType | None, holders: list[nn.Module]) -> bool:
+    """Whether a layer that nobody heard begin is in the middle of its call: it began before the recording did."""
+    codes = {inspect.unwrap(type(holder).forward).__code__ for holder in holders}
+    while frame is not None:
+        if frame.f_code in codes and frame.f_locals.get("self") in holders:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _silent(*args: Any) -> None:
+    del args

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +18,15 @@ from torch.overrides import TorchFunctionMode
 
 from saccade.attention_matrix import AttentionMatrix
 from saccade.integrations.attention_call import mask_of_tensor
-from saccade.integrations.tap import Valve, instead_of_forward, names_of
+from saccade.integrations.post import listening
+from saccade.integrations.tap import Ear, Valve, hand_out, names_of
 from saccade.integrations.transformers_tap import speaks_attention_interface
 from saccade.masks import Causal, Dense, Mask
 
 __all__ = ["tapped_products", "without_mode"]
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_PRODUCT = "scaled_dot_product_attention"
 
 
 @contextmanager
@@ -32,11 +36,10 @@ def tapped_products(model: nn.Module, valve: Valve) -> Iterator[None]:
     A second product within the same call of a module is handed out under its name and ":1", and so on. torch's own
     layers, ours, and those of transformers that use its attention interface have taps of their own.
     """
-    mode = _Mode(valve)
     with ExitStack() as stack:
         for module, name in names_of(model).items():
             if not _is_known(module):
-                stack.enter_context(instead_of_forward(module, mode.within(module.forward, name)))
+                stack.enter_context(listening(module, _hear_products, Ear(name, valve)))
         yield
 
 
@@ -59,39 +62,66 @@ def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@dataclass
+class _Running:
+    """A module that runs in this thread, whose products somebody hears.
+
+    Attributes:
+        ear: who, and under which name.
+        products: how many there were.
+    """
+
+    ear: Ear
+    products: int = 0
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.running: list[_Running] = []  # the innermost last
+
+
+_here = _Here()
+
+
 class _Mode(TorchFunctionMode):
-    """Hears every call of torch's fused product while a module of the model runs."""
-
-    def __init__(self, valve: Valve):
-        super().__init__()
-        self._valve = valve
-        self._running: list[list[Any]] = []  # names of the modules that run, the innermost last, and their products
-
-    def within(self, forward: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The same forward pass, heard."""
-
-        @functools.wraps(forward)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._running.append([name, 0])
-            try:
-                if any(mode is self for mode in torch.overrides._get_current_function_mode_stack()):
-                    return forward(*args, **kwargs)
-                with self:
-                    return forward(*args, **kwargs)
-            finally:
-                self._running.pop()
-
-        return run
+    """Hears every call of torch's fused product while a module runs to which somebody listens."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention and self._running:
-            name, before = self._running[-1]
-            self._running[-1][1] += 1
+        if func is F.scaled_dot_product_attention:
             given = dict(zip(_NAMES, args, strict=False)) | kwargs
-            self._valve.hand_out(f"{name}:{before}" if before else name, lambda: _matrix(given))
+            hand_out([(ear, lambda: _matrix(given)) for ear in _speakers()])
         return out
+
+
+_MODE = _Mode()
+
+
+def _hear_products(
+    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    del module
+    running = _here.running
+    running.extend(_Running(ear) for ear in ears)
+    try:
+        if _MODE in torch.overrides._get_current_function_mode_stack():
+            return forward(*args, **kwargs)
+        with _MODE:
+            return forward(*args, **kwargs)
+    finally:
+        del running[-len(ears) :]
+
+
+def _speakers() -> list[Ear]:
+    """For each who listens, the innermost module that runs, as it is called for this product of it."""
+    innermost = {one.ear.valve: one for one in _here.running}
+    found = []
+    for one in innermost.values():
+        name, valve = one.ear
+        found.append(Ear(f"{name}:{one.products}" if one.products else name, valve))
+        one.products += 1
+    return found
 
 
 def _matrix(given: dict[str, Any]) -> AttentionMatrix:
@@ -128,6 +158,13 @@ def _is_known(module: nn.Module) -> bool:
     return (
         home.startswith(("torch.", "saccade."))
         or isinstance(module, torch.jit.ScriptModule)
-        or speaks_attention_interface(module)
         or inspect.isbuiltin(module.forward)
+        or (speaks_attention_interface(module) and not _asks_for_products(type(module)))
     )
+
+
+def _asks_for_products(kind: type[nn.Module]) -> bool:
+    """Whether a class names torch's product, although its file has the attention interface (SAM's vision layers)."""
+    own = itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__)
+    functions = (inspect.unwrap(one) for base in own for one in vars(base).values() if inspect.isfunction(one))
+    return any(_PRODUCT in one.__code__.co_names for one in functions)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from saccade.attention_matrix import AttentionMatrix
 from saccade.integrations.attention_call import mask_of_tensor
+from saccade.integrations.post import Kind, listening
 from saccade.integrations.sdpa_tap import without_mode
-from saccade.integrations.tap import Valve, instead_of_forward, names_of
+from saccade.integrations.tap import Ear, Valve, closed, hand_out, names_of
 from saccade.masks import Dense, Full, Mask, from_key_padding_mask
 
 __all__ = ["tapped_torch_layers"]
@@ -34,60 +35,92 @@ def tapped_torch_layers(model: nn.Module, valve: Valve) -> Iterator[None]:
     more for the matrix, which a fast path does not hand out.
     """
     names = names_of(model)
-    ran: set[nn.Module] = set()
     with ExitStack() as stack:
         for module, name in names.items():
-            if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
-                stack.enter_context(instead_of_forward(module, _attention(module, name, valve, ran)))
-            elif (
-                isinstance(module, nn.TransformerEncoderLayer)
-                and type(module).forward is nn.TransformerEncoderLayer.forward
-            ):
-                inner = names.get(module.self_attn, name)
-                stack.enter_context(instead_of_forward(module, _layer(module, inner, valve, ran)))
-            elif isinstance(module, _WHOLE):
-                stack.enter_context(instead_of_forward(module, without_mode(module.forward)))
+            for kind, own in _kinds(module, name, names):
+                stack.enter_context(listening(module, kind, Ear(own, valve)))
         yield
 
 
-def _attention(module: nn.MultiheadAttention, name: str, valve: Valve, ran: set[nn.Module]) -> Callable[..., Any]:
-    original = module.forward
+def _kinds(module: nn.Module, name: str, names: dict[nn.Module, str]) -> Iterator[tuple[Kind, str]]:
+    """How a module of torch is listened to, and under which name; what has a forward of its own is not known here."""
+    conduct = type(module).forward
+    if isinstance(module, nn.MultiheadAttention):
+        yield (_hear_attention if conduct is nn.MultiheadAttention.forward else _note_attention), name
+    elif isinstance(module, nn.TransformerEncoderLayer) and conduct is nn.TransformerEncoderLayer.forward:
+        yield _hear_layer, names.get(module.self_attn, name)
+    elif isinstance(module, _WHOLE):
+        yield _run_whole, name
 
-    @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        ran.add(module)
-        with valve.closed():
-            out = without_mode(original)(*args, **kwargs)
-        given = _ATTENTION.bind(module, *args, **kwargs).arguments
-        masks = {key: given.get(key) for key in ("attn_mask", "key_padding_mask")}
-        batch_first = module.batch_first or given["query"].dim() == 2
-        valve.hand_out(name, lambda: _matrix(module, given["query"], given["key"], batch_first, **masks))
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.layers: list[list[Any]] = []  # encoder layers that run: their attention, and whether that was called
+
+
+_here = _Here()
+
+
+def _hear_attention(
+    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    assert isinstance(module, nn.MultiheadAttention)
+    _note(module)
+    with closed(ears):
+        out = without_mode(forward)(*args, **kwargs)
+    given = _ATTENTION.bind(module, *args, **kwargs).arguments
+    masks = {key: given.get(key) for key in ("attn_mask", "key_padding_mask")}
+    batch_first = module.batch_first or given["query"].dim() == 2
+
+    def make() -> AttentionMatrix:
+        return _matrix(module, given["query"], given["key"], batch_first, **masks)
+
+    hand_out([(ear, make) for ear in ears])
+    return out
+
+
+def _note_attention(
+    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """An attention with a forward of its own: it is no one's fast path, and may say other things than torch's."""
+    del ears
+    _note(module)
+    return forward(*args, **kwargs)
+
+
+def _note(attention: nn.Module) -> None:
+    for layer in _here.layers[-1:]:
+        layer[1] = layer[1] or layer[0] is attention
+
+
+def _hear_layer(
+    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    assert isinstance(module, nn.TransformerEncoderLayer)
+    _here.layers.append([module.self_attn, False])
+    try:
+        out = without_mode(forward)(*args, **kwargs)
+    finally:
+        _, was_called = _here.layers.pop()
+    if was_called:
         return out
+    given = _LAYER.bind(module, *args, **kwargs).arguments
+    masks = {"attn_mask": given.get("src_mask"), "key_padding_mask": given.get("src_key_padding_mask")}
 
-    return forward
+    def make() -> AttentionMatrix:
+        x = given["src"]
+        norm = module.norm1 if module.norm_first else None
+        return _matrix(module.self_attn, x, x, True, norm=norm, **masks)
+
+    hand_out([(ear, make) for ear in ears])
+    return out
 
 
-def _layer(module: nn.TransformerEncoderLayer, name: str, valve: Valve, ran: set[nn.Module]) -> Callable[..., Any]:
-    original = module.forward
-
-    @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        ran.discard(module.self_attn)
-        out = without_mode(original)(*args, **kwargs)
-        if module.self_attn in ran:
-            return out
-        given = _LAYER.bind(module, *args, **kwargs).arguments
-        masks = {"attn_mask": given.get("src_mask"), "key_padding_mask": given.get("src_key_padding_mask")}
-
-        def make() -> AttentionMatrix:
-            x = given["src"]
-            norm = module.norm1 if module.norm_first else None
-            return _matrix(module.self_attn, x, x, True, norm=norm, **masks)
-
-        valve.hand_out(name, make)
-        return out
-
-    return forward
+def _run_whole(
+    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    del module, ears
+    return without_mode(forward)(*args, **kwargs)
 
 
 def _matrix(

@@ -12,6 +12,7 @@ from saccade.errors import missing_extra, type_error, unsupported, value_error
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.mask_functions import MaskFunction, place
+from saccade.integrations.weights_asked import check_no_weights
 from saccade.masks import Mask
 
 __all__ = ["MaskOfLayer", "install"]
@@ -29,8 +30,9 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
 
     The model keeps its own pattern (causal, sliding window, bidirectional, packed documents, padding), which travels
     to the kernel as a rule and is never written out. Scale, softcap, sinks, position bias, grouped heads and dropout
-    are honoured; whatever is not raises. Logits equal those of the eager implementation, gradients too. A token that
-    may attend to nothing (padding on the left) gets 0 where eager gives it the mean of all values.
+    are honoured; whatever is not raises, such as ``output_attentions=True``. Logits equal those of the eager
+    implementation, gradients too. A token that may attend to nothing (padding on the left) gets 0 where eager gives it
+    the mean of all values.
 
     Args:
         name: under which the implementation is registered. Under different names there may be several, each with
@@ -110,6 +112,7 @@ class _Attention:
         dropout: float = 0.0,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
+        check_no_weights(self.__name__, module, kwargs)
         call = AttentionCall.of(self.__name__, module, query, key, attention_mask, kwargs)
         matrix = call.matrix(self._own_mask(module))
         out = matrix.matmul(value, dropout_p=float(dropout))

@@ -14,6 +14,7 @@ from saccade.errors import missing_extra, type_error, unsupported
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.transformers import _check, lazy_mask
+from saccade.integrations.weights_asked import check_no_weights
 from saccade.masks import Full
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The attention function, as transformers calls it."""
     where = "saccade-cache"
+    check_no_weights(where, module, kwargs)
     held = getattr(key, "saccade_cache", None)
     if held is None:
         call = AttentionCall.of(where, module, query, key, attention_mask, kwargs)

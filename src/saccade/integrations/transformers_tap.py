@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
+from saccade.attention_matrix import AttentionMatrix
 from saccade.errors import unsupported
 from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import place
-from saccade.integrations.tap import Valve, names_of
+from saccade.integrations.post import CHANGING
+from saccade.integrations.tap import Ear, Make, Valve, closed, hand_out, names_of
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
 
 _REMEMBERED = 8
 _SMALL = 1 << 20
-_LOCK = threading.RLock()
-_listeners: list[_Listener] = []
+_listeners: tuple[_Listener, ...] = ()  # replaced, never changed: other threads may be going through it
 _restore: list[Callable[[], None]] = []
 
 
@@ -40,16 +39,17 @@ def tapped_interface(model: nn.Module, valve: Valve) -> Iterator[None]:
     if sys.modules.get("transformers.modeling_utils") is None:
         yield
         return
+    global _listeners  # noqa: PLW0603  as there is one interface
     listener = _Listener(names_of(model), valve)
-    with _LOCK:
+    with CHANGING:
         if not _listeners:
             _restore.append(_tap())
-        _listeners.append(listener)
+        _listeners = (*_listeners, listener)
     try:
         yield
     finally:
-        with _LOCK:
-            _listeners.remove(listener)
+        with CHANGING:
+            _listeners = tuple(other for other in _listeners if other is not listener)
             if not _listeners:
                 _restore.pop()()
 
@@ -62,30 +62,60 @@ def speaks_attention_interface(module: nn.Module) -> bool:
 class _Listener:
     def __init__(self, names: dict[nn.Module, str], valve: Valve):
         self.names, self.valve = names, valve
-        self._placed: dict[int, tuple[weakref.ref[Any], Placed]] = {}
-        self._latest: deque[Placed] = deque(maxlen=_REMEMBERED)
+        self._known: dict[int, _Known] = {}
+        self._latest: tuple[Placed, ...] = ()  # replaced, never changed: several threads may make masks
 
     def learn(self, mask: Any, placed: Placed) -> None:
         """Remember what a mask stands for, as long as it lives, and for a while what its copy would."""
         number = id(mask)
-        self._latest.appendleft(placed)
-        self._placed[number] = (weakref.ref(mask, lambda _: self._placed.pop(number, None)), placed)
+        self._latest = (placed, *self._latest[: _REMEMBERED - 1])
+        self._known[number] = _Known(weakref.ref(mask, lambda _: self._known.pop(number, None)), placed, _version(mask))
 
     def meaning_of(self, mask: Any, batch: int, device: torch.device) -> Any:
-        """The rule behind a mask, where it is known; else the mask."""
-        known = self._placed.get(id(mask))
-        if known is not None and known[0]() is mask:
-            return LazyMask(known[1], batch, device)
-        if not isinstance(mask, Tensor) or mask.dim() != 4:
-            return mask
-        # `generate` copies masks for a static cache. Small ones are recognised by what they say.
-        for placed in self._latest if mask.numel() <= _SMALL else ():
-            if (len(placed.q_positions), len(placed.kv_positions)) == mask.shape[2:]:
+        """The rule behind a mask, where it is known; else the mask.
+
+        A mask that somebody has written into since it was made is not the one that is known. `generate` copies masks
+        for a static cache: small ones are recognised by what they say. So are those without a count of changes.
+        """
+        known = self._known.get(id(mask))
+        if known is not None and known.mask() is mask:
+            lazy = LazyMask(known.placed, batch, device)
+            if known.version == _version(mask) and (known.version is not None or _says_the_same(lazy, mask)):
+                return lazy
+        elif isinstance(mask, Tensor) and mask.dim() == 4 and mask.numel() <= _SMALL:
+            for placed in self._latest:
                 lazy = LazyMask(placed, mask.shape[0], mask.device)
-                allowed, added = mask_of_tensor(mask)
-                if added is None and allowed is not None and torch.equal(lazy.written_out(), allowed):
+                if _says_the_same(lazy, mask):
                     return lazy
         return mask
+
+
+class _Known(NamedTuple):
+    mask: weakref.ref[Any]
+    placed: Placed
+    version: int | None
+
+
+def _version(mask: Any) -> int | None:
+    """How often a mask was written into; None where torch does not count (in inference mode)."""
+    if not isinstance(mask, Tensor):
+        return 0
+    return None if mask.is_inference() else mask._version
+
+
+def _says_the_same(lazy: LazyMask, mask: Any) -> bool:
+    """Whether a mask hides exactly what a rule does, looked at a few rows at a time."""
+    placed, q_len = lazy.placed, mask.shape[2]
+    if (len(placed.q_positions), len(placed.kv_positions)) != mask.shape[2:]:
+        return False
+    rows = max(1, _SMALL // max(1, mask.shape[0] * mask.shape[3]))
+    for first in range(0, q_len, rows):
+        own = LazyMask(placed._replace(q_positions=placed.q_positions[first : first + rows]), len(mask), mask.device)
+        said = own.written_out()
+        allowed, added = mask_of_tensor(mask[:, :, first : first + rows])
+        if added is not None or not (said.all() if allowed is None else torch.equal(said, allowed)):
+            return False
+    return True
 
 
 def _tap() -> Callable[[], None]:
@@ -106,7 +136,11 @@ def _tap() -> Callable[[], None]:
     setattr(AttentionMaskInterface, "__getitem__", get_mask_tapped)  # noqa: B010
 
     def restore() -> None:
-        setattr(AttentionInterface, "get_interface", get_interface)  # noqa: B010
+        # Where somebody has put a function of theirs on top, ours stays below it; without listeners it does nothing.
+        if AttentionInterface.get_interface is get_interface_tapped:
+            setattr(AttentionInterface, "get_interface", get_interface)  # noqa: B010
+        if AttentionMaskInterface.__getitem__ is not get_mask_tapped:
+            return
         if inherited:
             delattr(AttentionMaskInterface, "__getitem__")
         else:
@@ -126,10 +160,11 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        ears = [listener for listener in _listeners if module in listener.names]
-        if not ears:
+        listeners = [listener for listener in _listeners if module in listener.names]
+        if not listeners:
             return function(module, query, key, value, attention_mask, *args, **kwargs)
-        with _all_closed(ears):
+        ears = [Ear(listener.names[module], listener.valve) for listener in listeners]
+        with closed(ears):
             out = function(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             reason = f"{type(module).__name__} gives {len(args)} further arguments without names"
@@ -138,14 +173,15 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
         if getattr(key, "saccade_cache", None) is not None:
             reason = "its cache is one of ours, which is handed the new keys alone"
             raise unsupported("record", "a transformers model", [reason], hint="transformers' own caches are heard")
-        for ear in ears:
-            name = ear.names[module]
 
-            def make(ear: _Listener = ear) -> Any:
-                mask = ear.meaning_of(attention_mask, len(key), key.device)
+        def making(listener: _Listener) -> Make:
+            def make() -> AttentionMatrix:
+                mask = listener.meaning_of(attention_mask, len(key), key.device)
                 return AttentionCall.of("record", module, query, key, mask, facts, is_flash=is_flash).matrix()
 
-            ear.valve.hand_out(name, make)
+            return make
+
+        hand_out([(ear, making(listener)) for listener, ear in zip(listeners, ears, strict=True)])
         return out
 
     return tapped
@@ -170,13 +206,3 @@ def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
         return mask
 
     return tapped
-
-
-@contextmanager
-def _all_closed(ears: list[_Listener]) -> Iterator[None]:
-    """Nothing that the attention function itself calls is another layer."""
-    if not ears:
-        yield
-        return
-    with ears[0].valve.closed(), _all_closed(ears[1:]):
-        yield

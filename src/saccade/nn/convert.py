@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Literal, overload
 
 from torch import nn
 
-from saccade.errors import type_error
+from saccade.errors import type_error, unsupported, value_error
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.convert_attention import attention_from_torch, attention_to_torch
 from saccade.nn.convert_transformer import layer_from_torch, layer_to_torch, stack_from_torch, stack_to_torch
@@ -16,18 +16,27 @@ from saccade.nn.stack import DecoderStack, EncoderStack
 
 __all__ = ["from_torch", "to_torch"]
 
+_THEIRS = (
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
+_OURS = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
+
 
 @overload
-def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention: ...
+def from_torch(module: nn.MultiheadAttention, *, batch_first: Literal[True] | None = None) -> MultiHeadAttention: ...
 @overload
-def from_torch(module: nn.TransformerEncoderLayer) -> EncoderLayer: ...
+def from_torch(module: nn.TransformerEncoderLayer, *, batch_first: Literal[True] | None = None) -> EncoderLayer: ...
 @overload
-def from_torch(module: nn.TransformerDecoderLayer) -> DecoderLayer: ...
+def from_torch(module: nn.TransformerDecoderLayer, *, batch_first: Literal[True] | None = None) -> DecoderLayer: ...
 @overload
-def from_torch(module: nn.TransformerEncoder) -> EncoderStack: ...
+def from_torch(module: nn.TransformerEncoder, *, batch_first: Literal[True] | None = None) -> EncoderStack: ...
 @overload
-def from_torch(module: nn.TransformerDecoder) -> DecoderStack: ...
-def from_torch(module: nn.Module) -> nn.Module:
+def from_torch(module: nn.TransformerDecoder, *, batch_first: Literal[True] | None = None) -> DecoderStack: ...
+def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -> nn.Module:
     """One of our layers, with copies of the weights of torch's and equal outputs.
 
     ========================== ====================
@@ -38,13 +47,22 @@ def from_torch(module: nn.Module) -> nn.Module:
     ``TransformerDecoder``     `DecoderStack`
     ========================== ====================
 
-    Ours always take ``[batch, len, embed_dim]``, whatever ``batch_first`` was. Masks are inverted: where torch's
-    modules want True = ignore, ours want True = may attend (`saccade.masks.from_key_padding_mask` converts), and where
-    torch's want ``tgt_mask`` and ``is_causal``, ours want ``mask=masks.Causal()``.
+    Ours always take ``[batch, len, embed_dim]``. Masks are inverted: where torch's modules want True = ignore, ours
+    want True = may attend (`saccade.masks.from_key_padding_mask` converts), and where torch's want ``tgt_mask`` and
+    ``is_causal``, ours want ``mask=masks.Causal()``.
+
+    Args:
+        module: one of torch's.
+        batch_first: True says that ours will be called with the batch first although torch's module was not (torch's
+            own default). Otherwise such a module is refused: what is given to it has the same form with other
+            meanings, and ours would attend from one batch item to another.
 
     Raises:
         TypeError: none of these.
-        UnsupportedError: it cannot be computed as it stands; every reason is listed. An attention that uses
+        ValueError: ``batch_first=False``.
+        UnsupportedError: it cannot be computed as it stands; every reason is listed. A module that takes the length
+            first, where ``batch_first=True`` is not said, or in some of its parts only; a subclass, or a part of one,
+            with a ``forward`` of its own. An attention that uses
             ``add_bias_kv``, ``add_zero_attn``, or different widths of key and value; a layer with an activation that
             `FeedForward` has not, or with parts whose outputs are dropped differently.
 
@@ -52,6 +70,9 @@ def from_torch(module: nn.Module) -> nn.Module:
         >>> from_torch(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).norm_first
         False
     """
+    if isinstance(module, _THEIRS):
+        _check_layout(module, batch_first)
+        _check_conduct("from_torch", module, _THEIRS)
     if isinstance(module, nn.MultiheadAttention):
         return attention_from_torch(module)
     if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
@@ -81,8 +102,11 @@ def to_torch(module: nn.Module) -> nn.Module:
     Raises:
         TypeError: none of ours.
         UnsupportedError: torch's module lacks what ours does; every reason is listed: a mask that the module owns,
-            rotary, a mechanism other than plain softmax, a gate, root-mean-square norms, biases in some parts only.
+            rotary, a mechanism other than plain softmax, a gate, root-mean-square norms, biases in some parts only, a
+            subclass with a ``forward`` of its own.
     """
+    if isinstance(module, _OURS):
+        _check_conduct("to_torch", module, _OURS)
     if isinstance(module, MultiHeadAttention):
         return attention_to_torch(module)
     if isinstance(module, EncoderLayer | DecoderLayer):
@@ -91,3 +115,32 @@ def to_torch(module: nn.Module) -> nn.Module:
         return stack_to_torch(module)
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
     raise type_error("to_torch", "module", rule, type(module).__name__)
+
+
+def _check_layout(module: nn.Module, batch_first: object) -> None:
+    """Refuse what is called with the length first, unless the caller knows that ours is not."""
+    if batch_first is not None and batch_first is not True:
+        hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
+        raise value_error(
+            "from_torch", "batch_first", "be True, or None for what the module says", batch_first, hint=hint
+        )
+    layouts = {part.batch_first for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
+    where, what = "from_torch", type(module).__name__
+    if len(layouts) > 1:
+        raise unsupported(where, what, ["batch_first is True in some of its attentions and False in others"])
+    if layouts == {False} and batch_first is None:
+        reason = "its batch_first is False: it takes [len, batch, embed_dim], and ours [batch, len, embed_dim]"
+        hint = "from_torch(module, batch_first=True) converts it, and x.transpose(0, 1) what it is called with"
+        raise unsupported(where, what, [reason], hint=hint)
+
+
+def _check_conduct(where: str, module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
+    """Refuse subclasses that may compute something else than the class whose weights are copied."""
+    reasons = [
+        f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
+        for name, part in module.named_modules()
+        for kind in kinds
+        if isinstance(part, kind) and type(part).forward is not kind.forward
+    ]
+    if reasons:
+        raise unsupported(where, type(module).__name__, reasons)

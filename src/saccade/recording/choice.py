@@ -45,6 +45,10 @@ class Choice:
             self._used.add(number)
         return number in self._numbers or bool(patterns)
 
+    def may_mean(self, name: str) -> bool:
+        """Whether a module that did not speak may be among the chosen ones: it would have had a number, too."""
+        return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
+
     @property
     def heard(self) -> tuple[str, ...]:
         """Every layer that spoke, chosen or not."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.attention_matrix import AttentionMatrix
+from saccade.errors import unsupported
 from saccade.matrix import Matrix
 from saccade.recording.continuation import place_of_last
 from saccade.recording.joined_rows import JoinedRows
@@ -20,7 +21,8 @@ class Held:
     """The matrices of the calls of one run; keys that were there before are kept once.
 
     Tensors of softmax attention are copied, so that a cache that is written to later changes nothing; masks and biases
-    that a model wrote out are held as they are, and so are the matrices of other mechanisms.
+    that a model wrote out are held as they are (copied in inference mode, where torch does not count changes), and so
+    are the matrices of other mechanisms. A mask or bias that has been written into since answers no question any more.
     """
 
     def __init__(self) -> None:
@@ -28,11 +30,15 @@ class Held:
         self._keys: Tensor | None = None  # shared: [batch, kv_heads, length and room for more, head_dim]
         self._length = 0
         self._tokens = 0  # keys that will not be written to any more; a cache may have room behind them
+        self._versions: list[tuple[Tensor, int]] = []  # of what is not copied, and how often it had been changed
 
     def add(self, matrix: Matrix, first_column: int) -> None:
         """Keep one more call."""
         if not isinstance(matrix, AttentionMatrix):
-            self._parts.append((_copied_heads(matrix), first_column, False))
+            copied = _copied_heads(matrix)
+            self._parts.append((copied, first_column, False))
+            if isinstance(copied, SomeHeads) and isinstance(copied.whole, AttentionMatrix):
+                self._watch(copied.whole)
             return
         key = matrix.scores.key.detach()
         if not self._parts:
@@ -43,12 +49,27 @@ class Held:
         if is_shared:
             self._tokens = place_of_last(matrix) + 1
         # What reads the shared keys gets them when it is asked for.
-        self._parts.append((_copied(matrix, key[:, :, :0] if is_shared else key.clone()), first_column, is_shared))
+        own = _copied(matrix, key[:, :, :0] if is_shared else key.clone())
+        self._parts.append((own, first_column, is_shared))
+        self._watch(own)
 
     def matrix(self) -> Matrix:
-        """All calls as one matrix."""
+        """All calls as one matrix.
+
+        Raises:
+            UnsupportedError: a mask or bias of the model has been written into since.
+        """
+        if any(tensor._version != version for tensor, version in self._versions):
+            reason = "a mask or bias that the model wrote out has been changed in place since the call"
+            hint = "name the questions in keep=, which are asked during the call; or hand the model mask.clone()"
+            raise unsupported("Run.matrix", "the recording", [reason], hint=hint)
         matrices = [self._with_keys(matrix) if is_shared else matrix for matrix, _, is_shared in self._parts]
         return matrices[0] if len(matrices) == 1 else JoinedRows(matrices, [first for _, first, _ in self._parts])
+
+    def _watch(self, matrix: AttentionMatrix) -> None:
+        bias = matrix.scores.bias
+        held = [*matrix.scores.rule.tensors(), *([] if bias is None else [bias.source])]
+        self._versions += [(tensor, tensor._version) for tensor in held if not tensor.is_inference()]
 
     def _takes(self, key: Tensor) -> bool:
         """Take in keys that go on where those that are held end; False if they do not."""
@@ -84,7 +105,10 @@ def _copied(matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
     if scores.sink_logit is not None:
         scores.sink_logit = scores.sink_logit.detach().clone()
     if scores.bias is not None:
-        scores.bias = scores.bias.of(scores.bias.source.detach())
+        source = scores.bias.source.detach()
+        scores.bias = scores.bias.of(source.clone() if source.is_inference() else source)
+    if any(tensor.is_inference() for tensor in scores.rule.tensors()):
+        scores.rule, scores._plan = copy.deepcopy(scores.rule), None
     return other
 
 

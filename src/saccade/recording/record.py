@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
@@ -16,7 +17,9 @@ from saccade.recording.recorder import Kept, Recorder
 from saccade.recording.recording import Recording
 from saccade.statistics import Fold, Pooled, TopK
 
-__all__ = ["Keep", "record"]
+__all__ = ["Keep", "UnheardLayersWarning", "record"]
+
+_SHOWN = 8
 
 Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
 """What is kept of a call: a question's answer, some by name, or queries and keys."""
@@ -27,6 +30,13 @@ _NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
     "pooled": (Pooled(64),),
     "qk": (),
 }
+
+
+class UnheardLayersWarning(UserWarning):
+    """Layers that are called attention ran while others were recorded, and no matrix of theirs could be heard.
+
+    `Recording.unheard` names them.
+    """
 
 
 def record(
@@ -43,7 +53,11 @@ def record(
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
     timm's do; and of saccade's own. Weights are those of the softmax, before dropout. ``output_attentions`` is never
-    asked for, and no n × n matrix is built.
+    asked for, and no n × n matrix is built. A module whose class is called attention, which ran and was not heard, is
+    said with an `UnheardLayersWarning`, and is in ``recording.unheard``.
+
+    Heard is each call of a layer that begins and ends within the block, in whichever thread it runs; a call goes on
+    from the last one of its thread. Several recordings of one model may overlap in any way, and each hears all of it.
 
     Args:
         model: any torch model.
@@ -94,18 +108,33 @@ def record(
 
 @contextmanager
 def _recording(model: nn.Module, recorder: Recorder, choice: Choice) -> Iterator[Recording]:
-    with tapped(model, recorder.hear):
-        yield Recording(recorder.runs)
-    _check_heard(model, choice)
+    with tapped(model, recorder.hear) as valve:
+        try:
+            yield Recording(recorder.runs, valve.unheard)
+        finally:
+            recorder.end()
+    unheard = {name: kind for name, kind in valve.unheard.items() if choice.may_mean(name)}
+    _check_heard(model, choice, unheard)
+    if unheard:
+        # Here, contextlib and the `with` statement stand above one another.
+        warnings.warn(f"record: {_said_of(unheard)}.", UnheardLayersWarning, stacklevel=3)
 
 
-def _check_heard(model: nn.Module, choice: Choice) -> None:
+def _said_of(unheard: dict[str, str]) -> str:
+    shown = [f"{name} ({kind})" for name, kind in [*unheard.items()][:_SHOWN]]
+    more = f" and {len(unheard) - _SHOWN} more" if len(unheard) > _SHOWN else ""
+    what = "ran and could not be heard: such a layer computes its weights in operations of its own, or has none"
+    return f"{', '.join(shown)}{more} {what}"
+
+
+def _check_heard(model: nn.Module, choice: Choice, unheard: dict[str, str]) -> None:
     """Nothing heard is no answer; say what could be wrong."""
     name = type(model).__name__
     if not choice.heard:
         reason = (
             "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
         )
+        reason = _said_of(unheard) if unheard else reason
         hint = (
             "timm: timm.layers.set_fused_attn(True) before the model is made; transformers: "
             'model.set_attn_implementation("sdpa") if the model has it; any module can call '

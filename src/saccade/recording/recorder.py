@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,11 +10,13 @@ from saccade.matrix import Matrix
 from saccade.recording.choice import Choice
 from saccade.recording.continuation import Mark
 from saccade.recording.held import Held
-from saccade.recording.run import Run
+from saccade.recording.run import Call, Run
 from saccade.recording.some_heads import some_heads
 from saccade.statistics import Fold
 
 __all__ = ["Kept", "Recorder"]
+
+_REMEMBERED = 64  # threads of a layer; the next one forgets the oldest, whose next call begins a new run
 
 
 class Kept(NamedTuple):
@@ -31,7 +34,7 @@ class Kept(NamedTuple):
 
 
 class Recorder:
-    """What a tap calls, and what fills ``runs``.
+    """What a tap calls, in whichever thread the model runs, and what fills ``runs``.
 
     Args:
         kept: what of each call.
@@ -42,28 +45,54 @@ class Recorder:
     def __init__(self, kept: Kept, choice: Choice, callback: Callable[[str, Matrix], None] | None):
         self._kept, self._choice, self._callback = kept, choice, callback
         self.runs: dict[str, list[Run]] = {}
-        self._marks: dict[str, Mark] = {}
+        # Of each layer, where the last call of each thread ended, the newest last.
+        self._ends: dict[str, dict[int, tuple[Run, Mark]]] = {}
+        self._lock = threading.Lock()
+        self._is_over = False
 
     def hear(self, name: str, make: Callable[[], Matrix]) -> None:
         """Take in one call of a layer."""
-        if not self._choice.has_layer(name):
-            return
+        with self._lock:
+            if not self._choice.has_layer(name):
+                return
         matrix = make() if self._choice.heads is None else some_heads(make(), self._choice.heads)
         if self._callback is not None:
             self._callback(name, matrix)
         if any(self._kept):
             self._take(name, matrix)
 
+    def end(self) -> None:
+        """Take in nothing any more, also of calls that other threads are in the middle of."""
+        with self._lock:
+            self._is_over = True
+
     def _take(self, name: str, matrix: Matrix) -> None:
-        runs, mark = self.runs.get(name, []), self._marks.get(name)
-        first_column = None
-        if mark is not None and runs[-1]._fits(matrix):
-            first_column = mark.continued(matrix)
-        goes_on = first_column is not None
-        held = Held() if self._kept.matrices else None
-        run = runs[-1] if goes_on else Run(name, self._kept.folds, held)
-        # Answers first: what cannot be answered leaves no trace.
-        run._take(matrix, first_column or 0, with_summary=self._kept.summaries)
-        self._marks[name] = Mark.of(matrix, first_column or 0)
-        if not goes_on:
-            self.runs[name] = [*runs, run]
+        # Answers first: what cannot be answered leaves no trace, and threads can be asked side by side.
+        summary = matrix.summary() if self._kept.summaries else None
+        call = Call(matrix.shape, 0, matrix.ask(*self._kept.folds), summary)
+        with self._lock:
+            if self._is_over:
+                return
+            run, first_column = self._continued(name, matrix)
+            is_new = run is None
+            run = run or Run(name, self._kept.folds, Held() if self._kept.matrices else None)
+            run._take(matrix, call._replace(first_column=first_column))
+            if is_new:
+                self.runs[name] = [*self.runs.get(name, []), run]
+            ends = self._ends.setdefault(name, {})
+            ends.pop(threading.get_ident(), None)
+            ends[threading.get_ident()] = (run, Mark.of(matrix, first_column))
+            for oldest in [*ends][:-_REMEMBERED]:
+                del ends[oldest]
+
+    def _continued(self, name: str, matrix: Matrix) -> tuple[Run | None, int]:
+        """The run that a call goes on with and its first column there: that of its own thread before any other."""
+        ends = self._ends.get(name, {})
+        newest_first = [*reversed(ends)]
+        for thread in sorted(newest_first, key=lambda thread: thread != threading.get_ident()):
+            run, mark = ends[thread]
+            first_column = mark.continued(matrix) if run._fits(matrix) else None
+            if first_column is not None:
+                del ends[thread]  # nothing else goes on from there
+                return run, first_column
+        return None, 0

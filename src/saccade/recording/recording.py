@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,15 +24,24 @@ class Recording(Mapping[str, Run]):
 
     Args:
         runs: of each layer, in order.
+        unheard: modules that seem to attend and could not be heard, with the names of their classes.
     """
 
-    def __init__(self, runs: dict[str, list[Run]]):
-        self._runs = runs
+    def __init__(self, runs: dict[str, list[Run]], unheard: Mapping[str, str] = MappingProxyType({})):
+        self._runs, self._unheard = runs, unheard
 
     @property
     def layers(self) -> tuple[str, ...]:
         """Names of the layers that were recorded."""
         return tuple(self._runs)
+
+    @property
+    def unheard(self) -> tuple[str, ...]:
+        """Names of modules whose class is called attention, and which ran without a matrix to be heard.
+
+        They compute their weights in operations of their own, or have none.
+        """
+        return tuple(self._unheard)
 
     def runs(self, layer: str | int) -> tuple[Run, ...]:
         """All runs of a layer: a new one begins with each call that does not go on from the one before.
@@ -43,7 +53,7 @@ class Recording(Mapping[str, Run]):
 
     def ask(self, *folds: Fold[Any, Any]) -> dict[str, tuple[Any, ...]]:
         """Answers of every layer's last run, by name; see `Run.ask`."""
-        return {name: self[name].ask(*folds) for name in self._runs}
+        return {name: self[name].ask(*folds) for name in self}
 
     def by_head(self, name: str) -> Tensor:
         """One measure of every head of every layer's last run, ``[layers, batch, heads]``: a grid to look at.
@@ -70,7 +80,7 @@ class Recording(Mapping[str, Run]):
         return self._runs[self._name(layer)][-1]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._runs)
+        return iter(tuple(self._runs))  # other threads may go on to record
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -78,8 +88,9 @@ class Recording(Mapping[str, Run]):
     def __repr__(self) -> str:
         lines = [
             f"    {name}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, the last of shape {list(runs[-1].shape)}"
-            for name, runs in self._runs.items()
+            for name, runs in tuple(self._runs.items())
         ]
+        lines += [f"    {name}: ran, and was not heard ({kind})" for name, kind in tuple(self._unheard.items())]
         return "\n".join([f"Recording of {len(self)} layers", *lines])
 
     def _name(self, layer: str | int) -> str:

@@ -59,13 +59,12 @@ class Run:
         """Whether the rows of a matrix can stand below those that are here."""
         return _kind(matrix) == self._like
 
-    def _take(self, matrix: Matrix, first_column: int, *, with_summary: bool) -> None:
+    def _take(self, matrix: Matrix, call: Call) -> None:
         """Take in a call."""
-        summary = matrix.summary() if with_summary else None
-        self.calls.append(Call(matrix.shape, first_column, matrix.ask(*self._folds), summary))
+        self.calls.append(call)
         self._like = _kind(matrix)
         if self._held is not None:
-            self._held.add(matrix, first_column)
+            self._held.add(matrix, call.first_column)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

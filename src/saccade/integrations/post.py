@@ -1,0 +1,101 @@
+"""Post: what stands in for a module's ``forward`` while anyone listens to it, one for all who do."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from saccade.integrations.tap import Ear
+
+__all__ = ["CHANGING", "Kind", "Post", "listening"]
+
+Kind = Callable[[nn.Module, Callable[..., Any], tuple[Ear, ...], tuple[Any, ...], dict[str, Any]], Any]
+"""Runs a call, ``kind(module, forward, ears, args, kwargs)``, and lets all ears know."""
+
+CHANGING = threading.RLock()
+"""Held by whoever begins or ends to listen, to any model."""
+
+
+class Post:
+    """A module's ``forward``, heard by as many as come and go, in any order.
+
+    Who begins while a call runs does not hear that call: who listens is read when it begins. Without listeners a post
+    is the forward pass that it stands for.
+
+    Not a hook: torch's encoder layers leave their fast path where hooks are (pytorch#82919), and say other bits then.
+    And not one function around another for each who listens: the first to leave would take the others along.
+
+    Args:
+        module: whose ``forward`` it is.
+        kind: what is done with a call.
+
+    Attributes:
+        ears: who listens; replaced, never changed.
+    """
+
+    ears: tuple[Ear, ...]
+
+    def __init__(self, module: nn.Module, kind: Kind):
+        functools.update_wrapper(self, module.forward)  # first: it takes over the attributes of another post
+        self._original = module.forward
+        self._module, self._before = module, vars(module).get("forward")
+        self.kind, self.ears = kind, ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ears = self.ears
+        if not ears:
+            return self._original(*args, **kwargs)
+        return self.kind(self._module, self._original, ears, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        """A copy of a model that somebody listens to is a model to which nobody does."""
+        return (getattr, (self._module, "forward")) if self._before is None else (copy.copy, (self._before,))
+
+    def add(self, ear: Ear) -> None:
+        """Begin to listen."""
+        self.ears = (*self.ears, ear)
+
+    def remove(self, ear: Ear) -> None:
+        """Stop to listen; the last to leave puts the module's own ``forward`` back.
+
+        Where somebody else has put a function on top of the post meanwhile, it stays where it is, without listeners.
+        """
+        self.ears = tuple(other for other in self.ears if other is not ear)
+        own = vars(self._module)
+        if self.ears or own.get("forward") is not self:
+            return
+        if self._before is None:
+            del own["forward"]
+        else:
+            own["forward"] = self._before
+
+    @classmethod
+    def at(cls, module: nn.Module, kind: Kind) -> Post:
+        """The post of this kind that stands on a module, put there if it has none."""
+        there: object = vars(module).get("forward")
+        while isinstance(there, Post):
+            if there.kind is kind:
+                return there
+            there = there._before
+        post = cls(module, kind)
+        vars(module)["forward"] = post
+        return post
+
+
+@contextmanager
+def listening(module: nn.Module, kind: Kind, ear: Ear) -> Iterator[None]:
+    """Listen to a module."""
+    with CHANGING:
+        post = Post.at(module, kind)
+        post.add(ear)
+    try:
+        yield
+    finally:
+        with CHANGING:
+            post.remove(ear)
