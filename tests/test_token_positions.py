@@ -277,3 +277,10 @@ def test_gradients_of_a_ragged_batch() -> None:
     grads = torch.autograd.grad(out, inputs, grad)
     for own, other in zip(grads, torch.autograd.grad(expected, inputs, grad.double()), strict=True):
         torch.testing.assert_close(own, other.to(own.dtype), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("span", [range(2**70), range(2**70, 0, -1)], ids=["upwards", "downwards"])
+def test_a_range_longer_than_python_counts_is_refused(span: range) -> None:
+    x = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="q_positions must hold 3 positions; got 11805916207"):
+        sc.AttentionMatrix(x, x, q_positions=span, kv_positions=range(3))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade import dropout
 from saccade.complete_rows import softmax_rows
+from saccade.errors import unsupported
 from saccade.explanation import Explanation
 from saccade.grouping import joined
 from saccade.kernels import choose
@@ -29,7 +30,7 @@ from saccade.sink import with_sink
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.summary import Summary, summary_of
 from saccade.token_positions import GivenPositions
-from saccade.traced import execute, product
+from saccade.traced import execute, product, reasons
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse"]
 
@@ -175,7 +176,8 @@ class AttentionMatrix(Matrix):
         choice = choose(self.scores, dropout_p, self.impl)
         other = reordered(self.scores, choice.kernel, dropout_p)
         value_dim = self.scores.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(other.scores if other else self.scores, choice, value_dim, dropout_p)
+        scores = other.scores if other else self.scores
+        return Explanation.of(scores, choice, value_dim, dropout_p, is_reordered=other is not None)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
@@ -321,8 +323,13 @@ def _executed(
     traced = product(scores, value, dropout_p, impl, seed)
     if traced is not None:
         return traced
-    # What cannot cross into an operation is a break in the compiler's graph. A decorator would say the same, and
-    # import the compiler with `import saccade`.
+    why = reasons(scores, impl)
+    if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
+        hint = "masks of saccade.masks and bool tensors go into an exported program, and so do its scores"
+        raise unsupported(scores.where, "torch.export", why, hint=hint)
+    # What cannot cross into an operation is a break in the compiler's graph; where there may be none, it says why. A
+    # decorator would do the same, and import the compiler with `import saccade`.
+    torch._dynamo.graph_break(msg=f"{scores.where} cannot be one operation: {'; '.join(why)}")
     outside: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(execute)
     return outside(scores, value, dropout_p, impl, seed)
 

@@ -130,8 +130,10 @@ class DistanceTerm(Term):
             parts = []
             for span in _ranges(tile):
                 runs = table[:, :, 0].index_select(-1, self._run(tile.rows, span))
-                # Row r of the part is the run's piece that ends r entries later, backwards.
-                parts.append(runs.flip(-1).unfold(-1, len(span), 1).flip(-2))
+                # Row r of the part is the run's piece that ends r entries later, backwards. A flip of the rows would
+                # leave them across memory, and who reads them row by row would copy them first.
+                backwards = torch.arange(tile.height - 1, -1, -1, device=self.source.device)
+                parts.append(runs.flip(-1).unfold(-1, len(span), 1).index_select(-2, backwards))
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         index = self._index(tile)
         if table.shape[2] != 1:

@@ -15,7 +15,16 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["UnsupportedError", "describe", "escaped", "missing_extra", "type_error", "unsupported", "value_error"]
+__all__ = [
+    "UnsupportedError",
+    "describe",
+    "escaped",
+    "hidden_by_vmap",
+    "missing_extra",
+    "type_error",
+    "unsupported",
+    "value_error",
+]
 
 # The two joiners shape letters and emoji in honest text; every other format character can hide or reorder it.
 _JOINERS = frozenset("\u200c\u200d")
@@ -70,6 +79,12 @@ def unsupported(where: str, what: str, reasons: Sequence[str], *, hint: str | No
     if hint:
         lines.append(f"Hint: {escaped(hint)}")
     return UnsupportedError("\n".join(lines), reasons)
+
+
+def hidden_by_vmap(where: str, name: str) -> UnsupportedError:
+    """An `UnsupportedError` for what has to be read before anything is computed, and is mapped by ``vmap``."""
+    reason = f"what {name} hold is read before anything is computed, and vmap hides it"
+    return unsupported(where, "vmap", [reason], hint="put the mapped axis into the batch yourself")
 
 
 def missing_extra(where: str, package: str, extra: str) -> ImportError:

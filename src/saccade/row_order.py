@@ -46,10 +46,11 @@ def reordered(scores: ScoreMatrix, kernel: Kernel, dropout_p: float) -> Reordere
     if order is None:
         return None
     rows, places = (torch.from_numpy(x).to(scores.device) for x in (order.rows, order.places))
-    made = scores.in_order(in_order(scores.rule, order), rows)
+    rule = in_order(scores.rule, order)
+    made = scores.renumbered(rule)  # whether it pays can be told before anything is copied
     memo = made.plan.memo
     key = ("pays", kernel.name, dropout_p > 0.0)
     if key not in memo:
-        price = _PAIR * kernel.cost(made, dropout_p)[0] + _TILE * len(made.plan)
-        memo[key] = price < kernel.cost(scores, dropout_p)[0] + _TILE * len(scores.plan)
-    return Reordered(made, places) if memo[key] else None
+        price = _PAIR * kernel.pairs(made) + _TILE * len(made.plan)
+        memo[key] = price < kernel.pairs(scores) + _TILE * len(scores.plan)
+    return Reordered(scores.in_order(rule, rows), places) if memo[key] else None

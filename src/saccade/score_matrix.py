@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.bias_terms import DistanceTerm, Term
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import describe, hidden_by_vmap, type_error, value_error
 from saccade.grouping import grouped, groups_of, joined, product, take
 from saccade.masks import Mask, as_mask
 from saccade.masks.kept_plans import plan_of
@@ -28,10 +28,11 @@ from saccade.score_checks import (
 from saccade.scores import Score
 from saccade.scores.base import TileFunction, prepared
 from saccade.token_positions import AtPositions, GivenPositions, check_domain, check_positions, first_position
+from saccade.transforms import is_mapped
 
-__all__ = ["ScoreMatrix"]
+__all__ = ["ROOM_FOR_HIDDEN", "ScoreMatrix"]
 
-_KEPT = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
+ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
 
 
 class ScoreMatrix:
@@ -96,6 +97,8 @@ class ScoreMatrix:
                 self.query, self.key, self.tile_function, self.parameters = prepared(score, query, key)
         self.sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
         self.rule = as_mask(mask, shape, where=where)
+        if any(is_mapped(x) for x in self.rule.tensors()):
+            raise hidden_by_vmap(where, "tensors of the mask")
         _, _, q_len, kv_len = shape
         if q_positions is None and kv_positions is None:
             check_domain(self.rule, None, None, q_len, kv_len, where)
@@ -196,10 +199,15 @@ class ScoreMatrix:
         """Capped scores with the bias; in place where no gradient is recorded."""
         if self.bias is None:
             return scores
-        bias = self.bias.read(tile)
+        bias = self.read_bias(tile)
         if scores.requires_grad or bias.requires_grad:
             return scores + bias
         return scores.add_(bias)
+
+    def read_bias(self, tile: Tile) -> Tensor:
+        """What `biased` adds, in the compute dtype."""
+        assert self.bias is not None  # who calls has looked
+        return self.bias.read(tile).to(self.compute_dtype)
 
     def hide_(self, scores: Tensor, tile: Tile) -> Tensor:
         """-inf where not allowed, in place: most strips have nothing to hide, and to mask them all is dear."""
@@ -211,22 +219,35 @@ class ScoreMatrix:
             start = stop
         return scores
 
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether the pairs that a strip hides are kept with the plan."""
+        return self.rule.is_value and self.rule.shape == (1, 1)
+
+    def key_of_hidden(self, tile: Tile) -> Hashable:
+        """Of a tile of one strip: where keys are equal, the same pairs are hidden."""
+        (strip,) = tile.columns
+        return ("hidden", self.device, tile.height, len(strip.keys), strip.residual)
+
     def _hidden(self, tile: Tile) -> Tensor:
         """The pairs of one strip that are not allowed; kept with the plan where the rule is a value."""
-        strip = tile.columns[0]
-        is_kept = self.rule.is_value and self.rule.shape == (1, 1)
-        key = ("hidden", self.device, tile.height, len(strip.keys), strip.residual)
+        key = self.key_of_hidden(tile)
         memo = self.plan.memo
-        kept = memo.get(key) if is_kept else None
+        kept = memo.get(key) if self.keeps_hidden else None
         if isinstance(kept, Tensor):
             return kept
-        allowed = self.allowed(tile)
-        assert allowed is not None  # the strip is unsure
-        hidden = ~(allowed[:1, :1] if is_kept else allowed)  # a rule that tells none apart may answer for each
-        room = memo.get("room for hidden", _KEPT)
-        if is_kept and isinstance(room, int) and hidden.numel() <= room:
+        hidden = self.hidden(tile)
+        room = memo.get("room for hidden", ROOM_FOR_HIDDEN)
+        if self.keeps_hidden and isinstance(room, int) and hidden.numel() <= room:
             memo[key], memo["room for hidden"] = hidden, room - hidden.numel()
         return hidden
+
+    def hidden(self, tile: Tile) -> Tensor:
+        """The pairs of some unsure strips that are not allowed, bool ``[batch | 1, heads | 1, rows, columns]``."""
+        allowed = self.allowed(tile)
+        assert allowed is not None  # a strip is unsure
+        # A rule that tells none apart may answer for each.
+        return ~(allowed[:1, :1] if self.keeps_hidden else allowed)
 
     def compared(self, q: Tensor, k: Tensor) -> Tensor:
         """Scores of a few queries and keys by the score's own function, scaled: ``[batch, heads, rows, columns]``."""
@@ -322,9 +343,15 @@ class ScoreMatrix:
             rule: the mask, its queries counted in the new order from 0.
             rows: int64 ``[q_len]``.
         """
-        other = self.replaced(self.query.index_select(2, rows), self.key)
+        other = self.renumbered(rule)
+        other.query = self.query.index_select(2, rows)
         other.row_positions = rows + self.origin[0]
         other.bias = None if self.bias is None else self.bias.in_order(rows, self.shape[3])
+        return other
+
+    def renumbered(self, rule: Mask) -> ScoreMatrix:
+        """The rule and the plan of `in_order`, around queries that are where they were."""
+        other = self.replaced(self.query, self.key)
         other.rule, other.origin = rule, (0, self.origin[1])
         other._plan = plan_of(rule, self.shape, *other.origin)
         return other

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["log_share", "with_sink"]
+__all__ = ["bytes_of_sink", "log_share", "with_sink"]
 
 
 def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,6 +28,18 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
     spoilt = out.detach().isnan()
     clean = out.to(share.dtype).masked_fill(spoilt, 0.0) * share[..., None]
     return clean.to(out.dtype).masked_fill(spoilt, math.nan), total
+
+
+def bytes_of_sink(rows: int, value_dim: int, wide: torch.dtype) -> int:
+    """What `with_sink` holds at most beside the results that it is given, those that it returns included.
+
+    Args:
+        rows: over batch and heads.
+        value_dim: of the output.
+        wide: dtype of the lse.
+    """
+    # Two tensors of the output's size and of the lse's dtype, a bool for each entry, and two more lse.
+    return (2 * rows + 2 * rows * value_dim) * wide.itemsize + rows * value_dim
 
 
 def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import is_integer
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import describe, hidden_by_vmap, type_error, value_error
 from saccade.masks import Mask
+from saccade.masks.arguments import length_of
 from saccade.masks.domain import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
 from saccade.token_order import TokenOrder
-from saccade.transforms import is_transformed
+from saccade.transforms import is_mapped, is_transformed
 
 __all__ = [
     "AtPositions",
@@ -45,8 +46,9 @@ def check_positions(positions: GivenPositions, name: str, batch: int, length: in
     if positions is None:
         return None
     if isinstance(positions, range):
-        if len(positions) != length:
-            raise value_error(where, name, f"hold {length} positions", len(positions))
+        count = length_of(positions)
+        if count != length:
+            raise value_error(where, name, f"hold {length} positions", count)
         if length and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
             raise value_error(where, name, "start at 0 or later", positions)
         return positions
@@ -58,6 +60,8 @@ def check_positions(positions: GivenPositions, name: str, batch: int, length: in
     if positions.shape not in ((length,), (1, length), (batch, length)):
         rule = f"have shape [{length}] or [{batch}, {length}]"
         raise value_error(where, name, rule, list(positions.shape))
+    if is_mapped(positions):
+        raise hidden_by_vmap(where, name)
     # Reading the contents would wait for any other device; there, all negative positions mean "no token".
     can_be_read = positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling()
     if can_be_read and int(positions.min()) < -1:

@@ -16,13 +16,14 @@ from torch import Tensor
 from saccade.bias_terms import DenseTerm, DistanceTerm, Term
 from saccade.kernels import choose
 from saccade.kernels.differentiable import Backward, Dropped, Kernel, gradients
+from saccade.masks.convert import check_told_apart
 from saccade.masks.program import decode, encode
 from saccade.row_order import reordered
 from saccade.score_matrix import ScoreMatrix
 from saccade.scores.additive import compare
 from saccade.token_positions import AtPositions
 
-__all__ = ["execute", "product"]
+__all__ = ["execute", "product", "reasons"]
 
 _OTHER_MASKS = (AtPositions,)
 _HEAD = 8  # numbers of a program before those of the mask
@@ -32,6 +33,7 @@ _NO_TERM, _DENSE, _DISTANCES = range(3)
 
 def execute(scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
     """Output and lse by the kernel that fits, its rows in the order that suits it."""
+    check_told_apart(scores.rule, scores.shape, scores.where)
     kernel = choose(scores, dropout_p, impl).kernel
     other = reordered(scores, kernel, dropout_p)
     out, lse = kernel.run(other.scores if other else scores, value, dropout_p=dropout_p, seed=seed)
@@ -41,12 +43,9 @@ def execute(scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, see
 def product(
     scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None
 ) -> tuple[Tensor, Tensor] | None:
-    """The same as a traced operation; None where something would have to cross that cannot.
-
-    That is a function, as a mask or as a user's own score that is no dot product, and the reference kernel.
-    """
+    """The same as a traced operation; None where something would have to cross that cannot: see `reasons`."""
     encoded = encode(scores.rule, _OTHER_MASKS)
-    if encoded is None or impl == "reference" or scores.tile_function not in _FUNCTIONS:
+    if encoded is None or reasons(scores, impl):
         return None
     mask_program, mask_tensors = encoded
     bias = scores.bias
@@ -67,6 +66,18 @@ def product(
     constants = [*mask_tensors, *addresses, drawn]
     out, lse = _product(scores.query, scores.key, value, sources, constants, [*head, *mask_program], numbers, impl)
     return out, lse
+
+
+def reasons(scores: ScoreMatrix, impl: str) -> tuple[str, ...]:
+    """Why a product cannot be one operation of a traced program; empty if it can."""
+    why = []
+    if encode(scores.rule, _OTHER_MASKS) is None:
+        why.append("its mask is a function, or of a class that saccade does not know")
+    if impl == "reference":
+        why.append('impl="reference" is no operation of its own')
+    if scores.tile_function not in _FUNCTIONS:
+        why.append("its score compares by a function of its own")
+    return tuple(why)
 
 
 def _assembled(

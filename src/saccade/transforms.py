@@ -5,13 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["is_plain", "is_transformed"]
+__all__ = ["has_forward_derivatives", "is_mapped", "is_plain", "is_transformed"]
 
 
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is at work, which has to see one function and not what is in it."""
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return active is not None and bool(active())
+
+
+def is_mapped(x: Tensor) -> bool:
+    """Whether ``vmap`` is at work on a tensor, so that what it holds cannot be read."""
+    functorch = getattr(torch._C, "_functorch", None)
+    while functorch is not None and is_transformed() and functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
+def has_forward_derivatives() -> bool:
+    """Whether derivatives are taken forwards (``jvp``, ``jacfwd``), for which each operation needs its own rule."""
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
 def is_plain(x: Tensor) -> bool:

@@ -59,7 +59,7 @@ def test_groups_written_out_where_torch_cannot_read_them(
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("wide", [1, 8])
 def test_parts_of_a_tile_merge(mask: masks.Mask, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.kernels.fused._WIDE", wide)
+    monkeypatch.setattr("saccade.kernels.calls._WIDE", wide)
     monkeypatch.setattr("saccade.plan._ROW_BLOCKS", (4, 1))
     monkeypatch.setattr("saccade.plan._TILE_PRICE", 0)
     monkeypatch.setattr("saccade.masks.kept_plans._kept_plan", sc.masks.kept_plans._kept_plan.__wrapped__)
@@ -298,7 +298,7 @@ def test_residual_masks_are_kept_with_the_plan_and_bounded() -> None:
 LONG = [
     (1536, masks.Window(64, 64)),
     (1536, masks.Causal() & (masks.Window(100, 0) | masks.Global([0, 700, 701]))),
-    (960, masks.Documents([1] * 180 + [100], rule=None)),
+    (960, masks.Documents([1] * 180 + [100, 680]) & masks.Padding([280])),
     (1200, masks.Documents([250, 3, 400, 200, 347], rule=masks.Causal() & masks.Window(90, 0))),
     (1280, masks.bigbird(64, random_blocks=2)),
     (1300, masks.sparse_transformer(37)),

@@ -5,7 +5,7 @@ import torch
 
 import saccade as sc
 from saccade import dropout, masks, positions, scores
-from saccade.kernels import tiled
+from saccade.kernels import blocks
 
 MASKS = [
     None,
@@ -20,8 +20,8 @@ MASKS = [
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a few rows, one head at a time, so that small problems have many."""
-    monkeypatch.setattr(tiled, "_ROWS", 5)
-    monkeypatch.setattr(tiled, "_ENTRIES", 300)
+    monkeypatch.setattr(blocks, "_ROWS", 5)
+    monkeypatch.setattr(blocks, "_ENTRIES", 300)
 
 
 def problem(heads=4, kv_heads=2, q_len=37, kv_len=41, requires_grad=True):
@@ -59,8 +59,8 @@ def test_dropout_does_not_depend_on_the_tiling(rows, monkeypatch):
     (q, k, v), _ = problem(requires_grad=False)
     matrix = sc.AttentionMatrix(q.float(), k.float(), masks.Causal(), impl="tiled")
     whole = matrix.matmul(v.float(), dropout_p=0.4, seed=3)
-    monkeypatch.setattr(tiled, "_ROWS", rows)
-    monkeypatch.setattr(tiled, "_ENTRIES", 200)
+    monkeypatch.setattr(blocks, "_ROWS", rows)
+    monkeypatch.setattr(blocks, "_ENTRIES", 200)
     torch.testing.assert_close(matrix.matmul(v.float(), dropout_p=0.4, seed=3), whole, atol=2e-6, rtol=2e-6)
 
 
@@ -117,8 +117,8 @@ def test_a_bias_of_distances_is_never_written_out(make, impl, monkeypatch):
     (q, k, v), _ = problem(requires_grad=False)
     bias = make().requires_grad_(False)
     want = sc.attention(q, k, v, masks.Causal(), bias=bias, impl="reference")
-    monkeypatch.setattr("saccade.kernels.fused._READ_ROWS", 8)
-    monkeypatch.setattr("saccade.kernels.fused._READ_ENTRIES", 700)
+    monkeypatch.setattr("saccade.kernels.calls._READ_ROWS", 8)
+    monkeypatch.setattr("saccade.kernels.calls._READ_ENTRIES", 700)
     read, largest = sc.bias_terms.DistanceTerm.read, []
 
     def watched(self, tile):

@@ -57,6 +57,21 @@ def test_to_dense_is_the_definition(mask: masks.Mask, q_len: int, kv_len: int) -
     assert torch.equal(dense[:, 0], brute_force.dense(mask, 2, q_len, kv_len))
 
 
+@pytest.mark.parametrize("q, kv", [(range(5, 8), range(8)), (range(0, 6, 2), range(7, -1, -1)), (range(3), range(8))])
+@pytest.mark.parametrize("mask", [masks.Causal(), masks.Window(2, 1) | masks.Global([0])], ids=str)
+def test_to_dense_takes_positions_as_attention_does(mask: masks.Mask, q: range, kv: range) -> None:
+    given = (torch.tensor(list(span)) for span in (q, kv))
+    dense = mask.to_dense(3, 8, q_positions=q, kv_positions=kv)
+    assert torch.equal(dense, mask.to_dense(3, 8, **dict(zip(("q_positions", "kv_positions"), given, strict=True))))
+    query, key = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4)
+    weights = sc.AttentionMatrix(query, key, mask, q_positions=q, kv_positions=kv).to_dense()
+    assert torch.equal(weights > 0, dense)
+    with pytest.raises(ValueError, match=r"Mask\.to_dense: q_positions must hold 2 positions; got 3"):
+        mask.to_dense(2, 8, q_positions=q)
+    with pytest.raises(ValueError, match=r"Mask\.to_dense: kv_positions must start at 0 or later; got range"):
+        mask.to_dense(3, 8, kv_positions=range(-1, 7))
+
+
 @pytest.mark.parametrize("mask", ATOMS, ids=str)
 @pytest.mark.parametrize("q_len, kv_len", [(9, 9), (4, 9), (0, 9)])
 def test_density_is_the_share_of_allowed_pairs(mask: masks.Mask, q_len: int, kv_len: int) -> None:

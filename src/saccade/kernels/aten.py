@@ -11,22 +11,29 @@ which exact tiled attention needs and no public function offers. Seen in torch 2
 - scores that are all NaN give 0 and lse 0 where one vector register holds them and nothing is added to them;
 - widths of key and value must be equal, and head counts that do not divide give a meaningless result.
 
-Callers of this file hand over checked shapes; the rest is dealt with here.
+Callers of this file hand over checked shapes; the rest is dealt with here. What a call computes and holds is told by
+`pairs` and `held`, from the blocks in which the operation works (``cpu_flash_attention`` in torch's
+``FlashAttentionKernel.cpp``). The packed copies of keys that it makes in float16, on CPUs whose AMX has float16, are
+not counted.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["backward", "forward", "is_available", "reads_groups"]
+from saccade.kernels.held import Held, Ledger
+
+__all__ = ["backward", "forward", "held", "is_available", "pairs", "reads_groups"]
 
 _FEW = 64  # columns: more than any vector register holds
 _FOLDED = 32  # rows, the heads of a group included: the operation works on so many at a time
+_KEYS_AT_ONCE = 512
 
 
 def forward(
@@ -48,8 +55,7 @@ def forward(
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide)
     if q.shape[1] != k.shape[1]:
-        share, rows = q.shape[1] // k.shape[1], q.shape[2]
-        if share * rows <= _FOLDED and (rows == 1 or not causal):
+        if _folds(q.shape, k.shape[1], causal):
             return _folded(q, k, v, added, empty, scale)
         k, v = _widened(q, k), _widened(q, v)
     return _called(q, k, v, added, empty, causal, scale)
@@ -88,6 +94,63 @@ def backward(
     if wide_k is not k:
         gk, gv = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in (gk, gv))
     return gq, gk, gv
+
+
+def pairs(rows: int, columns: int, causal: bool) -> int:
+    """Query-key pairs of one head whose scores the operation computes.
+
+    With its causal flag it leaves out the blocks of keys that stand after the last of a block of rows.
+    """
+    if not causal:
+        return rows * columns
+    height, width = _block(rows, columns)
+    total = 0
+    for first in range(0, rows, height):
+        stop = min(first + height, rows)
+        total += (stop - first) * min(-(-stop // width) * width, columns)
+    return total
+
+
+def held(
+    q: Sequence[int], kv_heads: int, columns: int, dtype: torch.dtype, causal: bool, added: tuple[int, int] | None
+) -> Held:
+    """Bytes that `forward` holds, its results included.
+
+    Args:
+        q: (batch, heads, rows, width).
+        kv_heads, columns: of the keys.
+        dtype: of all tensors.
+        causal: as for `forward`.
+        added: batch items and heads that the added terms tell apart, if there are any.
+    """
+    batch, heads, rows, width = q
+    wide = 8 if dtype == torch.float64 else 4
+    result = batch * heads * rows * (width * dtype.itemsize + wide)
+    if batch * heads * rows * width * kv_heads * columns == 0:
+        return Held(result, result)
+    ledger = Ledger()
+    folds = kv_heads != heads and _folds(q, kv_heads, causal)
+    if folds and added is not None and rows * added[1] > 1:
+        ledger.take(added[0] * heads * rows * columns * dtype.itemsize)
+    elif kv_heads != heads and not folds and not reads_groups():
+        ledger.take(2 * batch * heads * columns * width * dtype.itemsize)
+    height, span = _block(heads // kv_heads * rows if folds else rows, columns)
+    each = height * (span + 2 + width) * wide + (height * span * dtype.itemsize if dtype.itemsize < wide else 0)
+    with ledger.holding(result):
+        ledger.touch(torch.get_num_threads() * each)
+        ledger.touch(result if folds and kv_heads > 1 and rows > 1 else 0)
+    return Held(ledger.most, result)
+
+
+def _block(rows: int, columns: int) -> tuple[int, int]:
+    """Rows and keys that the operation takes at a time."""
+    return min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32), min(columns, _KEYS_AT_ONCE)
+
+
+def _folds(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
+    """Whether the heads of a group are run as rows of one product."""
+    _, heads, rows, _ = q
+    return heads // kv_heads * rows <= _FOLDED and (rows == 1 or not causal)
 
 
 def _folded(

@@ -9,6 +9,7 @@ from torch import Tensor
 from saccade.errors import unsupported, value_error
 from saccade.kernels.compiled import Flex
 from saccade.kernels.fused import Fused
+from saccade.kernels.held import Cost
 from saccade.kernels.reference import Reference
 from saccade.kernels.tiled import Tiled
 from saccade.score_matrix import ScoreMatrix
@@ -25,8 +26,12 @@ class Kernel(Protocol):
         """Why it cannot run these inputs exactly; an empty tuple means that it can."""
         ...
 
-    def cost(self, scores: ScoreMatrix, dropout_p: float) -> tuple[int, int]:
-        """Query-key pairs that the forward product computes, and bytes that it needs beside inputs and outputs."""
+    def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
+        """What the forward product computes and holds; nothing is run."""
+        ...
+
+    def pairs(self, scores: ScoreMatrix) -> int:
+        """Query-key pairs whose scores the forward product computes, over batch and heads."""
         ...
 
     def run(

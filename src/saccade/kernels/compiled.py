@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES
+from saccade.kernels.held import Cost, Held
 from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.score_matrix import ScoreMatrix
+from saccade.transforms import has_forward_derivatives
 
 __all__ = ["Flex"]
 
@@ -46,13 +49,21 @@ class Flex:
             why.append("it has dot products only, and maps that end in one")
         if scores.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
+        if has_forward_derivatives():
+            why.append(NO_FORWARD_DERIVATIVES)
         return tuple(why)
 
-    def cost(self, scores: ScoreMatrix, dropout_p: float) -> tuple[int, int]:
+    def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
         """The pairs of the plan, and the lists of blocks."""
         del dropout_p
-        batch, _, q_len, kv_len = scores.shape
-        return scores.plan.pairs, 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
+        batch, heads, q_len, kv_len = scores.shape
+        results = batch * heads * q_len * (value_dim * scores.query.dtype.itemsize + 4)
+        blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
+        return Cost(len(scores.plan), self.pairs(scores), Held(results + blocks, results))
+
+    def pairs(self, scores: ScoreMatrix) -> int:
+        """Those of the plan."""
+        return scores.plan.pairs
 
     def run(
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None

@@ -13,7 +13,9 @@ from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.score_matrix import ScoreMatrix
 from saccade.transforms import is_transformed
 
-__all__ = ["Backward", "Dropped", "Kernel", "Tensors", "gradients", "outcome", "run"]
+__all__ = ["NO_FORWARD_DERIVATIVES", "Backward", "Dropped", "Kernel", "Tensors", "gradients", "outcome", "run"]
+
+NO_FORWARD_DERIVATIVES = "its derivatives are taken backwards, and here they are taken forwards"
 
 Tensors = tuple[Tensor | None, ...]
 """Query, key, value, the bias's source and the score's parameters, or their gradients."""
@@ -55,7 +57,15 @@ def run(kernel: Kernel, scores: ScoreMatrix, value: Tensor, dropped: Dropped | N
     """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
     tensors = scores.sources(value)
     if is_transformed() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)):
-        return _Product.apply(kernel, scores.detached(), dropped, *tensors)
+        try:
+            return _Product.apply(kernel, scores.detached(), dropped, *tensors)
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError) or not (is_transformed() and scores.rule.asks_functions):
+                raise
+            # By now the mapped axis is part of the batch, and a tensor that the function holds on to is not.
+            reason = "the function that is the mask could not be called; it may read a tensor that is mapped"
+            hint = "pass what it reads as part of the mask, e.g. masks.Dense for each batch item, outside of vmap"
+            raise unsupported(scores.where, "vmap", [reason], hint=hint) from error
     return outcome(kernel, scores, value, dropped)
 
 

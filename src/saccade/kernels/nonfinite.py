@@ -23,7 +23,7 @@ from saccade.kernels.pieces import pieces
 from saccade.plan import Strip, Tile
 from saccade.score_matrix import ScoreMatrix
 
-__all__ = ["Isolated", "is_clean", "isolate"]
+__all__ = ["Isolated", "bytes_of_look", "is_clean", "isolate"]
 
 _PAIRS_AT_ONCE = 1 << 20
 
@@ -50,6 +50,11 @@ class Isolated(NamedTuple):
 def is_clean(scores: ScoreMatrix, *tensors: Tensor) -> bool:
     """Whether nothing that is not finite could pass where it must not: nothing is hidden, or all is finite."""
     return scores.plan.is_full or is_finite(*tensors)
+
+
+def bytes_of_look(entries: int, dtype: torch.dtype) -> int:
+    """What `is_finite` holds while it looks at a tensor: torch sums half precision by way of a copy in float32."""
+    return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
 def isolate(scores: ScoreMatrix, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from saccade.plan import Strip, Tile, Triangle
 
-__all__ = ["few_rows", "pieces"]
+__all__ = ["Cut", "cut", "few_rows", "pieces"]
 
 _FEWEST_ROWS = 16  # of a piece that is cut: fewer make a poor matrix product
 
 
+class Cut(NamedTuple):
+    """How a tile is cut: every one of the batch items with every one of the heads and of the rows is a piece.
+
+    Attributes:
+        batch, heads: slices of both, largest first.
+        rows: (start, stop) of rows, by their place in the tile.
+    """
+
+    batch: tuple[slice, ...]
+    heads: tuple[slice, ...]
+    rows: tuple[tuple[int, int], ...]
+
+
 def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]:
-    """Cut a tile, all columns wide, into pieces of complete rows.
+    """Cut a tile, all columns wide, into pieces of complete rows; see `cut`."""
+    made = cut(tile, share=share, rows=rows, entries=entries)
+    for batch in made.batch:
+        for heads in made.heads:
+            for start, stop in made.rows:
+                yield few_rows(tile, start, stop)._replace(batch=batch, heads=heads)
+
+
+def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
+    """Where a tile is cut.
 
     Args:
         tile: any tile.
@@ -26,13 +49,12 @@ def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]
     height = max(1, min(tile.height, rows, max(_FEWEST_ROWS, entries // (width * unit))))
     several = max(1, entries // (width * height * unit)) * unit
     together = max(1, entries // (width * height * len(heads))) if several >= len(heads) else 1
-    for i in range(0, len(items), together):
-        for h in range(0, len(heads), several):
-            batch = slice(items[i], items[min(i + together, len(items)) - 1] + 1)
-            own = slice(heads[h], heads[min(h + several, len(heads)) - 1] + 1)
-            for start in range(0, tile.height, height):
-                some = few_rows(tile, start, min(start + height, tile.height))
-                yield some._replace(batch=batch, heads=own)
+    starts = range(0, tile.height, height)
+    return Cut(
+        tuple(slice(items[i], items[min(i + together, len(items)) - 1] + 1) for i in range(0, len(items), together)),
+        tuple(slice(heads[h], heads[min(h + several, len(heads)) - 1] + 1) for h in range(0, len(heads), several)),
+        tuple((start, min(start + height, tile.height)) for start in starts),
+    )
 
 
 def few_rows(tile: Tile, start: int, stop: int) -> Tile:

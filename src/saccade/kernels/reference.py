@@ -8,7 +8,10 @@ from torch import Tensor
 
 from saccade import dropout
 from saccade.grouping import product
-from saccade.kernels.nonfinite import is_clean, isolate
+from saccade.kernels.held import Cost, Held
+from saccade.kernels.nonfinite import bytes_of_look, is_clean, isolate
+from saccade.kernels.probe import Probe
+from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
 
 __all__ = ["Reference"]
@@ -27,11 +30,27 @@ class Reference:
         del scores, dropout_p
         return ()
 
-    def cost(self, scores: ScoreMatrix, dropout_p: float) -> tuple[int, int]:
-        """All pairs, and three tensors of them: scores, exponentials, weights."""
-        del dropout_p
-        pairs = math.prod(scores.shape)
-        return pairs, 3 * pairs * scores.compute_dtype.itemsize
+    def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
+        """All pairs, and the few tensors of them that are held at once."""
+        batch, heads, q_len, kv_len = scores.shape
+        whole, wide = scores.everything(), scores.compute_dtype.itemsize
+        results = batch * heads * q_len * (value_dim * scores.dtype.itemsize + wide)
+
+        def run(scores: ScoreMatrix, tile: Tile) -> tuple[Tensor, Tensor]:
+            value = scores.key[..., : tile.width, :1]
+            return _weighted(scores, tile, value, dropout_p, 0)
+
+        held = Probe(scores, is_narrow=True).held("reference", whole, run)
+        look = 0
+        if not scores.plan.is_full:
+            columns = batch * scores.key.shape[1] * kv_len
+            look = bytes_of_look(columns * max(scores.key.shape[3], value_dim), scores.query.dtype)
+        most = max(held.most + results, look)
+        return Cost(1, self.pairs(scores), Held(most, results))
+
+    def pairs(self, scores: ScoreMatrix) -> int:
+        """All of them."""
+        return math.prod(scores.shape)
 
     def run(
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
@@ -50,15 +69,21 @@ class Reference:
         return out, lse
 
     def _run(self, scores: ScoreMatrix, value: Tensor, dropout_p: float, seed: int | None) -> tuple[Tensor, Tensor]:
-        whole = scores.everything()
-        weights, lse = normalised(scores.tile(whole))
-        if dropout_p > 0.0:
-            b, h, (q, kv) = scores.batch_index(whole), scores.head_index(whole), scores.positions(whole)
-            kept = dropout.keep(dropout.draw_seed() if seed is None else seed, b, h, q, kv, dropout_p)
-            weights = weights * kept / (1.0 - dropout_p)
-        out = product(weights, value.to(weights.dtype))
-        # They are 0 already: what flows back to rows that see nothing, a NaN even, ends here.
-        return out.masked_fill((lse == -math.inf)[..., None], 0.0).to(value.dtype), lse
+        return _weighted(scores, scores.everything(), value, dropout_p, seed)
+
+
+def _weighted(
+    scores: ScoreMatrix, tile: Tile, value: Tensor, dropout_p: float, seed: int | None
+) -> tuple[Tensor, Tensor]:
+    """The rows of a tile, and the values of its columns."""
+    weights, lse = normalised(scores.tile(tile))
+    if dropout_p > 0.0:
+        b, h, (q, kv) = scores.batch_index(tile), scores.head_index(tile), scores.positions(tile)
+        kept = dropout.keep(dropout.draw_seed() if seed is None else seed, b, h, q, kv, dropout_p)
+        weights = weights * kept / (1.0 - dropout_p)
+    out = product(weights, value.to(weights.dtype))
+    # They are 0 already: what flows back to rows that see nothing, a NaN even, ends here.
+    return out.masked_fill((lse == -math.inf)[..., None], 0.0).to(value.dtype), lse
 
 
 def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from saccade import dropout
 from saccade.grouping import at, folded, groups_of, joined, product, take, transposed_product
-from saccade.kernels.differentiable import Backward, Dropped, Tensors, run
-from saccade.kernels.pieces import pieces
+from saccade.kernels.blocks import blocks_of
+from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES, Backward, Dropped, Tensors, run
+from saccade.kernels.held import Cost
+from saccade.kernels.tiled_cost import cost_of, pairs_of
 from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
+from saccade.transforms import has_forward_derivatives
 
 __all__ = ["Tiled"]
 
-_ROWS = 128
-_ENTRIES = 1 << 20  # scores of a block: 4 MB in float32, four heads of 128 rows at 2,048 keys
-_NARROW = 2048  # keys
 _LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
 
 
@@ -36,15 +36,17 @@ class Tiled:
     name = "tiled"
 
     def reasons(self, scores: ScoreMatrix, dropout_p: float) -> tuple[str, ...]:
-        """Nothing is beyond it."""
+        """Why it cannot run these inputs; empty if it can."""
         del scores, dropout_p
-        return ()
+        return (NO_FORWARD_DERIVATIVES,) if has_forward_derivatives() else ()
 
-    def cost(self, scores: ScoreMatrix, dropout_p: float) -> tuple[int, int]:
-        """The pairs of the plan, and one block of scores, with dropout also one of words."""
-        pairs = scores.row_plan.pairs
-        item = scores.compute_dtype.itemsize + (4 if dropout_p > 0.0 else 0)
-        return pairs, min(pairs, _ENTRIES * _times(scores.shape[3])) * item
+    def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
+        """What the blocks compute and hold; nothing is run."""
+        return cost_of(scores, value_dim, dropout_p)
+
+    def pairs(self, scores: ScoreMatrix) -> int:
+        """Query-key pairs whose scores the blocks hold."""
+        return pairs_of(scores)
 
     def run(
         self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
@@ -72,7 +74,8 @@ def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tup
     lse = torch.full((batch, heads, q_len), -math.inf, dtype=scores.compute_dtype, device=value.device)
     scratch, of_all = _Scratch(scores), _words(scores, dropped)
     is_small = _is_small(scores)
-    for block in _blocks(scores, value, scratch):
+    for piece in blocks_of(scores):
+        block = _made(scores, value, piece, scratch)
         weights = block.scores
         if is_small:
             total = weights.exp_().sum(-1, keepdim=True)
@@ -87,6 +90,7 @@ def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tup
             dropout.drop_(weights, words)
             total = total * (1.0 - dropped.p)
         block.rows(out).copy_(product(weights, block.value) / total)
+        del block, weights, words  # or they would be held while the next ones are made
     return out, lse
 
 
@@ -110,7 +114,8 @@ def _backward(
     # Where exponentials need no shift, what they are divided by goes to the rows of what they are multiplied with.
     share = (-lse).exp() if _is_small(scores) else None
     delta = delta if share is None else (delta * share).masked_fill_(share == 0.0, 0.0)
-    for block in _blocks(scores, value, scratch, slopes=True):
+    for piece in blocks_of(scores):
+        block = _made(scores, value, piece, scratch, slopes=True)
         weights = block.scores if share is not None else block.scores.sub_(block.rows(lse)[..., None])
         weights = weights.exp_()
         go = block.rows(grad_out).to(wide)
@@ -133,6 +138,7 @@ def _backward(
         if block.slopes is not None:
             grad_scores *= block.slopes
         _backward_of_scores(scores, block, grad_scores, gq, gk, gp)
+        del block, weights, words, grad_weights, grad_scores  # or they would be held while the next ones are made
     return tuple(grads)
 
 
@@ -219,16 +225,14 @@ class _Block(NamedTuple):
         return of_all.block(batch, heads, rows, tuple(strip.keys for strip in columns), out=out)
 
 
-def _times(width: int) -> int:
-    """Long rows are taken twice as many at a time: products of more rows are faster, and caches are left anyway."""
-    return 1 if width <= _NARROW else 2
-
-
 def _is_small(scores: ScoreMatrix) -> bool:
     """Whether no score can be so large that its exponential, or a sum of them, leaves float32: no shift is needed."""
     if scores.tile_function is not None or scores.bias is not None or scores.query.numel() * scores.key.numel() == 0:
         return False
-    longest = [x.detach().square().sum(-1, dtype=scores.compute_dtype).max().sqrt() for x in (scores.query, scores.key)]
+    longest = [
+        torch.linalg.vector_norm(x.detach(), dim=-1, dtype=scores.compute_dtype).max()
+        for x in (scores.query, scores.key)
+    ]
     return float(longest[0] * longest[1]) * abs(scores.scale) <= _LARGEST
 
 
@@ -240,28 +244,19 @@ def _words(scores: ScoreMatrix, dropped: Dropped | None) -> dropout.Words | None
     return dropout.Words(dropped.seed, b, h, q, kv, dropped.p)
 
 
-def _blocks(scores: ScoreMatrix, value: Tensor, scratch: _Scratch, *, slopes: bool = False) -> Iterator[_Block]:
-    """Blocks of the score matrix, -inf where not allowed. Each may be changed, until the next one is asked for."""
-    _, heads, _, _ = scores.shape
-    kv_heads = scores.key.shape[1]
+def _made(scores: ScoreMatrix, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
+    """A block of the score matrix, -inf where not allowed, which may be changed until the next one is made."""
+    groups = groups_of(piece.heads, scores.shape[1], scores.key.shape[1])
+    columns = joined(tuple(strip.keys for strip in piece.columns))
     wide = scores.compute_dtype
-    for tile in scores.row_plan.tiles:
-        if not tile.width:
-            continue
-        times = _times(tile.width)
-        for piece in pieces(tile, share=heads // kv_heads, rows=times * _ROWS, entries=times * _ENTRIES):
-            if not piece.width:  # the first rows of a triangle may see nothing
-                continue
-            groups = groups_of(piece.heads, heads, kv_heads)
-            columns = joined(tuple(strip.keys for strip in piece.columns))
-            q = at(scores.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
-            k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (scores.key, value))
-            is_dot = scores.tile_function is None
-            made = scratch.product(q * scores.scale, k.mT, 0) if is_dot else scores.compared(q, k)
-            made = scores.capped(made)
-            slope = 1.0 - (made / scores.softcap).square_() if slopes and scores.softcap is not None else None
-            made = scores.hide_(scores.biased(made, piece), piece)
-            yield _Block(piece, q, k, v, made, slope, groups)
+    q = at(scores.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
+    k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (scores.key, value))
+    is_dot = scores.tile_function is None
+    made = scratch.product(q * scores.scale, k.mT, 0) if is_dot else scores.compared(q, k)
+    made = scores.capped(made)
+    slope = 1.0 - (made / scores.softcap).square_() if slopes and scores.softcap is not None else None
+    made = scores.hide_(scores.biased(made, piece), piece)
+    return _Block(piece, q, k, v, made, slope, groups)
 
 
 class _Scratch:
@@ -285,7 +280,9 @@ class _Scratch:
 
     def _shaped(self, shape: tuple[int, ...], number: int, dtype: torch.dtype) -> Tensor:
         size = math.prod(shape)
-        buffer = self._buffers.get((number, dtype))
+        buffer = self._buffers.pop((number, dtype), None)
         if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[number, dtype] = torch.empty(size, dtype=dtype, device=self._device)
+            buffer = None  # given back before a larger one is taken
+            buffer = torch.empty(size, dtype=dtype, device=self._device)
+        self._buffers[number, dtype] = buffer
         return buffer[:size].view(shape)

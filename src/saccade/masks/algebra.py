@@ -34,10 +34,11 @@ class _Joined(Mask):
             flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
         object.__setattr__(self, "parts", tuple(flat))
         for axis, name in enumerate(("batch items", "heads")):
-            sizes = {part.shape[axis] for part in flat} - {1}
-            if len(sizes) > 1:
+            # Compared one by one: a set would fix sizes that are symbols while a program is traced.
+            sizes = [part.shape[axis] for part in flat if part.shape[axis] != 1]
+            if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
-                raise value_error("masks", "masks that are joined", rule, sorted(sizes))
+                raise value_error("masks", "masks that are joined", rule, sorted(set(sizes)))
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import is_integer
-from saccade.errors import type_error, value_error
+from saccade.errors import hidden_by_vmap, type_error, value_error
+from saccade.transforms import is_mapped
 
 __all__ = [
     "POSITION_BITS",
@@ -23,8 +24,10 @@ __all__ = [
     "check_positions",
     "check_readable",
     "kind",
+    "length_of",
     "lengths",
     "listed",
+    "positions_of",
     "shown",
     "size_of",
 ]
@@ -123,6 +126,8 @@ def listed(
     """
     if isinstance(given, Tensor):
         check_readable(where, name, given)
+        if is_mapped(given):
+            raise hidden_by_vmap(where, name)
         if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
             raise value_error(where, name, rule, shown(given), hint=hint)
         if given.dim() == 0:
@@ -172,19 +177,40 @@ def size_of(where: str, name: str, size: object) -> int:
 
 
 def check_positions(where: str, name: str, positions: object, batch: int, length: int) -> None:
-    """Accept None, or an int64 (or int32) tensor ``[length]`` or ``[batch, length]``.
+    """Accept None, a range, or an int64 (or int32) tensor ``[length]`` or ``[batch, length]``.
 
     Raises:
-        TypeError: no such tensor.
-        ValueError: another shape, or a tensor that cannot be read.
+        TypeError: nothing of the kind.
+        ValueError: another length or shape, a range that holds a position below 0, or a tensor that cannot be read.
     """
     if positions is None:
         return
+    rule = "be a range, an int64 tensor or None"
+    if isinstance(positions, range):
+        count = length_of(positions)
+        if count != length:
+            raise value_error(where, name, f"hold {length} positions", count)
+        if length and min(positions[0], positions[-1]) < 0:
+            raise value_error(where, name, "start at 0 or later", positions)
+        return
     if not isinstance(positions, Tensor):
-        raise type_error(where, name, "be an int64 tensor or None", kind(positions))
+        raise type_error(where, name, rule, kind(positions))
     check_readable(where, name, positions)
     if positions.dtype not in (torch.int64, torch.int32):
-        raise type_error(where, name, "be an int64 tensor or None", str(positions.dtype).removeprefix("torch."))
+        raise type_error(where, name, rule, str(positions.dtype).removeprefix("torch."))
     shape = tuple(positions.shape)
     if shape not in ((length,), (1, length), (batch, length)):
         raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(shape))
+
+
+def length_of(span: range) -> int:
+    """Of any range: ``len`` itself counts no further than 2**63."""
+    return max(0, -((span.start - span.stop) // span.step))
+
+
+def positions_of(given: range | Tensor | None, first: int, length: int) -> Tensor:
+    """Checked positions as a tensor; one by one from ``first`` where none are given."""
+    if isinstance(given, Tensor):
+        return given
+    span = range(first, first + length) if given is None else given
+    return torch.arange(span.start, span.stop, span.step)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
-from saccade.masks.arguments import SIZE_BITS, check_int, check_positions, kind, lengths, size_of
+from saccade.masks.arguments import SIZE_BITS, check_int, check_positions, kind, lengths, positions_of, size_of
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.kept_plans import plan_of
 from saccade.plan import Box, Groups, Plan
@@ -112,23 +112,23 @@ class Mask(ABC):
         *,
         batch: int | None = None,
         heads: int | None = None,
-        q_positions: Tensor | None = None,
-        kv_positions: Tensor | None = None,
+        q_positions: range | Tensor | None = None,
+        kv_positions: range | Tensor | None = None,
     ) -> Tensor:
         """The rule written out: bool ``[batch, heads, q_len, kv_len]``.
 
         Args:
             q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
             batch, heads: sizes; what the rule tells apart when None.
-            q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here.
-                By default key j stands at j and query i at ``kv_len - q_len + i``.
+            q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands
+                here. By default key j stands at j and query i at ``kv_len - q_len + i``.
 
         Cost: O(batch * heads * q_len * kv_len) memory; for looking and for tests.
 
         Raises:
             ValueError: a length or size that is no int of at least 0, more batch items or heads than the rule tells
                 apart, or positions of another shape.
-            TypeError: positions that are no int tensor.
+            TypeError: positions that are neither a range nor an int tensor.
         """
         where = "Mask.to_dense"
         q_len, kv_len = lengths(where, q_len, kv_len)
@@ -136,8 +136,7 @@ class Mask(ABC):
         heads = self._size(where, "heads", heads, 1)
         check_positions(where, "q_positions", q_positions, batch, q_len)
         check_positions(where, "kv_positions", kv_positions, batch, kv_len)
-        q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
-        kv = torch.arange(kv_len) if kv_positions is None else kv_positions
+        q, kv = positions_of(q_positions, kv_len - q_len, q_len), positions_of(kv_positions, 0, kv_len)
         allowed = self.allows(
             torch.arange(batch)[:, None, None, None],
             torch.arange(heads)[None, :, None, None],

@@ -13,7 +13,7 @@ from saccade.masks.full import Full
 from saccade.masks.padding import Padding
 from saccade.masks.predicate import Predicate
 
-__all__ = ["as_mask", "from_key_padding_mask"]
+__all__ = ["as_mask", "check_told_apart", "from_key_padding_mask"]
 
 _FULL = Full()
 
@@ -35,10 +35,9 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
     if mask is None:
         return _FULL
     if isinstance(mask, Mask):
-        for axis, name in enumerate(("batch items", "heads")):
-            if mask.shape[axis] not in (1, shape[axis]):
-                rule = f"tell apart 1 or {shape[axis]} {name}"
-                raise value_error(where, "mask", rule, mask.shape[axis], facts=[f"mask   {mask}"])
+        # Sizes may be symbols while a program is traced, which a comparison would fix; what then runs looks itself.
+        if not torch.compiler.is_compiling():
+            check_told_apart(mask, shape, where)
         return mask
     if isinstance(mask, Tensor):
         return _from_tensor(mask, shape, where)
@@ -46,6 +45,14 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
         return Predicate(mask)
     rule = "be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool"
     raise type_error(where, "mask", rule, kind(mask))
+
+
+def check_told_apart(mask: Mask, shape: tuple[int, int, int, int], where: str) -> None:
+    """Raise unless a mask tells apart as many batch items and heads as there are, or none."""
+    for axis, name in enumerate(("batch items", "heads")):
+        if mask.shape[axis] not in (1, shape[axis]):
+            rule = f"tell apart 1 or {shape[axis]} {name}"
+            raise value_error(where, "mask", rule, mask.shape[axis], facts=[f"mask   {mask}"])
 
 
 def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> Mask:

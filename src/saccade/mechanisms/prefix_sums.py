@@ -89,11 +89,24 @@ def _into_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
 
 class _PrefixSums(torch.autograd.Function):
     forward = staticmethod(_swept)
-    setup_context = staticmethod(_keep)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _keep(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _derivatives(ctx, grad, _PrefixSums.apply)
+
+    @staticmethod
+    def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
+        """Sums again, once for each of what they are linear in; at least one of the three changes."""
+        a, b, c, *line = ctx.saved_tensors
+        threes = ((da, b, c), (a, db, c), (a, b, dc))
+        changed = [three for three in threes if all(x is not None for x in three)]
+        first, *others = (_PrefixSums.apply(*three, *line, ctx.reverse) for three in changed)
+        return sum(others, first)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

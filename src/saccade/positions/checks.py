@@ -7,6 +7,7 @@ from torch import Tensor
 
 from saccade.arguments import is_finite_number, is_integer
 from saccade.errors import describe, type_error, value_error
+from saccade.transforms import is_mapped
 
 __all__ = [
     "as_positions",
@@ -58,7 +59,7 @@ def as_positions(where: str, positions: object, device: torch.device | None = No
     Where reading contents would wait for a device, or stop a compiler, all negative positions mean "no token".
     """
     if isinstance(positions, range):
-        if len(positions) and min(positions) < 0:
+        if positions and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
             raise value_error(where, "positions", "start at 0 or later", positions)
         return torch.arange(positions.start, positions.stop, positions.step, device=device)
     if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
@@ -79,5 +80,5 @@ def check_below(where: str, positions: Tensor, limit: int, hint: str) -> None:
 
 
 def contents_are_free(x: Tensor) -> bool:
-    """Whether x has elements that can be read without waiting for a device and outside of a compiler."""
-    return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling()
+    """Whether x has elements that can be read: without waiting for a device, outside of a compiler and of ``vmap``."""
+    return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling() and not is_mapped(x)

@@ -96,6 +96,11 @@ class _Compare:
             gk[..., columns, :] += (part[..., None] * slope).sum(-3)
         return gq * v, gk * v, gv.to(v.dtype)
 
+    @staticmethod
+    def held_bytes(itemsize: int) -> int:
+        """What it holds at most beside its answer, which does not grow with the pairs."""
+        return itemsize * _AT_ONCE
+
 
 compare = _Compare()
 

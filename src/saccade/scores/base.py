@@ -20,7 +20,8 @@ TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
 
 Gradients are autograd's, unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that returns one
-for each argument: that saves a pass over the pairs.
+for each argument: that saves a pass over the pairs. With a method ``held_bytes(itemsize)`` it says how much memory it
+takes at most beside its answer, for `AttentionMatrix.explain`; else that is counted on a few pairs.
 """
 
 

@@ -84,6 +84,8 @@ class LagProfile(Fold[_State, Lags]):
 
     def add(self, state: _State, block: Block) -> _State:
         own = state.sums[block.batch, block.heads]
+        if not own.shape[-1]:  # no query or no key is a token: there are no lags, and all weights are 0
+            return state
         offset, start = state.placing.offset, 0
         if offset is None:
             self._scatter(state, block, own)

@@ -1,0 +1,107 @@
+"""How many bytes are held at once: reckoned step by step, or counted while something small is run."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Cost", "Held", "Ledger", "counted"]
+
+
+class Held(NamedTuple):
+    """Bytes that a step holds at most while it is taken, what comes of it included, and those of what comes of it."""
+
+    most: int
+    left: int
+
+
+class Cost(NamedTuple):
+    """What a forward product costs.
+
+    Attributes:
+        tiles: boxes of the plan that it runs.
+        pairs: query-key pairs whose scores it computes, over batch and heads.
+        held: bytes beside its inputs; its output and lse are what is left.
+    """
+
+    tiles: int
+    pairs: int
+    held: Held
+
+
+class Ledger:
+    """Bytes that are held now, and the most that ever were: what a run would take and give back, without the run."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def take(self, size: float) -> None:
+        """These many more bytes are held."""
+        self.now += int(size)
+        self.most = max(self.most, self.now)
+
+    def give(self, size: float) -> None:
+        """These many are held no longer."""
+        self.now -= int(size)
+
+    def touch(self, size: float) -> None:
+        """Taken, and given back at once."""
+        self.most = max(self.most, self.now + int(size))
+
+    def step(self, held: Held) -> None:
+        """Something is done, and what comes of it is kept."""
+        self.touch(held.most)
+        self.take(held.left)
+
+    @contextmanager
+    def holding(self, size: float) -> Iterator[None]:
+        """Bytes that are held for a while."""
+        self.take(size)
+        yield
+        self.give(size)
+
+
+def counted(run: Callable[[], object]) -> Held:
+    """What tensors hold while a function runs, and what its result holds after; inputs are not counted."""
+    with _Watch() as watch:
+        result = run()
+    left = watch.now
+    del result
+    return Held(watch.most, left)
+
+
+class _Watch(TorchDispatchMode):
+    """Counts storages from the operation that returns them until nothing refers to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._seen: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        made = func(*args, **(kwargs or {}))
+        given = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor):
+                self._note(x.untyped_storage(), given)
+        return made
+
+    def _note(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+        number, size = id(storage), storage.nbytes()
+        if number in given or number in self._seen:
+            return
+        self._seen[number] = size
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._forget, number)
+
+    def _forget(self, number: int) -> None:
+        self.now -= self._seen.pop(number)

@@ -1,0 +1,208 @@
+"""What `explain` says of a product, before it runs, is what the product then computes and holds."""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels.stretching import stretched
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import saccade as sc
+from saccade import masks
+from saccade.kernels import aten, tiled
+from saccade.kernels.held import counted
+from saccade.masks import kept_plans
+from saccade.testing.case import Case
+from saccade.testing.cases import CASES
+
+# What is said may be off by a tenth of what is held, or by a few small tensors that are not reckoned.
+SHARE, SLACK = 0.1, 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> None:
+    """Of an earlier product with the same mask."""
+    kept_plans._kept_plan.cache_clear()
+
+
+def peak(run: Callable[[], object]) -> int:
+    """Most bytes held at once by what runs, results included: torch's allocator is asked, inside of operations too."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        result = run()
+    del result
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+class Counted:
+    """Pairs that were computed, and calls of torch's flash operation."""
+
+    pairs = 0
+
+
+def _pairs_of_a_call(query: Tensor, key: Tensor, causal: bool) -> int:
+    """As torch's operation goes through them: 512 keys at a time, up to the last that a block of rows may see."""
+    batch, heads, rows, _ = query.shape
+    height = 256 if rows >= 768 else 64 if rows >= 192 else 32
+    total = 0
+    for first in range(0, rows, height):
+        block = min(height, rows - first)
+        last = min(first + block, key.shape[2]) if causal else key.shape[2]
+        total += sum(block * min(512, key.shape[2] - start) for start in range(0, last, 512))
+    return batch * heads * total
+
+
+@contextmanager
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    """Counts at the operation itself, and where the tiled kernel has made a block."""
+    count, forward, made = Counted(), aten._forward, tiled._made
+
+    def called(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool, **options: Any) -> Any:
+        count.pairs += _pairs_of_a_call(q, k, causal)
+        return forward(q, k, v, dropout_p, causal, **options)
+
+    def block(*args: Any, **options: Any) -> Any:
+        result = made(*args, **options)
+        count.pairs += result.scores.numel()
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(aten, "_forward", called)
+        patch.setattr(tiled, "_made", block)
+        yield count
+
+
+def check(matrix: sc.AttentionMatrix, value: Tensor, patch: pytest.MonkeyPatch, dropout_p: float = 0.0) -> None:
+    """What is said, against what is counted."""
+    said = matrix.explain(value_dim=value.shape[3], dropout_p=dropout_p)
+    seed = 1 if dropout_p else None
+    with counting(patch) as count:
+        most = peak(lambda: matrix.matmul(value, dropout_p=dropout_p, seed=seed))
+    rows, wide = math.prod(matrix.shape[:3]), matrix.scores.compute_dtype.itemsize
+    held = most - rows * (value.shape[3] * value.element_size() + wide)
+    assert said.pairs == (math.prod(matrix.shape) if said.kernel == "reference" else count.pairs)
+    assert said.flops == 2 * said.pairs * (matrix.scores.query.shape[3] + value.shape[3])
+    assert abs(said.extra_bytes - held) <= max(SHARE * held, SLACK), (said.extra_bytes, held)
+
+
+def matrix_of(case: Case, dtype: torch.dtype, impl: str) -> tuple[sc.AttentionMatrix, Tensor]:
+    given = case.inputs(dtype)
+    score, relative = (
+        None if module is None else copy.deepcopy(module).to(dtype).requires_grad_(False)
+        for module in (case.score, case.relative)
+    )
+    options = {
+        "bias": relative if given.bias is None else given.bias,
+        "scale": case.scale,
+        "softcap": case.softcap,
+        "sink_logit": given.sink_logit,
+        "q_positions": None if case.q_positions is None else torch.tensor(case.q_positions),
+        "kv_positions": None if case.kv_positions is None else torch.tensor(case.kv_positions),
+    }
+    return sc.AttentionMatrix(given.query, given.key, case.mask, score=score, impl=impl, **options), given.value
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "impl, dtype, factor",
+    [
+        ("auto", torch.float32, 64),
+        ("auto", torch.bfloat16, 64),
+        ("tiled", torch.float32, 64),
+        ("reference", torch.float32, 16),
+    ],
+    ids=["auto", "half", "tiled", "reference"],
+)
+def test_every_case(case: Case, impl: str, dtype: torch.dtype, factor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, value = matrix_of(stretched(case, factor), dtype, impl)
+    check(matrix, value, monkeypatch)
+
+
+LONG = [
+    (masks.Causal(), 8192, {}),
+    (masks.Documents([1024] * 8, rule=masks.Causal()), 8192, {}),
+    (masks.Documents([1000, 3000, 2000, 2000, 192], rule=masks.Causal()), 8192, {}),
+    (masks.Causal() & masks.Padding([1500, 2048]), 2048, {"batch": 2}),
+    (masks.Causal() & masks.Padding([300, 512], side="left", padded_len=512), 512, {"batch": 2, "heads": 4}),
+    (masks.Window(256, 256), 4096, {}),
+    (masks.streaming(4, 256), 4096, {"heads": 4, "kv_heads": 1}),
+    (masks.longformer(64, [0, 1000]), 4096, {}),
+    (masks.bigbird(64, random_blocks=2), 4096, {}),
+    (masks.sparse_transformer(64), 4096, {}),
+    (masks.Neighborhood(64, 64, 7), 4096, {"heads": 2}),  # rows in squares
+    (masks.Neighborhood(48, 48, 3).after(1) | masks.Global([0]), 48 * 48 + 1, {"sink": True}),
+    (masks.Predicate(lambda b, h, q, kv: (q + kv + h) % 5 > 0), 1024, {"heads": 2}),
+    (masks.Causal(), 2048, {"scale": -0.3}),
+    (masks.Causal(), 2048, {"scale": 0.0, "width": 96}),
+    (masks.Causal(), 2048, {"width": 16, "heads": 4, "kv_heads": 2}),
+    (masks.Causal(), 2048, {"width": 160}),
+    (masks.Global([0]), 8192, {"q_len": 1, "heads": 8, "kv_heads": 2}),
+    (masks.Window(300, 0) | masks.Global([0, 1, 2000, 5000]), 8192, {"q_len": 4, "heads": 8, "kv_heads": 2}),
+    (masks.Causal(), 4096, {"q_len": 700}),
+]
+# A tile of several items and heads, whose keys a product of matrices copies where heads stand last.
+LONG_BATCH = (masks.Window(50, 50), 512, {"batch": 3, "heads": 4, "kv_heads": 2})
+
+
+@pytest.mark.parametrize("mask, n, options", LONG, ids=[f"{str(mask)[:50]}-{n}-{options}" for mask, n, options in LONG])
+@pytest.mark.parametrize("impl, layout", [("fused", "heads first"), ("tiled", "heads first"), ("fused", "heads last")])
+def test_long(
+    mask: masks.Mask,
+    n: int,
+    options: dict[str, Any],
+    impl: str,
+    layout: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, heads, q_len = options.get("batch", 1), options.get("heads", 1), options.get("q_len", n)
+    shapes = [(heads, q_len, 64), (options.get("kv_heads", heads), n, 64)]
+    shapes.append((shapes[1][0], n, options.get("width", 64)))
+    query, key, value = (
+        torch.randn(batch, number, length, width)
+        if layout == "heads first"
+        else torch.randn(batch, length, number, width).transpose(1, 2)
+        for number, length, width in shapes
+    )
+    sink = torch.zeros(heads) if options.get("sink") else None
+    matrix = sc.AttentionMatrix(query, key, mask, scale=options.get("scale"), sink_logit=sink, impl=impl)
+    check(matrix, value, monkeypatch, dropout_p=0.1 if impl == "tiled" else 0.0)
+
+
+@pytest.mark.parametrize("layout", ["heads first", "heads last"])
+def test_keys_of_several_items(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_long(*LONG_BATCH, "tiled", layout, monkeypatch)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_buffers_of_the_operation_are_one_for_each_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, before = torch.randn(1, 2, 1024, 64), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(sc.AttentionMatrix(x, x, masks.Causal()), x, monkeypatch)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_half_the_pairs_of_a_causal_mask_and_no_mask_of_it() -> None:
+    x = torch.zeros(1, 1, 1, 64).expand(1, 1, 16_384, 64)
+    explained = sc.AttentionMatrix(x, x, masks.Causal()).explain()
+    assert "(51.6 %)" in str(explained)
+    assert explained.extra_bytes < torch.get_num_threads() * 2**20
+
+
+@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize(
+    "mask",
+    [masks.Causal(), masks.Documents([20_000] * 5, rule=masks.Causal()), masks.Predicate(lambda b, h, q, kv: kv <= q)],
+)
+def test_to_ask_costs_little(impl: str, mask: masks.Mask) -> None:
+    x = torch.zeros(1, 4, 1, 64).expand(1, 4, 100_000, 64)
+    matrix = sc.AttentionMatrix(x, x, mask, impl=impl)
+    assert counted(matrix.explain).most < 16 * 2**20
+    assert not any(isinstance(x, Tensor) for x in matrix.scores.plan.memo.values())
