@@ -89,7 +89,7 @@ def gradients(
 ) -> Tensors:
     """The backward pass."""
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
-    # Nor does a finite key: a bias may be NaN where it is seen, and then the row's weights are, also where it is hidden.
+    # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
     spoilt = given.lse.isnan()
     known = is_clean(scores, scores.query, scores.key, value) and (scores.plan.is_full or not bool(spoilt.any()))
     isolated = None if known else isolate(scores, value, spoilt)
