@@ -123,11 +123,11 @@ def test_masks_are_not_taken_for_true_or_false():
             taken()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.mask is not None], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.mask is not None and not case.mask.asks_functions], ids=str
+)
 def test_an_answer_keeps_the_axes_that_the_rule_does_not_tell_apart(case):
     """Else a mask for all items and heads is written out for each of them."""
-    if case.mask.asks_functions:
-        return
     b, h = torch.arange(5)[:, None, None, None], torch.arange(3)[None, :, None, None]
     items, heads = case.mask.shape
     b, h = (b if items == 1 else b[:items]), (h if heads == 1 else torch.arange(heads)[None, :, None, None])
