@@ -85,10 +85,14 @@ def test_positions_may_be_lists(mechanism):
         torch.testing.assert_close(out, layer(x[:, 0], positions=torch.tensor([[0, 1, 2], [0, 1, -1]])))
 
 
-@pytest.mark.parametrize("wrong", [[0, 1.5, 2], [[0, 1], [0]], [0, [1], 2], ["0", "1", "2"], [True, False, True]])
+@pytest.mark.parametrize(
+    "wrong", [[0, 1.5, 2], [[0, 1], [0]], [0, [1], 2], ["0", "1", "2"], [True, False, True], [0, 10**30, 1]]
+)
 def test_lists_of_something_else_are_refused(wrong):
     x = torch.randn(2, 1, 3, 4)
-    with pytest.raises((ValueError, TypeError), match=r"q_positions must (be a range|have rows of one length)"):
+    with pytest.raises(
+        (ValueError, TypeError), match=r"q_positions must (be a range|have rows of one length|be below 2)"
+    ):
         sc.attention(x, x, x, q_positions=wrong)
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
 from saccade.errors import describe, hidden_by_vmap, type_error, value_error
 from saccade.masks import Mask
-from saccade.masks.arguments import length_of
+from saccade.masks.arguments import length_of, without_list
 from saccade.masks.domain import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
 from saccade.spans import Bounds, Ints, Spans, Universe
@@ -52,8 +51,7 @@ def check_positions(positions: GivenPositions, name: str, batch: int, length: in
         if length and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
             raise value_error(where, name, "start at 0 or later", positions)
         return positions
-    if isinstance(positions, list | tuple):
-        positions = _from_list(positions, name, where)
+    positions = without_list(where, name, positions)
     if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
         got = str(getattr(positions, "dtype", type(positions).__name__)).removeprefix("torch.")
         raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", got)
@@ -68,15 +66,6 @@ def check_positions(positions: GivenPositions, name: str, batch: int, length: in
         hint = "-1 means that no token stands here"
         raise value_error(where, name, "be at least -1", "a smaller one", facts=[describe(name, positions)], hint=hint)
     return positions
-
-
-def _from_list(positions: Sequence[object], name: str, where: str) -> Tensor:
-    rows = [row if isinstance(row, list | tuple) else [row] for row in positions]
-    if not all(is_integer(one) for row in rows for one in row):
-        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", "a list of something else")
-    if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in positions}) > 1:
-        raise value_error(where, name, "have rows of one length", "rows of several lengths")
-    return torch.tensor(positions, dtype=torch.int64)
 
 
 def check_domain(

@@ -271,8 +271,8 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
             "kv_len": _LENGTHS | {"None"},
             "batch": {"0", "1", "None"},
             "heads": {"0", "1", "3", "np.int64", "None"},
-            "q_positions": {"int tensor", "int tensor, 2-D", "negative tensor", "None"},
-            "kv_positions": {"int tensor", "int tensor, 2-D", "negative tensor", "None"},
+            "q_positions": {"(2, 1)", "int tensor", "int tensor, 2-D", "negative tensor", "None"},
+            "kv_positions": {"(2, 1)", "int tensor", "int tensor, 2-D", "negative tensor", "None"},
         },
     ),
     "plan": (

@@ -30,6 +30,7 @@ __all__ = [
     "positions_of",
     "shown",
     "size_of",
+    "without_list",
 ]
 
 POSITION_BITS = 62
@@ -176,6 +177,24 @@ def size_of(where: str, name: str, size: object) -> int:
     return check_int(where, name, size, 0, bits=SIZE_BITS)
 
 
+def without_list(where: str, name: str, positions: Any) -> Any:
+    """Positions as they were handed over, a list (or one for each item) as an int64 tensor.
+
+    Raises:
+        TypeError, ValueError: a list of something else, or of lists that are not equally long.
+    """
+    if not isinstance(positions, list | tuple):
+        return positions
+    rows = [row if isinstance(row, list | tuple) else [row] for row in positions]
+    if not all(is_integer(one) for row in rows for one in row):
+        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", "a list of something else")
+    if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in positions}) > 1:
+        raise value_error(where, name, "have rows of one length", "rows of several lengths")
+    if any(abs(int(one)) >> POSITION_BITS for row in rows for one in row):
+        raise value_error(where, name, f"be below 2**{POSITION_BITS}", "a larger one")
+    return torch.tensor(positions, dtype=torch.int64)
+
+
 def check_positions(where: str, name: str, positions: object, batch: int, length: int) -> None:
     """Accept None, a range, or an int64 (or int32) tensor ``[length]`` or ``[batch, length]``.
 
@@ -185,7 +204,7 @@ def check_positions(where: str, name: str, positions: object, batch: int, length
     """
     if positions is None:
         return
-    rule = "be a range, an int64 tensor or None"
+    rule = "be a range, an int64 tensor, a list of ints or None"
     if isinstance(positions, range):
         count = length_of(positions)
         if count != length:

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
-from saccade.masks.arguments import SIZE_BITS, check_int, check_positions, kind, lengths, positions_of, size_of
+from saccade.masks.arguments import (
+    SIZE_BITS,
+    check_int,
+    check_positions,
+    kind,
+    lengths,
+    positions_of,
+    size_of,
+    without_list,
+)
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.kept_plans import plan_of
 from saccade.plan import Box, Groups, Plan
@@ -112,16 +121,16 @@ class Mask(ABC):
         *,
         batch: int | None = None,
         heads: int | None = None,
-        q_positions: range | Tensor | None = None,
-        kv_positions: range | Tensor | None = None,
+        q_positions: range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        kv_positions: range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> Tensor:
         """The rule written out: bool ``[batch, heads, q_len, kv_len]``.
 
         Args:
             q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
             batch, heads: sizes; what the rule tells apart when None.
-            q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands
-                here. By default key j stands at j and query i at ``kv_len - q_len + i``.
+            q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]``, also as lists; -1 means that no
+                token stands here. By default key j stands at j and query i at ``kv_len - q_len + i``.
 
         Cost: O(batch * heads * q_len * kv_len) memory; for looking and for tests.
 
@@ -134,9 +143,13 @@ class Mask(ABC):
         q_len, kv_len = lengths(where, q_len, kv_len)
         batch = self._size(where, "batch", batch, 0)
         heads = self._size(where, "heads", heads, 1)
-        check_positions(where, "q_positions", q_positions, batch, q_len)
-        check_positions(where, "kv_positions", kv_positions, batch, kv_len)
-        q, kv = positions_of(q_positions, kv_len - q_len, q_len), positions_of(kv_positions, 0, kv_len)
+        rows, columns = (
+            without_list(where, "q_positions", q_positions),
+            without_list(where, "kv_positions", kv_positions),
+        )
+        check_positions(where, "q_positions", rows, batch, q_len)
+        check_positions(where, "kv_positions", columns, batch, kv_len)
+        q, kv = positions_of(rows, kv_len - q_len, q_len), positions_of(columns, 0, kv_len)
         allowed = self.allows(
             torch.arange(batch)[:, None, None, None],
             torch.arange(heads)[None, :, None, None],
