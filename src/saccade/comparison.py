@@ -6,17 +6,15 @@ import dataclasses
 import math
 import statistics
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from saccade.arguments import is_integer
 from saccade.errors import describe, type_error, value_error
+from saccade.kernels.held import counted
 from saccade.masks import After, And, Dense, Documents, Mask, Not, Or, Padding, Predicate, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
@@ -338,39 +336,7 @@ def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
         call()
         torch.cuda.synchronize(device)
         return float(torch.cuda.max_memory_allocated(device) - before)
-    with _Held() as held:
-        call()
-    return float(held.peak)
-
-
-class _Held(TorchDispatchMode):
-    """Counts the bytes of tensors that operations return, as long as anyone holds them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
-            if isinstance(x, Tensor):
-                self._note(x.untyped_storage(), given)
-        return made
-
-    def _note(self, storage: torch.UntypedStorage, given: set[int]) -> None:
-        mark, size = id(storage), storage.nbytes()
-        if mark in given or mark in self._known:
-            return
-        self._known.add(mark)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._free, mark, size)
-
-    def _free(self, mark: int, size: int) -> None:
-        self._known.discard(mark)
-        self.now -= size
+    return float(counted(call).most)
 
 
 def _duration(seconds: float) -> str:
