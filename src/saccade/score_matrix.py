@@ -79,7 +79,8 @@ class ScoreMatrix:
         kv_positions: GivenPositions = None,
         where: str = "attention",
     ):
-        query, key = autocast(query), autocast(key)
+        if isinstance(query, Tensor) and not query.is_meta and torch.is_autocast_enabled(query.device.type):
+            query, key = autocast(query), autocast(key)
         self.where = where
         self.answers: dict[Hashable, int] | None = None
         self.row_positions: Tensor | None = None
@@ -97,7 +98,7 @@ class ScoreMatrix:
                 self.query, self.key, self.tile_function, self.parameters = prepared(score, query, key)
         self.sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
         self.rule = as_mask(mask, shape, where=where)
-        if any(is_mapped(x) for x in self.rule.tensors()):
+        if mask is not None and any(is_mapped(x) for x in self.rule.tensors()):
             raise hidden_by_vmap(where, "tensors of the mask")
         _, _, q_len, kv_len = shape
         if q_positions is None and kv_positions is None:

@@ -26,7 +26,7 @@ def is_mapped(x: Tensor) -> bool:
 
 def has_forward_derivatives() -> bool:
     """Whether derivatives are taken forwards (``jvp``, ``jacfwd``), for which each operation needs its own rule."""
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+    return torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling()
 
 
 def is_plain(x: Tensor) -> bool:

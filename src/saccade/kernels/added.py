@@ -36,7 +36,7 @@ _NOTHING = Added(None, None)
 
 def added(scores: ScoreMatrix, call: Call) -> Added:
     """Bias, and -inf at hidden pairs, for the rows and columns of a call."""
-    hidden = _NOTHING if call.causal else _hidden(scores, call)
+    hidden = _NOTHING if call.causal or call.is_sure else _hidden(scores, call)
     return hidden if scores.bias is None else with_bias(scores, call.tile, hidden.terms)
 
 
@@ -71,8 +71,6 @@ def is_kept(entries: int, held: int) -> bool:
 
 def _hidden(scores: ScoreMatrix, call: Call) -> Added:
     """0 where allowed and -inf elsewhere, in the query's dtype; kept with the plan where the rule is a value."""
-    if all(strip.residual is True for strip in call.tile.columns):
-        return _NOTHING
     key = hidden_key(scores, call)
     memo = scores.plan.memo if scores.rule.is_value else {}
     kept = memo.get(key)

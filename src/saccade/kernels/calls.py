@@ -28,21 +28,18 @@ class Call(NamedTuple):
         tile: the rows, and those columns of a tile that the call takes.
         is_triangle: whether the columns are a causal square.
         causal: whether the operation's own flag hides what is hidden of it; with a bias, the terms say it instead.
+        is_sure: whether every row has every column.
     """
 
     tile: Tile
     is_triangle: bool
     causal: bool
+    is_sure: bool
 
     @property
     def columns(self) -> Ranges:
         """The columns, neighbouring ranges joined, so that most calls read one view of the keys."""
         return joined(tuple(strip.keys for strip in self.tile.columns))
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether every row has every column."""
-        return not self.is_triangle and _all_sure(self.tile.columns)
 
     @property
     def pairs(self) -> int:
@@ -72,7 +69,8 @@ def route_of(scores: ScoreMatrix) -> Route:
 def calls_of(scores: ScoreMatrix, tile: Tile) -> Iterator[Call]:
     """The calls of one tile; over all of them, each of its columns is taken once."""
     for columns, is_triangle in _parts(tile):
-        yield Call(tile._replace(columns=columns), is_triangle, is_triangle and scores.bias is None)
+        causal, is_sure = is_triangle and scores.bias is None, not is_triangle and _all_sure(columns)
+        yield Call(tile._replace(columns=columns), is_triangle, causal, is_sure)
 
 
 def _whole(scores: ScoreMatrix) -> Call | None:

@@ -169,7 +169,9 @@ def _run_call(scores: ScoreMatrix, value: Tensor, call: Call) -> tuple[Tensor, T
 
 def _columns(scores: ScoreMatrix, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Keys and values of a call that takes every row, and one range of columns."""
-    if call.tile.width == scores.shape[3]:
+    strips = call.tile.columns
+    width = len(strips[0].keys) if len(strips) == 1 else call.tile.width
+    if width == scores.shape[3]:
         return scores.key, value
     span = call.columns[0]
     return at(scores.key, span, 2), at(value, span, 2)

@@ -224,7 +224,10 @@ def check_positions(where: str, name: str, positions: object, batch: int, length
 
 def length_of(span: range) -> int:
     """Of any range: ``len`` itself counts no further than 2**63."""
-    return max(0, -((span.start - span.stop) // span.step))
+    try:
+        return len(span)
+    except OverflowError:
+        return max(0, -((span.start - span.stop) // span.step))
 
 
 def positions_of(given: range | Tensor | None, first: int, length: int) -> Tensor:

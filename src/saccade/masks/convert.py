@@ -49,10 +49,11 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
 
 def check_told_apart(mask: Mask, shape: tuple[int, int, int, int], where: str) -> None:
     """Raise unless a mask tells apart as many batch items and heads as there are, or none."""
-    for axis, name in enumerate(("batch items", "heads")):
-        if mask.shape[axis] not in (1, shape[axis]):
-            rule = f"tell apart 1 or {shape[axis]} {name}"
-            raise value_error(where, "mask", rule, mask.shape[axis], facts=[f"mask   {mask}"])
+    if mask.shape == (1, 1):
+        return
+    for own, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
+        if own not in (1, size):
+            raise value_error(where, "mask", f"tell apart 1 or {size} {name}", own, facts=[f"mask   {mask}"])
 
 
 def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> Mask:
