@@ -14,7 +14,7 @@ from torch import Tensor
 
 from saccade.arguments import is_integer
 from saccade.errors import describe, type_error, value_error
-from saccade.kernels.held import counted
+from saccade.kernels.memory import counted
 from saccade.masks import After, And, Dense, Documents, Mask, Not, Or, Padding, Predicate, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from saccade.kernels import Choice
-from saccade.kernels.held import Cost, Ledger
+from saccade.kernels.memory import Cost, Ledger
 from saccade.score_matrix import ScoreMatrix
 from saccade.sink import bytes_of_sink
 

@@ -71,7 +71,7 @@ def check_positions(positions: GivenPositions, name: str, batch: int, length: in
 def check_domain(
     mask: Mask, q_positions: Positions, kv_positions: Positions, q_len: int, kv_len: int, where: str
 ) -> None:
-    """Raise unless the mask is about the positions of all queries and keys; those of no token do not count."""
+    """Raise unless the mask covers the positions of all queries and keys; those of no token do not count."""
     domain = mask.domain
     if domain == EVERYWHERE:
         return
@@ -86,11 +86,11 @@ def check_domain(
         # Of more queries than keys the first stand before position 0, where no rule that begins there sees anything.
         if ends[1] < own.stop and (ends[0] >= own.start or own.start == 0):
             continue
-        rule = f"be about all positions of the {name}, {ends[0]} to {ends[1]}"
-        hint = "what a mask is not about sees nothing and is not seen; tokens that shall do neither stand at -1"
+        rule = f"cover the positions of all {name}, {ends[0]} to {ends[1]}"
+        hint = "make the mask for this length; a token that sees nothing and is not seen has position -1"
         if own == range(1) and kv_len > 1:
             hint = f"a tensor with one column for all keys: tensor.expand(..., {kv_len})"
-        raise value_error(where, "mask", rule, f"{mask}, about {own.start} to {own.stop - 1}", hint=hint)
+        raise value_error(where, "mask", rule, f"{mask}, which covers {own.start} to {own.stop - 1}", hint=hint)
 
 
 def _ends(positions: range | Tensor) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 import saccade as sc
 from saccade import masks
 from saccade.kernels import aten, tiled
-from saccade.kernels.held import counted
+from saccade.kernels.memory import counted
 from saccade.masks import kept_plans
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES

@@ -38,7 +38,7 @@ def test_a_mask_for_fewer_tokens_is_refused(mask):
         lambda: sc.attention(x, x, x, mask, q_positions=torch.arange(6), kv_positions=torch.arange(6)),
         lambda: sc.nn.MultiHeadAttention(4, 1, mask=mask)(x[:, 0]),
     ):
-        with pytest.raises(ValueError, match=r"mask must be about all positions of the (queries|keys), 0 to 5; got "):
+        with pytest.raises(ValueError, match=r"mask must cover the positions of all (queries|keys), 0 to 5; got "):
             refused()
     few = x[:, :, : mask.domain.keys.stop]
     assert sc.attention(few, few, few, mask).shape == few.shape
@@ -46,7 +46,7 @@ def test_a_mask_for_fewer_tokens_is_refused(mask):
 
 def test_a_sum_over_keys_is_asked_for_no_more_documents_than_there_are():
     x = torch.randn(1, 1, 6, 4)
-    with pytest.raises(ValueError, match="Linear: mask must be about all positions of the keys, 0 to 5; got Documents"):
+    with pytest.raises(ValueError, match="Linear: mask must cover the positions of all keys, 0 to 5; got Documents"):
         Linear()(x, x, mask=masks.Documents([2, 2]))
 
 
@@ -69,7 +69,7 @@ def test_a_rule_in_documents_is_about_the_longest_of_them():
     x = torch.randn(1, 1, 8, 4)
     for lengths, last in (([3, 5], 5), ([5, 3], 2), ([[3, 3, 2], [2, 6]], 4)):
         with pytest.raises(
-            ValueError, match=f"mask must be about all positions of the keys, 0 to 7.*, about 0 to {last}"
+            ValueError, match=f"mask must cover the positions of all keys, 0 to 7.*, which covers 0 to {last}"
         ):
             sc.attention(
                 x.expand(2, 1, 8, 4), *[x.expand(2, 1, 8, 4)] * 2, masks.Documents(lengths, rule=masks.Dense(SQUARE))
@@ -99,7 +99,7 @@ def test_outside_of_its_domain_a_mask_allows_nothing(case):
 def test_a_tensor_with_one_column_is_wrapped_in_full_or_not_at_all(shape):
     x, column = torch.randn(2, 1, 6, 4), torch.rand(shape) < 0.5
     want = sc.attention(x, x, x, column)
-    with pytest.raises(ValueError, match=r"got Dense.*about 0 to 0\.\nHint: .*tensor\.expand\(\.\.\., 6\)"):
+    with pytest.raises(ValueError, match=r"got Dense.*covers 0 to 0\.\nHint: .*tensor\.expand\(\.\.\., 6\)"):
         sc.attention(x, x, x, masks.Dense(column))
     torch.testing.assert_close(sc.attention(x, x, x, masks.Dense(column.expand(*shape[:-1], 6))), want)
 
@@ -119,7 +119,7 @@ def test_masks_are_not_taken_for_true_or_false():
         lambda: not masks.Causal(),
         lambda: bool(masks.Causal() | masks.Prefix(2)),
     ):
-        with pytest.raises(TypeError, match=r"not taken for true or false.*\nHint: masks join by & .*\| .*~"):
+        with pytest.raises(TypeError, match=r"not be used as true or false.*\nHint: masks join by & .*\| .*~"):
             taken()
 
 

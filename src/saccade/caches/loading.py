@@ -11,6 +11,7 @@ from saccade import positions as encodings
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import HeavyHitterCache, Held, SnapKVCache
+from saccade.caches.file_contents import FLOATS, MisfitError, Told, check_room
 from saccade.caches.int8_cache import Int8Cache, Rounded
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.layer_cache import LayerCache
@@ -18,7 +19,6 @@ from saccade.caches.model_cache import Cache
 from saccade.caches.places import Places
 from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.sink_window import SinkWindowCache
-from saccade.caches.told import FLOATS, MisfitError, Told, check_room
 
 __all__ = ["SCORERS", "made_of"]
 

@@ -13,6 +13,7 @@ from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.checks import checked_path
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
+from saccade.caches.file_contents import MisfitError
 from saccade.caches.files import encoded, read_tensors, write_whole
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
@@ -20,7 +21,6 @@ from saccade.caches.layer_cache import LayerCache
 from saccade.caches.loading import SCORERS, made_of
 from saccade.caches.model_cache import Cache
 from saccade.caches.sink_window import SinkWindowCache
-from saccade.caches.told import MisfitError
 from saccade.errors import type_error, unsupported, value_error
 
 __all__ = ["load_cache", "save_cache"]

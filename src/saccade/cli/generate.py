@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from saccade.cli.loading import MANUALS, load
 from saccade.cli.refusing import loaded, refuse
-from saccade.cli.speaking import Speaker
+from saccade.cli.streaming import Speaker
 from saccade.models import Decoder, Sampler, Step, beam_search, stream
 from saccade.text import visible
 

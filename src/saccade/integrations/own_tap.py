@@ -15,7 +15,7 @@ from torch import nn
 
 from saccade.caches import LayerCache, RecurrentCache
 from saccade.errors import unsupported
-from saccade.integrations.post import listening
+from saccade.integrations.patch import listening
 from saccade.integrations.tap import Ear, Valve, names_of
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from saccade.attention_matrix import AttentionMatrix
 from saccade.integrations.attention_call import mask_of_tensor
-from saccade.integrations.post import listening
+from saccade.integrations.patch import listening
 from saccade.integrations.tap import Ear, Valve, hand_out, names_of
 from saccade.integrations.transformers_tap import speaks_attention_interface
 from saccade.masks import Causal, Dense, Mask

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from saccade.integrations.own_tap import tapped_mechanisms
-from saccade.integrations.post import CHANGING
+from saccade.integrations.patch import CHANGING
 from saccade.integrations.sdpa_tap import tapped_products
 from saccade.integrations.tap import Sink, Valve
 from saccade.integrations.torch_tap import tapped_torch_layers

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from saccade.attention_matrix import AttentionMatrix
 from saccade.integrations.attention_call import mask_of_tensor
-from saccade.integrations.post import Kind, listening
+from saccade.integrations.patch import Kind, listening
 from saccade.integrations.sdpa_tap import without_mode
 from saccade.integrations.tap import Ear, Valve, closed, hand_out, names_of
 from saccade.masks import Dense, Full, Mask, from_key_padding_mask

@@ -18,7 +18,7 @@ from saccade.errors import unsupported
 from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import place
-from saccade.integrations.post import CHANGING
+from saccade.integrations.patch import CHANGING
 from saccade.integrations.tap import Ear, Make, Valve, closed, hand_out, names_of
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]

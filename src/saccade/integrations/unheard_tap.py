@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from saccade.integrations.post import listening
+from saccade.integrations.patch import listening
 from saccade.integrations.tap import Ear, Valve, is_recomputed, names_of, refuse_compiled
 
 __all__ = ["noting_unheard"]

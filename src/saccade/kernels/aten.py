@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.kernels.held import Held, Ledger
+from saccade.kernels.memory import Held, Ledger
 
 __all__ = ["backward", "forward", "held", "is_available", "pairs", "reads_groups"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from saccade.errors import unsupported, value_error
 from saccade.kernels.compiled import Flex
 from saccade.kernels.fused import Fused
-from saccade.kernels.held import Cost
+from saccade.kernels.memory import Cost
 from saccade.kernels.reference import Reference
 from saccade.kernels.tiled import Tiled
 from saccade.score_matrix import ScoreMatrix

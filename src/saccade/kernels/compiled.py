@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES
-from saccade.kernels.held import Cost, Held
+from saccade.kernels.memory import Cost, Held
 from saccade.kernels.nonfinite import is_clean, isolate
 from saccade.score_matrix import ScoreMatrix
 from saccade.transforms import has_forward_derivatives

@@ -14,7 +14,7 @@ from saccade.kernels.added import added
 from saccade.kernels.calls import Call, calls_of, route_of, tiles_of
 from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES, Backward, Dropped, Tensors, run
 from saccade.kernels.fused_cost import cost_of, pairs_of
-from saccade.kernels.held import Cost
+from saccade.kernels.memory import Cost
 from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix
 from saccade.transforms import has_forward_derivatives

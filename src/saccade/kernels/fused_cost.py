@@ -10,7 +10,7 @@ from saccade.grouping import groups_of
 from saccade.kernels import aten
 from saccade.kernels.added import Added, hidden_key, is_kept, made, with_bias
 from saccade.kernels.calls import Call, calls_of, route_of
-from saccade.kernels.held import Cost, Held, Ledger
+from saccade.kernels.memory import Cost, Held, Ledger
 from saccade.kernels.nonfinite import bytes_of_look
 from saccade.kernels.probe import Probe
 from saccade.plan import Tile

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from saccade.kernels.held import Held, counted
+from saccade.kernels.memory import Held, counted
 from saccade.plan import Plan, Strip, Tile
 from saccade.score_matrix import ScoreMatrix
 

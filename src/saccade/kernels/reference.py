@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade import dropout
 from saccade.grouping import product
-from saccade.kernels.held import Cost, Held
+from saccade.kernels.memory import Cost, Held
 from saccade.kernels.nonfinite import bytes_of_look, is_clean, isolate
 from saccade.kernels.probe import Probe
 from saccade.plan import Tile

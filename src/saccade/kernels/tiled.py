@@ -13,7 +13,7 @@ from saccade import dropout
 from saccade.grouping import at, folded, groups_of, joined, product, take, transposed_product
 from saccade.kernels.blocks import blocks_of
 from saccade.kernels.differentiable import NO_FORWARD_DERIVATIVES, Backward, Dropped, Tensors, run
-from saccade.kernels.held import Cost
+from saccade.kernels.memory import Cost
 from saccade.kernels.tiled_cost import cost_of, pairs_of
 from saccade.plan import Tile
 from saccade.score_matrix import ScoreMatrix

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.grouping import at, groups_of, joined, take
 from saccade.kernels.blocks import cuts_of
-from saccade.kernels.held import Cost, Held, Ledger
+from saccade.kernels.memory import Cost, Held, Ledger
 from saccade.kernels.nonfinite import bytes_of_look
 from saccade.kernels.probe import Probe
 from saccade.plan import Tile

@@ -73,7 +73,7 @@ class Mask(ABC):
 
     @property
     def domain(self) -> Domain:
-        """The positions that the rule is about: all, unless it was made for a number of them."""
+        """The positions that the rule covers: all, unless it was made for a number of them."""
         return EVERYWHERE
 
     @abstractmethod
@@ -250,8 +250,8 @@ class Mask(ABC):
         return self.allows(b, h, q, kv)
 
     def __bool__(self) -> bool:
-        hint = "masks join by & (both), | (either) and ~ (not), where `and`, `or` and `not` would drop one of them"
-        raise type_error("masks", "a mask", "be compared with None, not taken for true or false", self, hint=hint)
+        hint = "masks join by & (both), | (either) and ~ (not); with `and`, `or` and `not` one of them would be lost"
+        raise type_error("masks", "a mask", "not be used as true or false", self, hint=hint)
 
     def __and__(self, other: Mask) -> Mask:
         return JOINS["&"]((self, _checked(other, "&")))

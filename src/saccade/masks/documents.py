@@ -111,7 +111,7 @@ class Documents(Mask):
         return together & self.rule.allows(b, h, q - start[item, row], kv - start[item, column])
 
     def _first_outside(self, inside: range | None) -> int:
-        """The first position that stands in its document where the rule, about ``inside``, has nothing to say."""
+        """The first position that stands in its document that the rule, which covers ``inside``, does not cover."""
         if inside is None:
             return 1 << _TOTAL_BITS
         # A document that is longer than the rule goes on behind it; one of a rule that begins later begins outside.

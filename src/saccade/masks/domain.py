@@ -1,4 +1,4 @@
-"""Domain: the positions that a rule is about."""
+"""Domain: the positions that a rule covers."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ __all__ = ["EVERYWHERE", "Domain"]
 
 
 class Domain(NamedTuple):
-    """The positions of queries and of keys that a rule is about, as ranges with step 1; None for all.
+    """The positions of queries and of keys that a rule covers, as ranges with step 1; None for all.
 
-    A rule made for 4 positions says nothing of a fifth: attention over 5 keys refuses it, where to hide the fifth would
-    give rows of 0 without a word.
+    A rule made for 4 positions says nothing of a fifth. Attention over 5 keys refuses it: to hide the fifth would give
+    rows of 0 silently.
     """
 
     rows: range | None = None
     keys: range | None = None
 
     def both(self, other: Domain) -> Domain:
-        """Positions that both are about."""
+        """Positions that both cover."""
         return Domain(*(_both(*pair) for pair in zip(self, other, strict=True)))
 
     def either(self, other: Domain) -> Domain:
-        """Positions that one of them is about, and those between."""
+        """Positions that one of them covers, and those between."""
         return Domain(*(_either(*pair) for pair in zip(self, other, strict=True)))
 
     def after(self, length: int) -> Domain:
-        """Moved behind ``length`` other positions, of which it is about none and all may be."""
+        """Moved behind ``length`` other positions, which see nothing."""
         return Domain(*(None if x is None else range(x.stop + length) for x in self))
 
     def times(self, size: int) -> Domain:
-        """Of positions that make up blocks of ``size``, where this is about blocks."""
+        """In positions, where this counts blocks of ``size`` of them."""
         return Domain(*(None if x is None else range(x.start * size, x.stop * size) for x in self))
 
 

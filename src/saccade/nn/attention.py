@@ -10,7 +10,7 @@ from saccade.arguments import is_integer
 from saccade.caches import CrossCache, LayerCache
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
-from saccade.masks.later import sees_later
+from saccade.masks.causality import sees_later
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.projections import weight_of

@@ -132,7 +132,7 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.hides_something, conditions.has_queries_and_keys))
 def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """NaN or inf in a query, or flowing back to it, moves no key that it may not attend to.
+    """NaN or inf in a query, or in the gradient of its row, reaches no gradient of a key that it may not attend to.
 
     The row of a query that sees nothing is 0 and its lse -inf, whatever stands in it. No other row's gradients change,
     nor those of keys and values that it may not attend to.
