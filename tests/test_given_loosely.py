@@ -54,6 +54,8 @@ def test_numbers_of_numpy_are_taken_by_functions():
         torch.testing.assert_close(sc.attention(x, x, x, scale=given), sc.attention(x, x, x, scale=meant))
         torch.testing.assert_close(sc.attention(x, x, x, softcap=given), sc.attention(x, x, x, softcap=meant))
         assert torch.equal(sc.AttentionMatrix(x, x).topk(np.int64(2)).indices, sc.AttentionMatrix(x, x).topk(2).indices)
+    matrix = sc.AttentionMatrix(x, x)
+    assert torch.equal(matrix[np.int64(0), np.int64(1), np.int64(-1)], matrix[0, 1, -1])
     for wrong in (np.float32("inf"), np.float64("nan"), np.float16("inf")):
         with pytest.raises(ValueError, match="scale must be finite"):
             sc.attention(x, x, x, scale=wrong)

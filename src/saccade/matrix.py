@@ -210,7 +210,7 @@ class Matrix(ABC):
 
     def __getitem__(self, index: tuple[int, int, int]) -> Tensor:
         """One row, exactly: ``A[b, h, i]`` is what query i of head h of batch item b attends to, ``[kv_len]``."""
-        if not (isinstance(index, tuple) and len(index) == 3 and all(isinstance(i, int) for i in index)):
+        if not (isinstance(index, tuple) and len(index) == 3 and all(is_integer(i) for i in index)):
             rule = "be three ints, A[batch, head, query]"
             raise type_error("Matrix", "index", rule, repr(index), hint="A.to_dense() gives everything")
         b, h, i = (self._checked_index(own, axis) for axis, own in enumerate(index))
