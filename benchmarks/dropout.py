@@ -13,7 +13,7 @@ from benchmarks.checking import assert_agree
 from benchmarks.measuring import Call, Referee, compare
 from benchmarks.memory import Job, extra_bytes
 from benchmarks.reporting import Row, ratio_row
-from saccade import dropout
+from saccade.engine import dropout
 
 HEADS, DIM, P = 8, 64, 0.1
 TARGETS = {2048: 2.0, 4096: 3.5}

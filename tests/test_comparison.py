@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import saccade as sc
-from saccade import comparison as module
-from saccade.comparison import Compared, compare, crossing
 from saccade.masks import Causal, Documents, Padding, Window
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer, Softmax
+from saccade.mechanisms import comparison as module
+from saccade.mechanisms.comparison import Compared, compare, crossing
 
 
 def _inputs(n: int = 48) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import saccade as sc
-from saccade import dropout, masks
+from saccade import masks
+from saccade.engine import dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
@@ -33,7 +34,7 @@ def test_kernel_and_blocks_drop_the_same_weights(mask: masks.Mask | None, monkey
     matrix = sc.AttentionMatrix(q, k, mask)
     whole = matrix.matmul(v, dropout_p=0.3, seed=5)
     torch.testing.assert_close(sc.Matrix.matmul(matrix, v, dropout_p=0.3, seed=5), whole)
-    monkeypatch.setattr("saccade.attention_matrix._BLOCK_ENTRIES", 64)
+    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", 64)
     torch.testing.assert_close(sc.Matrix.matmul(matrix, v, dropout_p=0.3, seed=5), whole)
     assert not torch.equal(matrix.matmul(v, dropout_p=0.3, seed=6), whole)
 

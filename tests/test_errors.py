@@ -220,8 +220,8 @@ def test_bad_input_gets_a_sentence(sentence: str, call: Call, monkeypatch: pytes
     def working(*args: object, **kwargs: object) -> None:
         pytest.fail("work began before the input was refused")
 
-    monkeypatch.setattr("saccade.kernels.aten.forward", working)
-    monkeypatch.setattr("saccade.score_matrix.ScoreMatrix.tile", working)
+    monkeypatch.setattr("saccade.engine.kernels.aten.forward", working)
+    monkeypatch.setattr("saccade.engine.ingredients.ScoreMatrix.tile", working)
     with pytest.raises((ValueError, TypeError), match=re.escape(sentence)) as caught:
         call()
     first, *rest = str(caught.value).split("\n")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from saccade.grouping import joined, take
+from saccade.engine.grouping import joined, take
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def _matrix(**options: object) -> tuple[sc.AttentionMatrix, torch.Tensor, torch.
 def test_every_question_agrees_with_the_definition(
     entries: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.attention_matrix._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", entries)
     matrix, expected, lse = _matrix(**options)
     torch.testing.assert_close(matrix.to_dense(), expected)
     torch.testing.assert_close(matrix.mT.to_dense(), expected.mT)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import saccade as sc
-from saccade import masks, positions, row_order
+from saccade import masks, positions
+from saccade.engine import row_order
 
 HEIGHT, WIDTH = 17, 19  # neither a square nor made of squares
 N = HEIGHT * WIDTH

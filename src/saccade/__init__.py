@@ -4,10 +4,10 @@ The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`
 """
 
 from saccade import integrations, masks, mechanisms, models, nn, positions, scores, statistics, text, vision, viz
-from saccade.attention_matrix import AttentionMatrix, attention, attention_with_lse
-from saccade.comparison import compare
+from saccade.attention import AttentionMatrix, attention, attention_with_lse
 from saccade.errors import UnsupportedError
 from saccade.matrix import Matrix
+from saccade.mechanisms.comparison import compare
 from saccade.recording import Recording, record
 
 __version__ = "0.1.0"

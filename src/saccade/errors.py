@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 
 __all__ = [
+    "ArgumentTypeError",
     "UnsupportedError",
     "describe",
     "escaped",
@@ -40,6 +41,10 @@ class UnsupportedError(NotImplementedError):
     def __init__(self, message: str, reasons: tuple[str, ...]):
         super().__init__(message)
         self.reasons = reasons
+
+
+class ArgumentTypeError(TypeError, ValueError):
+    """An argument of a wrong type. It is a ``ValueError`` too: one except clause catches whatever is refused."""
 
 
 def escaped(text: str) -> str:
@@ -68,7 +73,7 @@ def type_error(
     where: str, argument: str, rule: str, got: object, *, facts: Sequence[str] = (), hint: str | None = None
 ) -> TypeError:
     """A ``TypeError`` whose first line reads ``where: argument must rule; got got.``"""
-    return TypeError(_sentence(where, argument, rule, got, facts, hint))
+    return ArgumentTypeError(_sentence(where, argument, rule, got, facts, hint))
 
 
 def unsupported(where: str, what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade import dropout
 from saccade.arguments import is_integer
+from saccade.engine import dropout
+from saccade.engine.checks import autocast
+from saccade.engine.grouping import groups_of, product, take
 from saccade.errors import describe, type_error, unsupported, value_error
-from saccade.grouping import groups_of, product, take
 from saccade.plan import Ranges
-from saccade.score_checks import autocast
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline

@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import saccade as sc
 from saccade import masks
-from saccade.kernels import aten, tiled
-from saccade.kernels.memory import counted
-from saccade.masks import kept_plans
+from saccade.engine.kernels import aten, tiled
+from saccade.engine.memory import counted
+from saccade.masks import plans as kept_plans
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 

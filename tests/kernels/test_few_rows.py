@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import saccade as sc
 from saccade import masks
-from saccade.kernels import aten
+from saccade.engine.kernels import aten
 from saccade.positions import ALiBi
 from saccade.testing import oracle
 

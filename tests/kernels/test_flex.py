@@ -7,7 +7,7 @@ from transformers.masking_utils import sdpa_mask
 
 import saccade as sc
 from saccade import masks
-from saccade.kernels.flex import block_mask
+from saccade.integrations.flex import block_mask
 
 MASKS = [
     masks.Full(),

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import saccade as sc
 from saccade import masks
-from saccade.kernels import aten
+from saccade.engine.kernels import aten
 from saccade.testing import oracle as definition
 
 MASKS = [
@@ -59,10 +59,10 @@ def test_groups_written_out_where_torch_cannot_read_them(
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("wide", [1, 8])
 def test_parts_of_a_tile_merge(mask: masks.Mask, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.kernels.calls._WIDE", wide)
-    monkeypatch.setattr("saccade.plan._ROW_BLOCKS", (4, 1))
-    monkeypatch.setattr("saccade.plan._TILE_PRICE", 0)
-    monkeypatch.setattr("saccade.masks.kept_plans._kept_plan", sc.masks.kept_plans._kept_plan.__wrapped__)
+    monkeypatch.setattr("saccade.engine.kernels.fused_calls._WIDE", wide)
+    monkeypatch.setattr("saccade.plan.plan._ROW_BLOCKS", (4, 1))
+    monkeypatch.setattr("saccade.plan.layouts.TILE_PRICE", 0)
+    monkeypatch.setattr("saccade.masks.plans._kept_plan", sc.masks.plans._kept_plan.__wrapped__)
     _agrees(mask)
 
 

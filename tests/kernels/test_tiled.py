@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import saccade as sc
-from saccade import dropout, masks, positions, scores
-from saccade.kernels import blocks
+from saccade import masks, positions, scores
+from saccade.engine import dropout
+from saccade.engine.kernels import tiled_blocks as blocks
 
 MASKS = [
     None,
@@ -117,8 +118,8 @@ def test_a_bias_of_distances_is_never_written_out(make, impl, monkeypatch):
     (q, k, v), _ = problem(requires_grad=False)
     bias = make().requires_grad_(False)
     want = sc.attention(q, k, v, masks.Causal(), bias=bias, impl="reference")
-    monkeypatch.setattr("saccade.kernels.calls._READ_ROWS", 8)
-    monkeypatch.setattr("saccade.kernels.calls._READ_ENTRIES", 700)
+    monkeypatch.setattr("saccade.engine.kernels.fused_calls._READ_ROWS", 8)
+    monkeypatch.setattr("saccade.engine.kernels.fused_calls._READ_ENTRIES", 700)
     read, largest = sc.bias_terms.DistanceTerm.read, []
 
     def watched(self, tile):

@@ -79,9 +79,11 @@ def test_plans_of_any_combination_cover_what_is_allowed(data: st.DataObject) -> 
         mask, expected = ~mask, ~expected
     q_len = data.draw(st.integers(1, n), label="q_len")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)])))
-        patch.setattr("saccade.plan._TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
-        patch.setattr("saccade.plan._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
+        patch.setattr(
+            "saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
+        )
+        patch.setattr("saccade.plan.layouts.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.layouts._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
         got = _covered(mask, (1, 1, q_len, n))
     assert torch.equal(mask.to_dense(q_len, n)[0, 0], expected[n - q_len :])
     assert torch.equal(got[0, 0], expected[n - q_len :])
@@ -102,7 +104,7 @@ def test_a_large_grid_is_planned_by_its_rows_and_columns() -> None:
 
 
 def test_ranges_of_keys_do_not_outgrow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.masks.grid._MOST_RANGES", 3)
+    monkeypatch.setattr("saccade.masks.grid.grid._MOST_RANGES", 3)
     mask, expected = GRIDS["neighborhood"]
     assert torch.equal(_covered(mask, (1, 1, 35, 35))[0, 0], expected)
 

@@ -9,8 +9,8 @@ from tests.masks.expressions import expressions
 from tests.masks.test_masks import _covered
 
 from saccade import masks
-from saccade.masks.grid import Squares
-from saccade.masks.grid_order import Grounds, InOrder, RowOrder, in_order, wanted_order
+from saccade.masks.grid.grid import Squares
+from saccade.masks.grid.squares import Grounds, InOrder, RowOrder, in_order, wanted_order
 from saccade.plan import Box, make
 
 
@@ -89,9 +89,11 @@ def test_plans_in_any_order_cover_what_is_allowed(data: st.DataObject) -> None:
     other = data.draw(expressions(1), label="other")
     mask = data.draw(st.sampled_from([grid, grid | other, grid & other, ~grid, other & ~grid]), label="mask")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)])))
-        patch.setattr("saccade.plan._TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
-        patch.setattr("saccade.plan._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
+        patch.setattr(
+            "saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
+        )
+        patch.setattr("saccade.plan.layouts.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.layouts._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
         got = _written(in_order(mask, order), q_len, kv_first, kv_len)
     q, kv = torch.from_numpy(order.rows) + q_first, torch.arange(kv_first, kv_first + kv_len)
     assert torch.equal(got, mask.to_dense(q_len, kv_len, batch=1, q_positions=q, kv_positions=kv)[0, 0])

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tests.masks.expressions import expressions
 
 from saccade import masks
-from saccade.masks.kept_plans import plan_of
-from saccade.row_plan import RowPlan, RowsAhead
+from saccade.masks.plans import plan_of
+from saccade.plan.last_row import RowPlan, RowsAhead
 
 
 def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.caches.block_reading import Reading
 from saccade.caches.checks import check_count, check_dense_mask, check_mechanism, checked_rows
 from saccade.caches.columns import Columns
@@ -16,11 +16,11 @@ from saccade.caches.kv_cache import KVCache, is_graph
 from saccade.caches.layer_cache import MakesMatrix, Traffic
 from saccade.caches.plain import is_plain, sees_all_before, tells_heads_apart
 from saccade.caches.scorers import BlockScorer, BoundScorer
+from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, unsupported, value_error
 from saccade.finite import is_finite
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
-from saccade.token_positions import Positions
 
 __all__ = ["BlockSelectCache"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from saccade.caches.checks import check_dense_mask, check_mechanism, checked_rows
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.memory import usable
+from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import type_error, value_error
-from saccade.token_positions import Positions, check_positions
 
 __all__ = ["CrossCache"]
 

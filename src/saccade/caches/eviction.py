@@ -15,10 +15,10 @@ from saccade.caches.following import following, from_here
 from saccade.caches.kv_cache import other_cache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.per_head import attend_per_head
+from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.statistics import Received
-from saccade.token_positions import Positions, check_positions
 
 __all__ = ["Held", "HeavyHitterCache", "SnapKVCache"]
 

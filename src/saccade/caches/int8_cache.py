@@ -13,9 +13,9 @@ from saccade.caches.kv_cache import other_cache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.places import Places
 from saccade.caches.plain import is_plain, tells_heads_apart
+from saccade.engine.at_positions import Positions
 from saccade.errors import unsupported, value_error
 from saccade.masks import as_mask
-from saccade.token_positions import Positions
 
 __all__ = ["Int8Cache", "Rounded"]
 

@@ -8,14 +8,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
 from saccade.caches.columns import Columns
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.places import Places
+from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
-from saccade.token_positions import Positions
 
 __all__ = ["KVCache", "is_graph", "other_cache"]
 

@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
+from saccade.engine.at_positions import Positions
 from saccade.matrix import Matrix
-from saccade.token_positions import Positions
 
 __all__ = ["LayerCache", "MakesMatrix", "Traffic"]
 

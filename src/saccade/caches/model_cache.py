@@ -9,8 +9,8 @@ from torch import Tensor
 from saccade.caches.checks import check_crop
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.layer_cache import LayerCache, Traffic
+from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
-from saccade.token_positions import Positions
 
 __all__ = ["Cache"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.caches.following import from_here
-from saccade.token_positions import check_positions
+from saccade.engine.at_positions import check_positions
 
 __all__ = ["Places"]
 

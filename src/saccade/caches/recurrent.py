@@ -12,8 +12,8 @@ from saccade.caches.checks import check_count, check_crop, check_dense_mask, che
 from saccade.caches.following import following, from_here
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.memory import usable
+from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import type_error, unsupported, value_error
-from saccade.token_positions import Positions, check_positions
 
 __all__ = ["Memory", "Recurrent", "RecurrentCache"]
 

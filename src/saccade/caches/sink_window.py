@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
 from saccade.caches.following import following, from_here
 from saccade.caches.kv_cache import is_graph, other_cache
 from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.memory import usable
 from saccade.caches.plain import is_plain, is_relative, sees_all_before
+from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.positions import Rotary
-from saccade.token_positions import Positions, check_positions
 
 __all__ = ["SinkWindowCache"]
 

@@ -8,12 +8,12 @@ import typer
 from torch import Tensor
 
 from saccade import viz
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.cli.loading import MINILM, NAMED, load
 from saccade.cli.refusing import loaded, refuse
-from saccade.comparison import compare as compare_tensors
 from saccade.masks import Mask
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
+from saccade.mechanisms.comparison import compare as compare_tensors
 from saccade.models import Decoder, Encoder
 from saccade.nn import DecoderLayer, EncoderLayer
 from saccade.text import visible

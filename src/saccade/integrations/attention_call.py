@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
 from saccade.integrations.flash_masks import place_for_flash
 from saccade.integrations.lazy_mask import LazyMask, Placed

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.integrations.attention_call import mask_of_tensor
 from saccade.integrations.patch import listening
 from saccade.integrations.tap import Ear, Valve, hand_out, names_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.integrations.attention_call import mask_of_tensor
 from saccade.integrations.patch import Kind, listening
 from saccade.integrations.sdpa_tap import without_mode

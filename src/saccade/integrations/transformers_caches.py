@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
 from saccade.caches.plain import is_relative
 from saccade.errors import missing_extra, type_error, unsupported

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
 from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
 from saccade.integrations.lazy_mask import LazyMask, Placed

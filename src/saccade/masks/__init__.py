@@ -1,7 +1,6 @@
 """WHO may attend to whom: rules on positions, and their algebra. True = may attend."""
 
 from saccade.masks.algebra import After, And, Not, Or
-from saccade.masks.base import Mask
 from saccade.masks.blocks import Blocks
 from saccade.masks.causal import Causal
 from saccade.masks.coarse import Coarse
@@ -10,9 +9,10 @@ from saccade.masks.dense import Dense
 from saccade.masks.documents import Documents
 from saccade.masks.full import Full
 from saccade.masks.global_tokens import Global
-from saccade.masks.grid_axial import Axial
-from saccade.masks.grid_neighborhood import Neighborhood
-from saccade.masks.grid_windows import ShiftedWindows
+from saccade.masks.grid.axial import Axial
+from saccade.masks.grid.neighborhood import Neighborhood
+from saccade.masks.grid.windows import ShiftedWindows
+from saccade.masks.mask import Mask
 from saccade.masks.padding import Padding
 from saccade.masks.predicate import Predicate
 from saccade.masks.prefix import Prefix

@@ -14,10 +14,10 @@ from torch import Tensor
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import SIZE_BITS, check_field, kind, listed
 from saccade.masks.around import Around
-from saccade.masks.base import JOINS, Mask
 from saccade.masks.domain import Domain
+from saccade.masks.mask import JOINS, Mask
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Ints, Spans, Universe
+from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["After", "And", "Not", "Or"]
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 
 __all__ = ["Around"]
 

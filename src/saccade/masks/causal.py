@@ -8,9 +8,9 @@ from collections.abc import Hashable
 import numpy as np
 from torch import Tensor
 
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups, Triangle
-from saccade.spans import Bounds, Spans, Universe
+from saccade.plan.spans import Bounds, Spans, Universe
 
 __all__ = ["Causal"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 from saccade.plan import ALL, Groups
-from saccade.spans import Spans, Universe
+from saccade.plan.spans import Spans, Universe
 
 __all__ = ["sees_later"]
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from saccade.errors import type_error
 from saccade.masks.arguments import SIZE_BITS, check_field, kind
 from saccade.masks.around import Around
-from saccade.masks.base import Mask
 from saccade.masks.domain import Domain
+from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Ints, Spans, Universe
+from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["Coarse"]
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import check_readable, kind, shown
-from saccade.masks.base import Mask
 from saccade.masks.dense import Dense
 from saccade.masks.full import Full
+from saccade.masks.mask import Mask
 from saccade.masks.padding import Padding
 from saccade.masks.predicate import Predicate
 

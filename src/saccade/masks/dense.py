@@ -9,8 +9,8 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import check_readable, kind
-from saccade.masks.base import Mask
 from saccade.masks.domain import EVERYWHERE, Domain
+from saccade.masks.mask import Mask
 
 __all__ = ["Dense"]
 

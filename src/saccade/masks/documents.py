@@ -13,11 +13,11 @@ from torch import Tensor
 
 from saccade.errors import type_error, value_error
 from saccade.masks.arguments import check_ints, kind, listed, shown
-from saccade.masks.base import Mask
 from saccade.masks.domain import EVERYWHERE, Domain
+from saccade.masks.mask import Mask
 from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
-from saccade.spans import Bounds, Ints, Spans, Universe
+from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["Documents"]
 

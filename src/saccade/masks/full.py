@@ -7,9 +7,9 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Spans, Universe
+from saccade.plan.spans import Bounds, Spans, Universe
 
 __all__ = ["Full"]
 

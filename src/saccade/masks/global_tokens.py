@@ -12,10 +12,10 @@ from torch import Tensor
 
 from saccade.errors import value_error
 from saccade.masks.arguments import check_ints, listed, shown
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 from saccade.masks.table import Table
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Ints, Spans, Universe
+from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["Global", "global_positions"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.errors import type_error
 from saccade.masks.arguments import kind
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 
 __all__ = ["Predicate"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.masks.algebra import And, Not, Or
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 
 __all__ = ["decode", "encode"]
 

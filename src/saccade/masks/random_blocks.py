@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from saccade.masks.arguments import SIZE_BITS, check_field
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Ints, Spans, Universe
+from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["DRAW_BITS", "SEED_BITS", "Random"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from saccade.errors import value_error
 from saccade.masks.arguments import SIZE_BITS, check_int
-from saccade.masks.base import Mask
 from saccade.masks.causal import Causal
 from saccade.masks.coarse import Coarse
 from saccade.masks.global_tokens import Global, global_positions
+from saccade.masks.mask import Mask
 from saccade.masks.prefix import Prefix
 from saccade.masks.random_blocks import DRAW_BITS, SEED_BITS, Random
 from saccade.masks.strided import Strided

@@ -8,9 +8,9 @@ from collections.abc import Hashable, Sequence
 from torch import Tensor
 
 from saccade.masks.arguments import check_field
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Spans, Universe
+from saccade.plan.spans import Bounds, Spans, Universe
 
 __all__ = ["Strided"]
 

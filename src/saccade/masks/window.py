@@ -10,9 +10,9 @@ from torch import Tensor
 from saccade.arguments import is_integer
 from saccade.errors import value_error
 from saccade.masks.arguments import POSITION_BITS, shown
-from saccade.masks.base import Mask
+from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.spans import Bounds, Spans, Universe
+from saccade.plan.spans import Bounds, Spans, Universe
 
 __all__ = ["Window"]
 

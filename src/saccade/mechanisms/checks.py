@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import is_finite_number, is_integer, is_number
+from saccade.engine.at_positions import GivenPositions, Positions, check_domain, check_positions
+from saccade.engine.checks import autocast
+from saccade.engine.ingredients import ScoreMatrix
 from saccade.errors import type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.readable import is_surely_finite
-from saccade.score_checks import autocast
-from saccade.score_matrix import ScoreMatrix
-from saccade.token_positions import GivenPositions, Positions, check_domain, check_positions
 
 __all__ = ["Inputs", "check_count", "check_number", "checked_inputs", "checked_scale"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.caches.recurrent import Memory
+from saccade.engine.grouping import groups_of, product
 from saccade.errors import value_error
-from saccade.grouping import groups_of, product
 from saccade.matrix import Block
 from saccade.mechanisms.linear_time_matrix import LinearTimeMatrix
 from saccade.mechanisms.prefix_sums import prefix_sums

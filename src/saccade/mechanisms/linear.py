@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.caches import RecurrentCache
+from saccade.engine.at_positions import GivenPositions
 from saccade.errors import type_error, value_error
 from saccade.masks import Mask
 from saccade.mechanisms.base import Mechanism
@@ -12,7 +13,6 @@ from saccade.mechanisms.checks import check_number, checked_inputs
 from saccade.mechanisms.feature_maps import FeatureMap, FeatureMapName, feature_map_of
 from saccade.mechanisms.feature_matrix import FeatureMatrix, Features
 from saccade.mechanisms.reach import Reach, why_no_sum
-from saccade.token_positions import GivenPositions
 
 __all__ = ["Linear"]
 

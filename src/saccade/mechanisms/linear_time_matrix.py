@@ -7,7 +7,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from saccade import dropout
+from saccade.engine import dropout
 from saccade.matrix import Matrix
 
 __all__ = ["LinearTimeMatrix"]

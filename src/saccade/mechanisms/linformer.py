@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from saccade.engine.at_positions import GivenPositions
 from saccade.errors import value_error
 from saccade.masks import Mask
 from saccade.mechanisms.base import Mechanism
@@ -16,7 +17,6 @@ from saccade.mechanisms.reach import written_out
 from saccade.mechanisms.readable import is_readable, unless_none
 from saccade.mechanisms.segments import hidden_keys, why_not_keys_only
 from saccade.mechanisms.thin import Thin
-from saccade.token_positions import GivenPositions
 
 __all__ = ["Linformer"]
 

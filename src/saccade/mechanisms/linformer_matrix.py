@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade.grouping import groups_of, product
+from saccade.engine.grouping import groups_of, product
 from saccade.matrix import Block
 from saccade.mechanisms.linear_time_matrix import LinearTimeMatrix
 from saccade.mechanisms.row_blocks import row_blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.engine.at_positions import GivenPositions
 from saccade.masks import Mask
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.checks import check_count, checked_inputs, checked_scale
@@ -14,7 +15,6 @@ from saccade.mechanisms.reach import written_out
 from saccade.mechanisms.readable import unless_none
 from saccade.mechanisms.segments import hidden_keys, segment_means, why_not_keys_only
 from saccade.mechanisms.thin import Thin
-from saccade.token_positions import GivenPositions
 
 __all__ = ["Nystrom"]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.arguments import is_integer
 from saccade.caches import RecurrentCache
+from saccade.engine.at_positions import GivenPositions
 from saccade.errors import type_error, value_error
 from saccade.masks import Mask
 from saccade.mechanisms.base import Mechanism
@@ -19,7 +20,6 @@ from saccade.mechanisms.feature_matrix import FeatureMatrix
 from saccade.mechanisms.random_features import KINDS, Kind, random_features
 from saccade.mechanisms.reach import Reach, why_no_sum
 from saccade.mechanisms.readable import is_readable
-from saccade.token_positions import GivenPositions
 
 __all__ = ["Performer"]
 

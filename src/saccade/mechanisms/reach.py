@@ -7,9 +7,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from saccade.engine.at_positions import Positions, first_position
 from saccade.masks import And, Causal, Dense, Documents, Full, Mask, Padding
 from saccade.mechanisms.readable import is_readable, unless_none
-from saccade.token_positions import Positions, first_position
 
 __all__ = ["Reach", "parts_of", "picks_keys", "why_no_sum", "written_out"]
 

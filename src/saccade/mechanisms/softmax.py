@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import is_integer
-from saccade.attention_matrix import AttentionMatrix, Impl
+from saccade.attention import AttentionMatrix, Impl
+from saccade.engine.at_positions import GivenPositions
 from saccade.errors import type_error, value_error
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
 from saccade.scores import Score
-from saccade.token_positions import GivenPositions
 
 __all__ = ["Softmax"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.grouping import folded
+from saccade.engine.grouping import folded
 
 __all__ = ["CHUNK", "Carried", "Line", "Summed", "swept"]
 

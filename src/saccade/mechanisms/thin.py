@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from saccade.attention_matrix import AttentionMatrix
-from saccade.grouping import groups_of, product
+from saccade.attention import AttentionMatrix
+from saccade.engine.grouping import groups_of, product
 from saccade.mechanisms.readable import is_readable
 
 __all__ = ["Thin"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from saccade import dropout
+from saccade.engine import dropout
 from saccade.errors import value_error
 from saccade.nn.feed_forward import ACTIVATIONS, Activation
 from saccade.nn.norms import check_eps

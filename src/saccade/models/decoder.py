@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches import Cache
+from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
@@ -19,7 +20,6 @@ from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Learned, Rotary
-from saccade.token_positions import Positions, check_positions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

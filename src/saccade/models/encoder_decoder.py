@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches import Cache
+from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
@@ -17,7 +18,6 @@ from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
-from saccade.token_positions import Positions, check_positions
 
 __all__ = ["EncoderDecoder", "Given"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade import dropout
+from saccade.engine import dropout
 from saccade.errors import type_error, value_error
 from saccade.nn.feed_forward import ACTIVATIONS, Activation
 from saccade.nn.norms import NORMS, Norm, check_eps

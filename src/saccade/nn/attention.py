@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade import dropout
 from saccade.arguments import is_integer
 from saccade.caches import CrossCache, LayerCache
+from saccade.engine import dropout
+from saccade.engine.at_positions import GivenPositions, check_positions, consecutive
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.masks.causality import sees_later
@@ -15,7 +16,6 @@ from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
-from saccade.token_positions import GivenPositions, check_positions, consecutive
 
 __all__ = ["MultiHeadAttention"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from saccade.caches import LayerCache
+from saccade.engine.at_positions import Positions
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn.attention import MultiHeadAttention
 from saccade.positions import Rotary
-from saccade.token_positions import Positions
 
 __all__ = ["AttentionBlock"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from saccade.caches import Cache, CrossCache, LayerCache
+from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.norms import Norm, make_norm
 from saccade.nn.residual import add_sublayer, check_parts
-from saccade.token_positions import Positions
 
 __all__ = ["DecoderLayer"]
 

@@ -9,8 +9,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade import dropout
 from saccade.arguments import is_integer
+from saccade.engine import dropout
 from saccade.errors import type_error, value_error
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade import dropout
 from saccade.arguments import is_integer
+from saccade.engine import dropout
 from saccade.errors import describe, type_error, value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax

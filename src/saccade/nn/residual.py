@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from saccade import dropout
+from saccade.engine import dropout
 from saccade.errors import type_error, value_error
 from saccade.nn.attention import MultiHeadAttention
 

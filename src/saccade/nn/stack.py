@@ -8,11 +8,11 @@ from typing import cast
 from torch import Tensor, nn
 
 from saccade.caches import Cache, LayerCache
+from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
-from saccade.token_positions import Positions
 
 __all__ = ["DecoderStack", "EncoderStack"]
 

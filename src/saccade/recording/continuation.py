@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
+from saccade.engine.at_positions import AtPositions
 from saccade.matrix import Matrix
-from saccade.token_positions import AtPositions
 
 __all__ = ["Mark", "place_of_last"]
 

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
 from saccade.matrix import Matrix
 from saccade.recording.continuation import place_of_last

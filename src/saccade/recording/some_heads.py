@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
+from saccade.engine.at_positions import AtPositions
 from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.masks.kept_plans import plan_of
+from saccade.masks.plans import plan_of
 from saccade.matrix import Matrix
 from saccade.plan import Ranges
 from saccade.statistics import Block
-from saccade.token_positions import AtPositions
 
 __all__ = ["SomeHeads", "some_heads"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import is_integer
+from saccade.engine.grouping import take
 from saccade.errors import type_error, value_error
-from saccade.grouping import take
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from saccade.engine.ingredients import ScoreMatrix
 from saccade.errors import unsupported
-from saccade.score_matrix import ScoreMatrix
 from saccade.statistics.block import Block
 from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.engine.ingredients import ScoreMatrix
 from saccade.plan import Strip, Tile, Triangle
-from saccade.score_matrix import ScoreMatrix
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.distance import Distance
 from saccade.statistics.fold import Outline

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import attention
+from saccade.attention import attention
 from saccade.masks import Causal
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw

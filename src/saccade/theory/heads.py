@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import attention
+from saccade.attention import attention
 from saccade.masks import Window
 from saccade.theory.claim import claim
 from saccade.theory.counting import flops

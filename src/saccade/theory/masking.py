@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import attention, attention_with_lse
+from saccade.attention import attention, attention_with_lse
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, equal, same

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import AttentionMatrix, attention
+from saccade.attention import AttentionMatrix, attention
 from saccade.masks import Window
 from saccade.scores import Gaussian
 from saccade.theory.complexity import dense, recurrence

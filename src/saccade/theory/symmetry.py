@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from saccade.attention_matrix import attention
+from saccade.attention import attention
 from saccade.masks import Causal, Mask
 from saccade.positions import Sinusoidal
 from saccade.theory.claim import claim

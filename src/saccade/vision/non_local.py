@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import is_finite_number, is_number
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.errors import type_error, unsupported, value_error
 from saccade.nn.projections import weight_of
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features, check_size

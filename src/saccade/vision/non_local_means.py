@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.arguments import is_finite_number, is_integer
-from saccade.attention_matrix import attention
+from saccade.attention import attention
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Neighborhood
 from saccade.scores import Gaussian

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.attention_matrix import AttentionMatrix
+from saccade.attention import AttentionMatrix
 from saccade.vision.feature_map import as_map, as_tokens, check_features, reduced
 
 __all__ = ["PositionAttention"]

@@ -3,8 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
-from saccade.comparison import CLOSE, ROUGH, Comparison
 from saccade.errors import type_error, value_error
+from saccade.mechanisms.comparison import CLOSE, ROUGH, Comparison
 from saccade.viz.canvas import INK, blank
 
 if TYPE_CHECKING:

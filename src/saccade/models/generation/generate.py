@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from saccade import dropout
 from saccade.caches import Cache, LayerCache
+from saccade.engine import dropout
 from saccade.errors import type_error, value_error
 from saccade.models.generation.prompts import as_prompts, check_count, stop_tokens
 from saccade.models.generation.reader import LanguageModel, Reader, new_reader

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from saccade.caches import Cache, LayerCache, Traffic
+from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 from saccade.models.generation.prompts import left_padded
-from saccade.token_positions import Positions
 
 __all__ = ["LanguageModel", "Reader", "new_reader"]
 

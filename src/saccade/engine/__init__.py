@@ -1,0 +1,1 @@
+"""From checked ingredients to numbers: the score matrix, the product, the kernels. Users never import it."""

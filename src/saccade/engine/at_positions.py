@@ -1,0 +1,284 @@
+"""Where tokens stand: positions as arguments, and a mask read at them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.engine.token_order import TokenOrder
+from saccade.errors import describe, hidden_by_vmap, type_error, value_error
+from saccade.masks import Mask
+from saccade.masks.arguments import length_of, without_list
+from saccade.masks.domain import EVERYWHERE
+from saccade.plan import ALL, Box, Groups
+from saccade.plan.spans import Bounds, Ints, Spans, Universe
+from saccade.transforms import is_mapped, is_transformed
+
+__all__ = [
+    "AtPositions",
+    "GivenPositions",
+    "Positions",
+    "check_domain",
+    "check_positions",
+    "consecutive",
+    "first_position",
+]
+
+Positions = None | range | Tensor
+"""None (default), a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here."""
+GivenPositions = Positions | Sequence[int] | Sequence[Sequence[int]]
+"""The same as users hand it over: also as lists."""
+
+_FEW_GAPS = 4  # positions per row, up to which a mask is asked where it would like to cut
+_FEW_ROWS = 16
+_FEWEST = 1 << 20  # keys times rows, and some more for each key, below which a plan saves less than it costs
+_NOWHERE = 1 << 62
+
+
+def check_positions(positions: GivenPositions, name: str, batch: int, length: int, where: str) -> Positions:
+    """The positions, a list as a tensor; raises unless they give one, or -1, to each of ``length`` tokens."""
+    if positions is None:
+        return None
+    if isinstance(positions, range):
+        count = length_of(positions)
+        if count != length:
+            raise value_error(where, name, f"hold {length} positions", count)
+        if length and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
+            raise value_error(where, name, "start at 0 or later", positions)
+        return positions
+    positions = without_list(where, name, positions)
+    if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
+        got = str(getattr(positions, "dtype", type(positions).__name__)).removeprefix("torch.")
+        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", got)
+    if positions.shape not in ((length,), (1, length), (batch, length)):
+        rule = f"have shape [{length}] or [{batch}, {length}]"
+        raise value_error(where, name, rule, list(positions.shape))
+    if is_mapped(positions):
+        raise hidden_by_vmap(where, name)
+    # Reading the contents would wait for any other device; there, all negative positions mean "no token".
+    can_be_read = positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling()
+    if can_be_read and int(positions.min()) < -1:
+        hint = "-1 means that no token stands here"
+        raise value_error(where, name, "be at least -1", "a smaller one", facts=[describe(name, positions)], hint=hint)
+    return positions
+
+
+def check_domain(
+    mask: Mask, q_positions: Positions, kv_positions: Positions, q_len: int, kv_len: int, where: str
+) -> None:
+    """Raise unless the mask covers the positions of all queries and keys; those of no token do not count."""
+    domain = mask.domain
+    if domain == EVERYWHERE:
+        return
+    last = kv_len if q_positions is None else 0  # keys by default stand at 0 and on, queries at the end of them
+    for name, own, positions, default in (
+        ("keys", domain.keys, kv_positions, range(kv_len)),
+        ("queries", domain.rows, q_positions, range(last - q_len, last)),
+    ):
+        ends = _ends(default if positions is None else positions)
+        if own is None or ends is None:
+            continue
+        # Of more queries than keys the first stand before position 0, where no rule that begins there sees anything.
+        if ends[1] < own.stop and (ends[0] >= own.start or own.start == 0):
+            continue
+        rule = f"cover the positions of all {name}, {ends[0]} to {ends[1]}"
+        hint = "make the mask for this length; a token that sees nothing and is not seen has position -1"
+        if own == range(1) and kv_len > 1:
+            hint = f"a tensor with one column for all keys: tensor.expand(..., {kv_len})"
+        raise value_error(where, "mask", rule, f"{mask}, which covers {own.start} to {own.stop - 1}", hint=hint)
+
+
+def _ends(positions: range | Tensor) -> tuple[int, int] | None:
+    """The lowest and the highest position of a token; None if there is none, or only another device knows."""
+    if isinstance(positions, range):
+        return (min(positions[0], positions[-1]), max(positions[0], positions[-1])) if len(positions) else None
+    if positions.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
+        return None
+    found = positions[positions >= 0]
+    return (int(found.min()), int(found.max())) if len(found) else None
+
+
+def first_position(positions: Positions, default: int) -> int | None:
+    """The position of the first token if the others follow one by one, else None."""
+    if positions is None:
+        return default
+    if isinstance(positions, range) and (positions.step == 1 or len(positions) <= 1):
+        return positions.start
+    return None
+
+
+def consecutive(start: int, stop: int) -> range | Tensor:
+    """Positions one by one; a tensor where this is traced, as a range would fix the length."""
+    return torch.arange(start, stop) if torch.compiler.is_compiling() else range(start, stop)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AtPositions(Mask):
+    """A mask on *indices*, made from a mask on positions and the positions of the tokens.
+
+    Where positions never decrease from token to token of an item, whatever padding stands between them, the mask's
+    own bounds say which keys a row needs: those whose positions they hold. Other tables are looked at pair by pair.
+
+    Args:
+        mask: the rule on positions.
+        q_positions, kv_positions: int64 ``[batch | 1, len]``; below 0: no token stands here, it sees nothing and
+            nothing sees it.
+    """
+
+    mask: Mask
+    q_positions: Tensor
+    kv_positions: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        mask: Mask,
+        q_positions: Positions,
+        kv_positions: Positions,
+        q_len: int,
+        kv_len: int,
+        device: torch.device,
+    ) -> AtPositions:
+        """Write positions out as tensors of their own; a default (None) counts from 0."""
+        q, kv = (
+            torch.atleast_2d(torch.arange(length, device=device) if x is None else _written_out(x, device))
+            for x, length in ((q_positions, q_len), (kv_positions, kv_len))
+        )
+        return cls(mask, q, kv)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (max(self.mask.shape[0], len(self.q_positions), len(self.kv_positions)), self.mask.shape[1])
+
+    @property
+    def is_value(self) -> bool:
+        return False
+
+    @property
+    def asks_functions(self) -> bool:
+        return self.mask.asks_functions
+
+    def __repr__(self) -> str:
+        return f"{self.mask} at given positions"
+
+    def positions(self, b: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of the tokens with these indices."""
+        return tuple(  # type: ignore[return-value]
+            table[b if len(table) > 1 else 0, index]
+            for table, index in ((self.q_positions, q), (self.kv_positions, kv))
+        )
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        q_position, kv_position = self.positions(b, q, kv)
+        here = (q_position >= 0) & (kv_position >= 0)
+        return here & self.mask.allows(b, h, q_position, kv_position)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        together = groups.batch == ALL
+        if self._orders is None or (self._items > 1 and together.any() and not together.all()):
+            return Bounds.unknown(keys)
+        if self._items == 1 or not together.any():
+            return self._bounds(groups, keys)
+        # What some item needs is needed, and what all of them have is sure.
+        count, items = len(groups.first), self._items
+        first, last, *universe = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
+        each = Universe(*universe)
+        found = self._bounds(Groups(np.tile(np.arange(items), count), first, last), each)
+        if (groups.rows <= _FEW_ROWS).all():
+            return _one_range(found, items, keys)
+        missing = found.sure.complement(each)
+        needed, missing = (
+            Spans.of(x.starts.reshape(count, -1), x.ends.reshape(count, -1), keys) for x in (found.needed, missing)
+        )
+        return Bounds(needed, missing.complement(keys))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        unknown = (id(self), box)
+        if self._orders is None or (self._items > 1 and box.batch == ALL):
+            return unknown
+        spans = [
+            order.one_by_one(0 if order.items == 1 else box.batch, indices)
+            for order, indices in zip(self._orders, (box.rows, box.keys), strict=True)
+        ]
+        rows, columns = spans
+        if rows is None or columns is None:
+            return unknown
+        # A function may answer for each item, though its rule tells none apart.
+        is_alike = self.mask.shape[0] == 1 and not self.mask.asks_functions
+        return self.mask.residual(Box(ALL if is_alike else box.batch, rows, columns))
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        if self._orders is None or len(rows) <= 1:
+            return np.zeros(0, dtype=np.int64)
+        order, _ = self._orders
+        edges = []
+        for item in range(self._items) if batch == ALL else [batch]:
+            row = 0 if order.items == 1 else item
+            span = order.span(row)
+            # A rule may list its cuts, and of positions far apart these would be many more than there are rows.
+            is_dense = len(span) <= _FEW_GAPS * len(rows)
+            asked = batch if self._items == 1 else item
+            cuts = self.mask.cuts(ALL if self.mask.shape[0] == 1 else asked, span) if is_dense else ()
+            edges.append(order.edges(row, np.asarray(cuts, dtype=np.int64)))
+        return np.concatenate(edges)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.q_positions, self.kv_positions, *self.mask.tensors())
+
+    @cached_property
+    def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
+        """Of queries and keys, where both are known and worth it: to plan takes as long as a few pairs do."""
+        if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
+            return None
+        q = TokenOrder.of(self.q_positions)
+        kv = None if q is None else TokenOrder.of(self.kv_positions)
+        return None if q is None or kv is None else (q, kv)
+
+    @property
+    def _items(self) -> int:
+        """Batch items that the tables tell apart."""
+        return max(len(self.q_positions), len(self.kv_positions))
+
+    def _bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        """Of groups that belong to one item, or to all if the tables tell none apart."""
+        assert self._orders is not None  # who calls has looked
+        q, kv = self._orders
+        q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
+        rows = q.among(q_item, groups.first, groups.last)
+        batch = np.full_like(groups.batch, ALL) if self.mask.shape[0] == 1 else groups.batch
+        inner = self.mask.bounds(Groups(batch, rows.first, rows.last), kv.universe(kv_item))
+        found = kv.columns(kv_item, inner.needed, keys)
+        nothing = Spans.nothing(keys)
+        needed = found.needed.where(rows.some, nothing)
+        if inner.is_exact and found.is_exact and bool((rows.every == rows.some).all()):
+            return Bounds.exactly(needed)
+        sure = found.sure if inner.is_exact else kv.columns(kv_item, inner.sure, keys).sure
+        return Bounds(needed, sure.where(rows.every & rows.some, nothing))
+
+
+def _written_out(positions: range | Tensor, device: torch.device) -> Tensor:
+    if isinstance(positions, range):
+        return torch.arange(positions.start, positions.stop, positions.step, device=device)
+    # A copy: the plan is made from what the table holds now, and products may come later.
+    return positions.to(device, copy=True)
+
+
+def _one_range(found: Bounds, items: int, keys: Universe) -> Bounds:
+    """Bounds for all items at once, of a single range of keys each.
+
+    For a few rows, to gather keys costs more than to compute some in vain: one range of keys is one view.
+    """
+    needed, sure = found
+    first = np.where(needed.starts < needed.ends, needed.starts, _NOWHERE)[:, 0]  # empty slots stand last
+    stop = np.where(needed.starts < needed.ends, needed.ends, 0).max(axis=1)
+    slot = (sure.ends - sure.starts).argmax(axis=1)[:, None]
+    sure_first, sure_stop = (np.take_along_axis(edge, slot, 1).reshape(-1, items) for edge in sure)
+    return Bounds(
+        Spans.within(keys, first.reshape(-1, items).min(axis=1), stop.reshape(-1, items).max(axis=1)),
+        Spans.within(keys, sure_first.max(axis=1), sure_stop.min(axis=1)),
+    )

@@ -1,0 +1,103 @@
+"""Explanation: what a product will do, before it is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.kernels import Choice
+from saccade.engine.memory import Cost, Ledger
+from saccade.engine.sink import bytes_of_sink
+
+__all__ = ["Explanation"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Which kernel runs ``A @ value``, why not the others, and what it costs; print it.
+
+    Attributes:
+        kernel: name of the kernel that runs.
+        passed_over: faster kernels and every reason why they cannot run these inputs.
+        shape: (batch, heads, q_len, kv_len).
+        mask: the rule, as text.
+        tiles: boxes of [batch, heads, q_len, kv_len] that the kernel runs.
+        pairs: query-key pairs whose scores the kernel computes, over batch and heads: all those that may attend, and
+            those that are computed with them and then hidden. Of a causal mask the fused kernel leaves out the blocks
+            of keys that stand after the last of a block of queries: a little more than half the pairs.
+        flops: floating-point operations of the forward product (two per multiply-add).
+        extra_bytes: most memory that the forward product holds at any time beside its inputs and its outputs, in bytes:
+            copies, blocks of scores, the buffers of torch's own operation (which grow with the number of threads), and
+            the hidden pairs that the plan keeps for the next product. What autograd records is not counted.
+    """
+
+    kernel: str
+    passed_over: dict[str, tuple[str, ...]]
+    shape: tuple[int, int, int, int]
+    mask: str
+    tiles: int
+    pairs: int
+    flops: int
+    extra_bytes: int
+
+    @classmethod
+    def of(
+        cls, scores: ScoreMatrix, choice: Choice, value_dim: int, dropout_p: float, *, is_reordered: bool
+    ) -> Explanation:
+        """Read off what the kernel is going to run; nothing is computed, but for what a rule holds per pair.
+
+        Args:
+            scores: as the kernel gets it.
+            choice: the kernel.
+            value_dim: width of the values.
+            dropout_p: of the product.
+            is_reordered: whether the rows of ``scores`` are in another order, and the results go back to theirs.
+        """
+        cost = choice.kernel.cost(scores, value_dim, dropout_p)
+        return cls(
+            choice.kernel.name,
+            choice.passed_over,
+            scores.shape,
+            str(scores.rule),
+            cost.tiles,
+            cost.pairs,
+            2 * cost.pairs * (scores.query.shape[3] + value_dim),
+            _extra_bytes(scores, cost, value_dim, is_reordered),
+        )
+
+    def __str__(self) -> str:
+        total = math.prod(self.shape)
+        share = 100 * self.pairs / total if total else 100.0
+        lines = [
+            f"kernel   {self.kernel}",
+            f"shape    {list(self.shape)}  [batch, heads, q_len, kv_len]",
+            f"mask     {self.mask}",
+            f"tiles    {self.tiles:,}, holding {self.pairs:,} of {total:,} pairs ({share:.3g} %)",
+            f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} MiB besides tensors",
+        ]
+        for name, reasons in self.passed_over.items():
+            lines += [f"not {name}: {reason}" for reason in reasons]
+        return "\n".join(lines)
+
+
+def _extra_bytes(scores: ScoreMatrix, cost: Cost, value_dim: int, is_reordered: bool) -> int:
+    """What a whole product holds beside inputs and outputs: the kernel's part, and what is done before and after."""
+    (batch, heads, q_len, kv_len), query, wide = scores.shape, scores.query, scores.compute_dtype
+    rows, ledger = batch * heads * q_len, Ledger()
+    out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
+    if query.dtype != scores.dtype:  # scores are computed in float32 or wider, and some are prepared in it
+        ledger.take(batch * scores.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
+    if is_reordered:
+        bias = scores.bias.source if scores.bias is not None and scores.bias.source.shape[2] > 1 else None
+        copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
+        with ledger.holding(copied):
+            ledger.step(cost.held)
+            ledger.touch(out + lse)
+    else:
+        ledger.step(cost.held)
+    if scores.sink_logit is not None:
+        ledger.touch(bytes_of_sink(rows, value_dim, wide))
+    if query.dtype != scores.dtype:
+        ledger.touch(rows * value_dim * scores.dtype.itemsize)
+    return ledger.most - rows * (value_dim * scores.dtype.itemsize + wide.itemsize)

@@ -1,0 +1,77 @@
+"""FlexAttention's BlockMask, made from what a mask knows about itself instead of from all pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from saccade.plan import ALL, Groups, Rule
+from saccade.plan.spans import Ints, Spans, Universe
+
+__all__ = ["blocks_of"]
+
+
+def blocks_of(
+    rule: Rule,
+    shape: tuple[int, int, int, int],
+    origin: tuple[int, int],
+    device: torch.device,
+    block_size: int = 128,
+) -> BlockMask:
+    """The BlockMask of a rule.
+
+    Args:
+        rule: who may attend to whom.
+        shape: of the matrix, ``(batch, heads, q_len, kv_len)``.
+        origin: positions of the first query and the first key.
+        device: where FlexAttention will run.
+        block_size: rows and columns of a block.
+    """
+    _, _, q_len, kv_len = shape
+    q_first, kv_first = origin
+    items = list(range(rule.shape[0])) if rule.shape[0] > 1 else [ALL]
+    starts = np.arange(0, q_len, block_size)
+    ends = np.minimum(starts + block_size, q_len) - 1
+    groups = Groups(
+        np.repeat(items, len(starts)), np.tile(starts, len(items)) + q_first, np.tile(ends, len(items)) + q_first
+    )
+    keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
+    bounds = rule.bounds(groups, keys)
+    columns = -(-kv_len // block_size)
+    sizes = (len(items), len(starts), columns)
+    edges = kv_first + np.minimum(np.arange(columns + 1) * block_size, kv_len)
+    some = (_overlap(bounds.needed, edges) > 0).reshape(sizes)
+    full = (_overlap(bounds.sure, edges) == np.diff(edges)).reshape(sizes)
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        # FlexAttention counts indices, in 32 bits on a GPU; the rule positions, in 64.
+        return rule.allows(b, h, q.to(torch.int64) + q_first, kv.to(torch.int64) + kv_first)
+
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    rule.allows(zero, zero, zero, zero)  # so that what it reads is on the device before a compiler looks
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~full, device),
+        *_listed(full, device),
+        BLOCK_SIZE=(block_size, block_size),
+        mask_mod=mask_mod,
+        seq_lengths=(q_len, kv_len),
+    )
+
+
+def _overlap(spans: Spans, edges: Ints) -> Ints:
+    """How many keys between neighbouring edges a set holds, int64 ``[groups, len(edges) - 1]``."""
+    below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
+    for slot in range(spans.starts.shape[1]):
+        start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]
+        below += np.clip(edges, start, end) - start
+    return np.diff(below, axis=1)
+
+
+def _listed(which: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """How many blocks are marked, int32 ``[items, 1, rows]``, and all blocks, the marked ones first."""
+    marked = torch.from_numpy(which).to(device)[:, None]
+    order = torch.argsort(marked.to(torch.int8), dim=-1, descending=True, stable=True)
+    return marked.sum(-1).to(torch.int32), order.to(torch.int32)

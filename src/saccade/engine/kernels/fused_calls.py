@@ -1,0 +1,153 @@
+"""The calls of torch's flash operation that a product is made of; what runs them and what prices them read the same."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
+
+from saccade.engine.grouping import joined
+from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.kernels import aten
+from saccade.engine.pieces import pieces
+from saccade.plan import Ranges, Strip, Tile, Triangle
+
+__all__ = ["Call", "Route", "calls_of", "route_of", "tiles_of"]
+
+# A tile whose sure columns are many is run in two parts, which saves adding zeros to most of its scores.
+_WIDE = 2048
+_FEW_ROWS, _LONG = 16, 256  # rows of a tile, and keys of a range, from which on a copy of the keys is dear
+_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # of a tile whose bias has to be read from a table: 16 MB in float32
+
+
+class Call(NamedTuple):
+    """One call of the operation.
+
+    Attributes:
+        tile: the rows, and those columns of a tile that the call takes.
+        is_triangle: whether the columns are a causal square.
+        causal: whether the operation's own flag hides what is hidden of it; with a bias, the terms say it instead.
+        is_sure: whether every row has every column.
+    """
+
+    tile: Tile
+    is_triangle: bool
+    causal: bool
+    is_sure: bool
+
+    @property
+    def columns(self) -> Ranges:
+        """The columns, neighbouring ranges joined, so that most calls read one view of the keys."""
+        return joined(tuple(strip.keys for strip in self.tile.columns))
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs whose scores the operation computes, over batch items and heads."""
+        items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
+        return items * heads * aten.pairs(self.tile.height, self.tile.width, self.causal)
+
+
+class Route(NamedTuple):
+    """How a product runs.
+
+    Attributes:
+        single: the one call that takes every row, if there is one: its result is the product's.
+        tiles: what is run, tile by tile, if there is none.
+    """
+
+    single: Call | None
+    tiles: Iterable[Tile]
+
+
+def route_of(scores: ScoreMatrix) -> Route:
+    """One call of every row and every column, or of one range of them; else tile by tile."""
+    single = _whole(scores) or _one_view(scores)
+    return Route(single, () if single else tiles_of(scores))
+
+
+def calls_of(scores: ScoreMatrix, tile: Tile) -> Iterator[Call]:
+    """The calls of one tile; over all of them, each of its columns is taken once."""
+    for columns, is_triangle in _parts(tile):
+        causal, is_sure = is_triangle and scores.bias is None, not is_triangle and _all_sure(columns)
+        yield Call(tile._replace(columns=columns), is_triangle, causal, is_sure)
+
+
+def _whole(scores: ScoreMatrix) -> Call | None:
+    """The one call that takes every row and column; None if there are several."""
+    plan, has_bias = scores.plan, scores.bias is not None
+    if scores.bias is not None and not scores.bias.is_written_out:
+        return None
+    key = ("whole", has_bias)
+    if key not in plan.memo:
+        plan.memo[key] = None
+        if len(plan) == 1:
+            (tile,) = plan.tiles
+            calls = list(calls_of(scores, tile))
+            items = tile.batch.stop - tile.batch.start
+            if len(calls) == 1 and items * plan.shape[1] * tile.height * tile.width == math.prod(plan.shape):
+                plan.memo[key] = calls[0]
+    return cast("Call | None", plan.memo[key])
+
+
+def _one_view(scores: ScoreMatrix) -> Call | None:
+    """The one call that takes every row, and one range of columns; None if there are several."""
+    plan = scores.plan
+    if len(plan) != 1 or scores.bias is not None:
+        return None
+    if "view" not in plan.memo:
+        (tile,) = plan.tiles
+        calls = list(calls_of(scores, tile))
+        items = tile.batch.stop - tile.batch.start
+        covers = items * plan.shape[1] * tile.height == math.prod(plan.shape[:3])
+        is_view = covers and len(calls) == 1 and len(calls[0].columns) == 1
+        plan.memo["view"] = calls[0] if is_view else None
+    return cast("Call | None", plan.memo["view"])
+
+
+def tiles_of(scores: ScoreMatrix) -> Iterable[Tile]:
+    """The tiles of the plan, cut where reading the bias of a whole one would take much memory."""
+    if scores.bias is None or scores.bias.is_written_out:
+        return scores.plan.tiles
+    share = scores.query.shape[1] // scores.key.shape[1] if scores.key.shape[1] else 1
+    cut = (pieces(tile, share=share, rows=_READ_ROWS, entries=_READ_ENTRIES) for tile in scores.plan.tiles)
+    return itertools.chain.from_iterable(cut)
+
+
+def _parts(tile: Tile) -> Iterator[tuple[tuple[Strip, ...], bool]]:
+    """The columns of each call, and whether they are a causal square."""
+    if not tile.columns:
+        return
+    sure = tuple(strip for strip in tile.columns if strip.residual is True)
+    unsure = tuple(strip for strip in tile.columns if strip.residual is not True)
+    if len(unsure) == 1 and isinstance(unsure[0].residual, Triangle) and unsure[0].residual.is_square:
+        width = sum(len(strip.keys) for strip in sure)
+        if not sure or width >= min(_WIDE, tile.height):
+            if sure:
+                yield sure, False
+            yield unsure, True
+            return
+    if unsure and sum(len(strip.keys) for strip in sure) >= _WIDE:
+        yield sure, False
+        yield unsure, False
+    elif tile.height <= _FEW_ROWS and not unsure:
+        for columns in _runs(sure):
+            yield columns, False
+    else:
+        yield tile.columns, False
+
+
+def _runs(sure: tuple[Strip, ...]) -> Iterator[tuple[Strip, ...]]:
+    """Long ranges one by one, as views: a few rows are computed faster than the keys of a range are copied."""
+    short = []
+    for strip in sure:
+        if len(strip.keys) >= _LONG:
+            yield (strip,)
+        else:
+            short.append(strip)
+    if short:
+        yield tuple(short)
+
+
+def _all_sure(strips: tuple[Strip, ...]) -> bool:
+    return all(strip.residual is True for strip in strips)

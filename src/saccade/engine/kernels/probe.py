@@ -1,0 +1,83 @@
+"""What rules and biases hold per pair: counted on a few pairs of a tile, since only running them tells."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.memory import Held, counted
+from saccade.plan import Plan, Strip, Tile
+
+__all__ = ["Probe"]
+
+_SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of what is run, and its pairs over batch and heads
+_SHARES = 8  # tiles are taken for alike whose unsure columns are the same share of all, to such a part
+
+
+class Probe:
+    """Counts on a small part of a tile what something would hold for the whole of it.
+
+    Queries and keys are stood in for by zeros that take no memory.
+
+    Args:
+        scores: the score matrix in question.
+        is_narrow: queries and keys that are multiplied may be one number wide, since they are few beside their pairs.
+    """
+
+    def __init__(self, scores: ScoreMatrix, *, is_narrow: bool = False):
+        self._scores = _stand_in(scores, 1 if is_narrow and scores.tile_function is None else None)
+        self._found: dict[Hashable, tuple[float, float]] = {}
+
+    def held(self, name: str, tile: Tile, run: Callable[[ScoreMatrix, Tile], object]) -> Held:
+        """What ``run`` holds for a tile, if that grows with its pairs; what is of one name is run once for all."""
+        if tile.height * tile.width == 0:
+            return Held(0, 0)
+        copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
+        key = (name, id(tile.rule), copies, min(tile.height, _SIDE), _kind(tile))
+        if key not in self._found:
+            part = _part(tile, math.prod(copies))
+            scores = copy.copy(self._scores)
+            scores._plan = Plan(scores.shape, ())  # what is kept with the plan is for whole tiles
+            with torch.no_grad():
+                found = counted(lambda: run(scores, part))
+            pairs = part.height * part.width
+            self._found[key] = found.most / pairs, found.left / pairs
+        most, left = (int(each * tile.height * tile.width) for each in self._found[key])
+        return Held(most, left)
+
+
+def _stand_in(scores: ScoreMatrix, width: int | None) -> ScoreMatrix:
+    """The same score matrix of zeros, which is on the CPU where there is no memory behind the true one."""
+
+    def zeros(x: Tensor, width: int | None = None) -> Tensor:
+        shape = x.shape if width is None else (*x.shape[:-1], width)
+        return torch.zeros((), dtype=x.dtype, device="cpu" if x.is_meta else x.device).expand(shape)
+
+    other = scores.replaced(zeros(scores.query, width), zeros(scores.key, width))
+    other.parameters = tuple(zeros(x) for x in scores.parameters)
+    if scores.bias is not None and scores.bias.source.is_meta:
+        other.bias = scores.bias.of(zeros(scores.bias.source))
+    return other
+
+
+def _kind(tile: Tile) -> Hashable:
+    """Alike for tiles that hold about the same per pair: what matters is the share of what is asked, and the steps."""
+    unsure = [len(strip.keys) for strip in tile.columns if strip.residual is not True]
+    shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
+    return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
+
+
+def _part(tile: Tile, copies: int) -> Tile:
+    """Some rows of a tile, and of each strip as many columns as its share in all of them."""
+    side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
+    share = min(1.0, side / tile.width)
+    columns = tuple(
+        Strip(strip.keys[: math.ceil(share * len(strip.keys))], strip.residual if strip.residual is True else "some")
+        for strip in tile.columns
+    )
+    return tile._replace(rows=tile.rows[:side], columns=columns)

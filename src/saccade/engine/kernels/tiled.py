@@ -1,0 +1,288 @@
+"""Complete rows, a block at a time, in torch operations: exact, linear memory, forward and backward, any device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.engine import dropout
+from saccade.engine.autograd import NO_FORWARD_DERIVATIVES, Backward, Dropped, Tensors, run
+from saccade.engine.grouping import at, folded, groups_of, joined, product, take, transposed_product
+from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.kernels.tiled_blocks import blocks_of
+from saccade.engine.kernels.tiled_cost import cost_of, pairs_of
+from saccade.engine.memory import Cost
+from saccade.plan import Tile
+from saccade.transforms import has_forward_derivatives
+
+__all__ = ["Tiled"]
+
+_LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
+
+
+class Tiled:
+    """Softmax of complete rows, a block at a time; the backward pass computes the weights again.
+
+    It runs what torch's own operation does not: dropout, gradients of the bias, softcaps, scores other than dot
+    products.
+
+    Cost: memory beside inputs and outputs is that of a few blocks of scores, 4 or 8 MB each.
+    """
+
+    name = "tiled"
+
+    def reasons(self, scores: ScoreMatrix, dropout_p: float) -> tuple[str, ...]:
+        """Why it cannot run these inputs; empty if it can."""
+        del scores, dropout_p
+        return (NO_FORWARD_DERIVATIVES,) if has_forward_derivatives() else ()
+
+    def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
+        """What the blocks compute and hold; nothing is run."""
+        return cost_of(scores, value_dim, dropout_p)
+
+    def pairs(self, scores: ScoreMatrix) -> int:
+        """Query-key pairs whose scores the blocks hold."""
+        return pairs_of(scores)
+
+    def run(
+        self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
+        seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
+        dropped = None if seed is None or dropout_p == 0.0 else Dropped(dropout_p, seed)
+        return run(self, scores, value, dropped)
+
+    def forward(self, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+        """Output and lse."""
+        return _forward(scores, value, dropped)
+
+    def backward(
+        self, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None, given: Backward, wanted: tuple[bool, ...]
+    ) -> Tensors:
+        """Gradients of query, key, value, the bias's source and the score's parameters, where wanted."""
+        return _backward(scores, value, dropped, given, wanted)
+
+
+def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    batch, heads, q_len, _ = scores.shape
+    # [batch, len, heads, width] in memory, so that heads merge without a copy.
+    out = value.new_zeros(batch, q_len, heads, value.shape[3]).transpose(1, 2)
+    lse = torch.full((batch, heads, q_len), -math.inf, dtype=scores.compute_dtype, device=value.device)
+    scratch, of_all = _Scratch(scores), _words(scores, dropped)
+    is_small = _is_small(scores)
+    for piece in blocks_of(scores):
+        block = _made(scores, value, piece, scratch)
+        weights = block.scores
+        if is_small:
+            total = weights.exp_().sum(-1, keepdim=True)
+            block.rows(lse).copy_(total.log()[..., 0])
+        else:
+            peak = weights.amax(-1, keepdim=True)
+            total = weights.sub_(peak.masked_fill(peak == -math.inf, 0.0)).exp_().sum(-1, keepdim=True)
+            block.rows(lse).copy_((total.log() + peak)[..., 0])
+        total = total.masked_fill_(total == 0.0, 1.0)  # nothing is allowed: weights 0, lse -inf
+        words = block.words(of_all, scratch)
+        if words is not None and dropped is not None:
+            dropout.drop_(weights, words)
+            total = total * (1.0 - dropped.p)
+        block.rows(out).copy_(product(weights, block.value) / total)
+        del block, weights, words  # or they would be held while the next ones are made
+    return out, lse
+
+
+def _backward(
+    scores: ScoreMatrix, value: Tensor, dropped: Dropped | None, given: Backward, wanted: tuple[bool, ...]
+) -> Tensors:
+    wide, bias = scores.compute_dtype, scores.bias
+    grads = [
+        torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and needed else None
+        for x, needed in zip(scores.sources(value), wanted, strict=True)
+    ]
+    gq, gk, gv, gb, *gp = grads
+    grad_out, lse = given.grad_out, given.lse
+    # What softmax takes off each gradient. From an output in half precision it would be as coarse as that is, and the
+    # sum of many rows would show it; rows are complete here, so that a block can tell it too, by one more pass.
+    is_exact = given.out.dtype == wide
+    delta = (grad_out * given.out).sum(-1) if is_exact else torch.zeros_like(lse)
+    if given.grad_lse is not None:
+        delta = delta - given.grad_lse.to(wide)
+    scratch, of_all = _Scratch(scores), _words(scores, dropped)
+    # Where exponentials need no shift, what they are divided by goes to the rows of what they are multiplied with.
+    share = (-lse).exp() if _is_small(scores) else None
+    delta = delta if share is None else (delta * share).masked_fill_(share == 0.0, 0.0)
+    for piece in blocks_of(scores):
+        block = _made(scores, value, piece, scratch, slopes=True)
+        weights = block.scores if share is not None else block.scores.sub_(block.rows(lse)[..., None])
+        weights = weights.exp_()
+        go = block.rows(grad_out).to(wide)
+        go = go if dropped is None else go / (1.0 - dropped.p)
+        go = go if share is None else go * block.rows(share)[..., None]
+        grad_weights = scratch.product(go, block.value.mT, 1)
+        words = block.words(of_all, scratch)
+        if words is not None:
+            dropout.drop_(grad_weights, words)
+        if gv is not None:
+            kept = weights if words is None else dropout.dropped(weights, words, out=scratch.like(weights, 2))
+            block.add_transposed(gv, kept, go)
+        taken = block.rows(delta)
+        if not is_exact:
+            own = torch.linalg.vecdot(grad_weights, weights)
+            taken = taken + (own if share is None else own * block.rows(share))
+        grad_scores = grad_weights.sub_(taken[..., None]).mul_(weights)
+        if gb is not None and bias is not None:
+            bias.collect(gb, block.tile, grad_scores)
+        if block.slopes is not None:
+            grad_scores *= block.slopes
+        _backward_of_scores(scores, block, grad_scores, gq, gk, gp)
+        del block, weights, words, grad_weights, grad_scores  # or they would be held while the next ones are made
+    return tuple(grads)
+
+
+def _backward_of_scores(
+    scores: ScoreMatrix,
+    block: _Block,
+    grad_scores: Tensor,
+    gq: Tensor | None,
+    gk: Tensor | None,
+    gp: list[Tensor | None],
+) -> None:
+    """From the gradient of a block's scores to those of query, key and parameters."""
+    if scores.tile_function is None:
+        if gq is not None:
+            block.rows(gq).add_(product(grad_scores, block.key), alpha=scores.scale)
+        if gk is not None:
+            block.add_transposed(gk, grad_scores, block.query * scores.scale)
+        return
+    of_query, of_key, *others = _gradients_of_tile(scores, block, grad_scores * scores.scale)
+    if gq is not None and of_query is not None:
+        block.rows(gq).add_(of_query)
+    if gk is not None and of_key is not None:
+        block.add_columns(gk, of_key)
+    for total, part in zip(gp, others, strict=True):
+        if total is not None and part is not None:
+            total.add_(part)
+
+
+def _gradients_of_tile(scores: ScoreMatrix, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
+    """Those of a block's query, its key and the parameters, by the score's own rule or else by autograd."""
+    function, groups = scores.tile_function, block.key.shape[1]
+    assert function is not None  # who calls has looked
+    q, grad = folded(block.query, groups), folded(grad, groups)
+    given = getattr(function, "gradients", None)
+    if given is not None:
+        of_query, *others = given(grad, q, block.key, *scores.parameters)
+        return (of_query.reshape(block.query.shape), *others)
+    leaves = [x.detach().requires_grad_() for x in (q, block.key, *scores.parameters)]
+    with torch.enable_grad():
+        made = function(*leaves)
+    of_query, *others = torch.autograd.grad(made, leaves, grad, allow_unused=True)
+    return (None if of_query is None else of_query.reshape(block.query.shape), *others)
+
+
+class _Block(NamedTuple):
+    """Complete rows of the score matrix, and what made them, in the compute dtype."""
+
+    tile: Tile
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scores: Tensor
+    slopes: Tensor | None
+    groups: slice
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The part of ``x [batch, heads, q_len, ...]`` for the rows of the block, as a view."""
+        return at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
+
+    def add_transposed(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add ``left.mT [.., columns, rows] @ right [.., rows, width]``, summed over the heads of each group."""
+        columns, groups = self.tile.columns, self.key.shape[1]
+        if len(left) > 1 or len(columns) > 1:
+            self.add_columns(total, transposed_product(left, right, groups))
+            return
+        # One product that adds to what is there: a sum of its own would pass over all keys once more.
+        own = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
+        own.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
+
+    def add_columns(self, total: Tensor, part: Tensor) -> None:
+        """Add ``[batch, groups, columns, width]`` to the columns of ``[batch, kv_heads, kv_len, width]``."""
+        total = total[self.tile.batch, self.groups]
+        start = 0
+        for strip in self.tile.columns:
+            at(total, strip.keys, 2).add_(part[:, :, start : start + len(strip.keys)])
+            start += len(strip.keys)
+
+    def words(self, of_all: dropout.Words | None, scratch: _Scratch) -> Tensor | None:
+        """Words for `dropout.drop_`, in the shape of the scores; None without dropout."""
+        if of_all is None:
+            return None
+        batch, heads, rows, columns, _ = self.tile
+        out = scratch.like(self.scores, 3, torch.int32)
+        return of_all.block(batch, heads, rows, tuple(strip.keys for strip in columns), out=out)
+
+
+def _is_small(scores: ScoreMatrix) -> bool:
+    """Whether no score can be so large that its exponential, or a sum of them, leaves float32: no shift is needed."""
+    if scores.tile_function is not None or scores.bias is not None or scores.query.numel() * scores.key.numel() == 0:
+        return False
+    longest = [
+        torch.linalg.vector_norm(x.detach(), dim=-1, dtype=scores.compute_dtype).max()
+        for x in (scores.query, scores.key)
+    ]
+    return float(longest[0] * longest[1]) * abs(scores.scale) <= _LARGEST
+
+
+def _words(scores: ScoreMatrix, dropped: Dropped | None) -> dropout.Words | None:
+    if dropped is None:
+        return None
+    whole = scores.everything()
+    b, h, (q, kv) = scores.batch_index(whole), scores.head_index(whole), scores.positions(whole)
+    return dropout.Words(dropped.seed, b, h, q, kv, dropped.p)
+
+
+def _made(scores: ScoreMatrix, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
+    """A block of the score matrix, -inf where not allowed, which may be changed until the next one is made."""
+    groups = groups_of(piece.heads, scores.shape[1], scores.key.shape[1])
+    columns = joined(tuple(strip.keys for strip in piece.columns))
+    wide = scores.compute_dtype
+    q = at(scores.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
+    k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (scores.key, value))
+    is_dot = scores.tile_function is None
+    made = scratch.product(q * scores.scale, k.mT, 0) if is_dot else scores.compared(q, k)
+    made = scores.capped(made)
+    slope = 1.0 - (made / scores.softcap).square_() if slopes and scores.softcap is not None else None
+    made = scores.hide_(scores.biased(made, piece), piece)
+    return _Block(piece, q, k, v, made, slope, groups)
+
+
+class _Scratch:
+    """Memory for the blocks of one pass, used again for each: fresh memory costs as much as the product in it."""
+
+    def __init__(self, scores: ScoreMatrix):
+        self._wide, self._device = scores.compute_dtype, scores.device
+        self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def like(self, x: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Uninitialised, in the shape of ``x``; each number is a buffer of its own."""
+        return self._shaped(x.shape, number, self._wide if dtype is None else dtype)
+
+    def product(self, left: Tensor, right: Tensor, number: int) -> Tensor:
+        """``left [B, H, R, D] @ right [B, G, D, C]``, each head with its group, in buffer ``number``."""
+        batch, heads, rows, _ = left.shape
+        out = self._shaped((batch, heads, rows, right.shape[3]), number, self._wide)
+        left = folded(left, right.shape[1])
+        torch.matmul(left, right, out=out.view(*left.shape[:3], right.shape[3]))
+        return out
+
+    def _shaped(self, shape: tuple[int, ...], number: int, dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape)
+        buffer = self._buffers.pop((number, dtype), None)
+        if buffer is None or buffer.numel() < size:
+            buffer = None  # given back before a larger one is taken
+            buffer = torch.empty(size, dtype=dtype, device=self._device)
+        self._buffers[number, dtype] = buffer
+        return buffer[:size].view(shape)

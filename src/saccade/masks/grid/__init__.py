@@ -1,0 +1,1 @@
+"""Masks on tokens that stand in a grid: windows, rows and columns, neighbourhoods."""

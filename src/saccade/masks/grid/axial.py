@@ -1,0 +1,91 @@
+"""Axial: the row and the column of a grid that a cell stands in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from saccade.errors import value_error
+from saccade.masks.arguments import shown
+from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
+from saccade.masks.mask import Mask
+from saccade.plan.spans import Ints
+
+__all__ = ["Axial"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axial(Grid):
+    r"""A cell of a grid sees its own row, its own column, or both.
+
+    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys alike; a position that
+    is not on the grid sees nothing and is not seen. Whom the cell in the middle of 3 rows of 5 sees:
+
+    >>> for axis in ("rows", "columns", "both"):
+    ...     seen = Axial(3, 5, axis).to_dense(15)[0, 0, 7].view(3, 5).tolist()
+    ...     print("\n".join(" ".join(".1"[see] for see in row) for row in seen), end="\n\n")
+    . . . . .
+    1 1 1 1 1
+    . . . . .
+    <BLANKLINE>
+    . . 1 . .
+    . . 1 . .
+    . . 1 . .
+    <BLANKLINE>
+    . . 1 . .
+    1 1 1 1 1
+    . . 1 . .
+    <BLANKLINE>
+
+    Args:
+        height, width: rows and columns of the grid, ints of at least 1.
+        axis: "rows" (a cell sees its row), "columns" (its column), or "both" (the cross).
+
+    Raises:
+        ValueError: anything else.
+
+    Cost: ``width``, ``height`` or ``height + width - 1`` keys per query. Columns are run on every width-th row and key,
+    as views without copies, and merged with rows by the lse.
+
+    Reference: Ho et al. 2019, arXiv:1912.12180, section 3 (rows and columns in turn); Huang et al. 2019, "CCNet",
+    arXiv:1811.11721, section 3.2 (criss-cross: both at once).
+    """
+
+    height: int
+    width: int
+    axis: Literal["rows", "columns", "both"] = "both"
+
+    def __post_init__(self) -> None:
+        check_grid(self)
+        if not isinstance(self.axis, str) or self.axis not in ("rows", "columns", "both"):
+            raise value_error("Axial", "axis", "be 'rows', 'columns' or 'both'", shown(self.axis))
+
+    @property
+    def depends_on_displacement(self) -> bool:
+        return True
+
+    @property
+    def squares(self) -> Squares | None:
+        return Squares(8, 8) if self.axis == "both" else None
+
+    def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
+        own_row = Rectangle(y, y + 1, x - x, x - x + self.width)
+        own_column = Rectangle(y - y, y - y + self.height, x, x + 1)
+        return {"rows": [own_row], "columns": [own_column], "both": [own_row, own_column]}[self.axis]
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        del batch
+        cells = self.height * self.width
+        return np.arange(0, min(cells, max(rows.stop, 0)) + 1, cells if self.axis == "columns" else self.width)
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        if self.width == 1 or self.axis == "rows":
+            return [(1, self)]
+        columns = dataclasses.replace(self, axis="columns")
+        if self.axis == "columns":
+            return [(self.width, columns)]
+        own_row = dataclasses.replace(self, axis="rows")
+        return [(1, own_row), (self.width, columns & ~own_row)]

@@ -1,0 +1,223 @@
+"""Grid: rules on the cells of a grid, of which positions are the numbers, row by row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from saccade.errors import value_error
+from saccade.masks.arguments import SIZE_BITS, check_field
+from saccade.masks.domain import Domain
+from saccade.masks.mask import Mask
+from saccade.plan import Box, Groups
+from saccade.plan.spans import Bounds, Ints, Spans, Universe
+
+__all__ = ["Cells", "Grid", "Hulls", "Rectangle", "Squares", "check_grid"]
+
+_MOST_RANGES = 1 << 22  # over all groups; beyond it, each group's keys are one range
+
+
+class Rectangle(NamedTuple):
+    """Cells of rows ``top <= y < bottom`` and columns ``left <= x < right``: ints, or arrays or tensors of them."""
+
+    top: Any
+    bottom: Any
+    left: Any
+    right: Any
+
+
+class Hulls(NamedTuple):
+    """Smallest and largest rows and columns of groups of cells, int64 ``[groups]``, both ends included.
+
+    ``some`` says which groups have a cell at all, ``all`` which have nothing but cells of the grid.
+    """
+
+    @property
+    def first_ends(self) -> tuple[int, int, int, int] | None:
+        """Top, bottom, left and right of the first group, as ints; None if it has no cell."""
+        if not self.some[0]:
+            return None
+        return int(self.top[0]), int(self.bottom[0]), int(self.left[0]), int(self.right[0])
+
+    top: Ints
+    bottom: Ints
+    left: Ints
+    right: Ints
+    some: npt.NDArray[np.bool_]
+    all: npt.NDArray[np.bool_]
+
+
+class Cells(NamedTuple):
+    """The rows of one box.
+
+    Attributes:
+        ends: top, bottom, left and right of those on the grid, both ends included; None if there is none.
+        all: whether all are on the grid.
+        first: row and column of the first one.
+        pattern: equal patterns mean the same displacements from the first one.
+        place: equal places mean the same cells.
+    """
+
+    ends: tuple[int, int, int, int] | None
+    all: bool
+    first: tuple[int, int]
+    pattern: Hashable
+    place: Hashable
+
+
+class Squares(NamedTuple):
+    """A grid cut into rectangles: row y is in the ``(y - top) // height``-th of them, column x alike."""
+
+    height: int
+    width: int
+    top: int = 0
+    left: int = 0
+
+
+class Grid(Mask):
+    """A rule on cells: position p is the cell in row ``p // width`` and column ``p % width``.
+
+    A subclass says in `_sight` which rectangles of keys a cell sees; everything else follows. Queries and keys stand on
+    the same grid, and a position that is not on it sees nothing and is seen by nothing.
+    """
+
+    height: int
+    width: int
+
+    @abstractmethod
+    def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
+        """The rectangles that the cell (y, x) sees; for ints, arrays and tensors.
+
+        They may reach beyond the grid. Each edge must never decrease where y or x grows.
+        """
+
+    @property
+    @abstractmethod
+    def depends_on_displacement(self) -> bool:
+        """True if whether one cell of the grid sees another depends on nothing but how they lie to each other."""
+
+    @property
+    def squares(self) -> Squares | None:
+        """Rectangles whose cells see nearly the same keys, if such rows are not next to one another anyway."""
+        return None
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(range(self.height * self.width), range(self.height * self.width))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        del b, h
+        cells, width = self.height * self.width, self.width
+        here = (q >= 0) & (q < cells) & (kv >= 0) & (kv < cells)
+        y, x = kv.div(width, rounding_mode="floor"), kv % width
+        seen = q != q
+        for top, bottom, left, right in self._sight(q.div(width, rounding_mode="floor"), q % width):
+            seen = seen | ((y >= top) & (y < bottom) & (x >= left) & (x < right))
+        return seen & here
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        return self.bounds_of(self._hulls(groups.first, groups.last), keys)
+
+    def bounds_of(self, hulls: Hulls, keys: Universe) -> Bounds:
+        """Same as `bounds`, for groups of any cells."""
+        bounds = Bounds.exactly(Spans.nothing(keys))
+        on_or_off = bool((hulls.all | ~hulls.some).all())
+        for low, high in self._ends(hulls):
+            some = Rectangle(low.top, high.bottom, low.left, high.right)
+            every = Rectangle(high.top, low.bottom, high.left, low.right)
+            needed = self._spans(some, hulls.some, keys, needed=True)
+            if on_or_off and all(np.array_equal(a, b) for a, b in zip(some, every, strict=True)):
+                bounds = bounds.either(Bounds.exactly(needed), keys)
+            else:
+                bounds = bounds.either(Bounds(needed, self._spans(every, hulls.all, keys, needed=False)), keys)
+        return bounds
+
+    def residual(self, box: Box) -> bool | Hashable:
+        rows = box.rows
+        hull = self._hulls(np.asarray([rows[0]]), np.asarray([rows[-1]]))
+        y, x = divmod(rows[0], self.width)
+        # Where rows go on in the next row of the grid depends on the column they start in.
+        goes_on = rows[-1] // self.width != y
+        pattern = (rows.step, len(rows), x if goes_on else None)
+        return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
+
+    def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
+        """Same as `residual`, for any cells."""
+        least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
+        if least > most or cells.ends is None:
+            return False
+        top, bottom = least // self.width, most // self.width
+        left, right = (least % self.width, most % self.width) if top == bottom else (0, self.width - 1)
+        is_inside = cells.all and least == keys[0] and most == keys[-1]
+        y, last_y, x, last_x = cells.ends
+        touched = False
+        for low, high in zip(self._sight(y, x), self._sight(last_y, last_x), strict=True):
+            covers = high.top <= top and bottom < low.bottom and high.left <= left and right < low.right
+            if covers and is_inside:
+                return True
+            touched |= low.top <= bottom and top < high.bottom and low.left <= right and left < high.right
+        if not touched:
+            return False
+        if not (is_inside and self.depends_on_displacement):
+            return (self, cells.place, keys)
+        displacement = (top - cells.first[0], keys[0] % self.width - cells.first[1])
+        goes_on = None if top == bottom else keys[0] % self.width
+        return (self, cells.pattern, displacement, keys.step, len(keys), goes_on)
+
+    def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
+        """What the first and the last corner of each hull see, cut to the grid."""
+        firsts, lasts = self._sight(hulls.top, hulls.left), self._sight(hulls.bottom, hulls.right)
+        return [(self._clipped(low), self._clipped(high)) for low, high in zip(firsts, lasts, strict=True)]
+
+    def _clipped(self, r: Rectangle) -> Rectangle:
+        top, bottom = (np.clip(edge, 0, self.height) for edge in (r.top, r.bottom))
+        left, right = (np.clip(edge, 0, self.width) for edge in (r.left, r.right))
+        return Rectangle(top, bottom, left, right)
+
+    def _hulls(self, first: Ints, last: Ints) -> Hulls:
+        """Of the positions between two, both included."""
+        cells = self.height * self.width
+        start, stop = np.maximum(first, 0), np.minimum(last, cells - 1)
+        some = start <= stop
+        start, stop = np.where(some, start, 0), np.where(some, stop, 0)
+        top, bottom = start // self.width, stop // self.width
+        together = top == bottom
+        left = np.where(together, start % self.width, 0)
+        right = np.where(together, stop % self.width, self.width - 1)
+        return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
+
+    def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: Universe, *, needed: bool) -> Spans:
+        """The keys in a rectangle per group, where ``which`` is true: a range for each row of it, or for all rows."""
+        count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
+        is_wide = (r.left == 0) & (r.right == self.width)
+        ranges = np.where(is_wide, np.minimum(count, 1), count)
+        most = int(ranges.max(initial=0))
+        if most * len(count) > _MOST_RANGES:
+            if not needed:
+                return Spans.nothing(keys)
+            stop = (r.bottom - 1) * self.width + r.right
+            return Spans.within(keys, r.top * self.width + r.left, np.where(count > 0, stop, 0))
+        row = r.top[:, None] + np.arange(max(most, 1))
+        starts = row * self.width + r.left[:, None]
+        ends = np.where(is_wide[:, None], r.bottom[:, None] * self.width, row * self.width + r.right[:, None])
+        return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
+
+
+def check_grid(grid: Grid) -> None:
+    """Accept only a height and a width that are ints of at least 1 and make fewer than 2**40 cells.
+
+    Raises:
+        ValueError: anything else.
+    """
+    check_field(grid, "height", 1, bits=SIZE_BITS)
+    check_field(grid, "width", 1, bits=SIZE_BITS)
+    height, width = grid.height, grid.width
+    if height * width >> SIZE_BITS:
+        raise value_error(
+            type(grid).__name__, "height and width", f"make fewer than 2**{SIZE_BITS} cells", f"{height} and {width}"
+        )

@@ -1,0 +1,80 @@
+"""Neighborhood: cells near the query's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from saccade.arguments import is_integer
+from saccade.errors import value_error
+from saccade.masks.arguments import SIZE_BITS, shown
+from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
+
+__all__ = ["Neighborhood"]
+
+_UNLIMITED = 1 << SIZE_BITS  # wider than any grid: sums of coordinates and radii must stay within int64
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighborhood(Grid):
+    r"""A cell of a grid sees the cells at most ``radius`` rows and columns away, itself included.
+
+    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys alike. A position that
+    is not on the grid sees nothing and is not seen: ``Neighborhood(...).after(1)`` makes room for a class token.
+
+    Whom the cell in the middle of 3 rows of 5 sees, and whom the one in the corner:
+
+    >>> seen = Neighborhood(3, 5, 1).to_dense(15)[0, 0]
+    >>> print("\n".join(" ".join(".1"[see] for see in row) for row in seen[7].view(3, 5).tolist()))
+    . 1 1 1 .
+    . 1 1 1 .
+    . 1 1 1 .
+    >>> print("\n".join(" ".join(".1"[see] for see in row) for row in seen[0].view(3, 5).tolist()))
+    1 1 . . .
+    1 1 . . .
+    . . . . .
+
+    At the border a neighbourhood is cut off, as if the grid were padded with cells that nobody sees; the matrix stays
+    symmetric. NATTEN moves the neighbourhood inwards instead, so that every cell sees equally many.
+
+    Args:
+        height, width: rows and columns of the grid, ints of at least 1.
+        radius: rows above and below, and columns left and right, that a cell sees besides its own; an int of at least
+            0, or (vertical, horizontal). A convolution's ``kernel_size`` is ``2 * radius + 1``.
+
+    Raises:
+        ValueError: anything else.
+
+    Cost: products take their rows in squares of 8 x 8 cells where that is cheaper, and compute about
+    ``(2 * radius + 8) ** 2`` keys for each; see the page on grids.
+
+    Reference: Parmar et al. 2018, arXiv:1802.05751, section 3.3; Hassani et al. 2023, arXiv:2204.07143, section 3.1.
+    """
+
+    height: int
+    width: int
+    radius: tuple[int, int]
+
+    def __init__(self, height: int, width: int, radius: int | tuple[int, int]):
+        object.__setattr__(self, "height", height)
+        object.__setattr__(self, "width", width)
+        check_grid(self)
+        both = radius if isinstance(radius, tuple | list) else (radius, radius)
+        if len(both) != 2 or not all(is_integer(r) and r >= 0 for r in both):
+            rule = "be an int of at least 0, or two: (vertical, horizontal)"
+            hint = "it counts the cells on each side of the query's own"
+            raise value_error("Neighborhood", "radius", rule, shown(radius), hint=hint)
+        object.__setattr__(self, "radius", tuple(min(int(r), _UNLIMITED) for r in both))
+
+    @property
+    def depends_on_displacement(self) -> bool:
+        return True
+
+    @property
+    def squares(self) -> Squares | None:
+        return Squares(8, 8)
+
+    def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
+        vertical, horizontal = self.radius
+        return [Rectangle(y - vertical, y + vertical + 1, x - horizontal, x + horizontal + 1)]

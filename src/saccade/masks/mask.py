@@ -1,0 +1,284 @@
+"""Mask: a rule that says who may attend to whom, and what every such rule can be asked."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.masks.arguments import (
+    SIZE_BITS,
+    check_int,
+    check_positions,
+    kind,
+    lengths,
+    positions_of,
+    size_of,
+    without_list,
+)
+from saccade.masks.domain import EVERYWHERE, Domain
+from saccade.masks.plans import plan_of
+from saccade.plan import Box, Groups, Plan
+from saccade.plan.spans import Bounds, Ints, Universe
+
+__all__ = ["JOINS", "Mask"]
+
+JOINS: dict[str, Callable[..., Mask]] = {}
+"""What makes joined masks, by its sign. They are masks themselves: their module, `saccade.masks.algebra`, imports this
+one and enters them here, as it is imported with the package, before any mask can be made. An import in each operator
+would say the same, but cost as much as a tenth of joining, which each step of decoding does."""
+
+_LARGEST_PICTURE = 128
+
+
+class Mask(ABC):
+    """Who may attend to whom, as a rule on *positions*: ``allows(b, h, q, kv)`` is its definition.
+
+    Masks are small frozen values. They combine with ``&``, ``|`` and ``~``; a module owns a pattern, a call brings
+    the facts of its batch, and the two are joined with ``&``. A subclass must define `allows`; the other methods
+    only say what the rule knows about itself, so that far fewer pairs need to be looked at. A rule that says
+    nothing is still exact.
+
+    Any mask is also a ``mask_mod`` for FlexAttention: it can be called with ``(b, h, q, kv)``.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(batch items, heads) that the rule tells apart; 1 means that all are alike."""
+        return (1, 1)
+
+    @property
+    def is_value(self) -> bool:
+        """True if two equal masks always allow the same pairs, so that plans may be kept.
+
+        By default, of a frozen dataclass: anything else may change between two calls.
+        """
+        parameters = getattr(type(self), "__dataclass_params__", None)
+        return parameters is not None and parameters.frozen
+
+    @property
+    def asks_functions(self) -> bool:
+        """True if the rule calls a function, whose answers may change with what the function reads."""
+        return False
+
+    @property
+    def is_causal(self) -> bool:
+        """True if the rule surely lets no query see a key behind it. Layers with a cache ask others more closely."""
+        return False
+
+    @property
+    def domain(self) -> Domain:
+        """The positions that the rule covers: all, unless it was made for a number of them."""
+        return EVERYWHERE
+
+    @abstractmethod
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        """True where query position ``q`` may attend to key position ``kv``.
+
+        Args:
+            b, h: int64 indices of batch items and heads.
+            q, kv: int64 positions. All four broadcast against each other.
+
+        Returns:
+            bool, of the broadcast shape (or one that broadcasts to it).
+        """
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        """Keys that some row of each group needs, and keys that all its rows have; default: (everything, nothing)."""
+        del groups
+        return Bounds.unknown(keys)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        """True or False where the rule is constant on a box; else a key such that equal keys mean equal contents."""
+        return (self if self.is_value else id(self), box)
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        """Positions before which a group of ``rows`` would like to end, for one batch item or `ALL`; in any order."""
+        del batch, rows
+        return np.zeros(0, dtype=np.int64)
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        """Disjoint rules that make up this one, each with the step of its rows and keys.
+
+        A step of s says that the term allows pairs at distances that s divides, and no others, so that it can be
+        run on every s-th row and key.
+        """
+        return [(1, self)]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors that the rule reads, so that autograd can notice if they change before the backward pass."""
+        return ()
+
+    def to_dense(
+        self,
+        q_len: int,
+        kv_len: int | None = None,
+        *,
+        batch: int | None = None,
+        heads: int | None = None,
+        q_positions: range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        kv_positions: range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
+        """The rule written out: bool ``[batch, heads, q_len, kv_len]``.
+
+        Args:
+            q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
+            batch, heads: sizes; what the rule tells apart when None.
+            q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]``, also as lists; -1 means that no
+                token stands here. By default key j stands at j and query i at ``kv_len - q_len + i``.
+
+        Cost: O(batch * heads * q_len * kv_len) memory; for looking and for tests.
+
+        Raises:
+            ValueError: a length or size that is no int of at least 0, more batch items or heads than the rule tells
+                apart, or positions of another shape.
+            TypeError: positions that are neither a range nor an int tensor.
+        """
+        where = "Mask.to_dense"
+        q_len, kv_len = lengths(where, q_len, kv_len)
+        batch = self._size(where, "batch", batch, 0)
+        heads = self._size(where, "heads", heads, 1)
+        rows, columns = (
+            without_list(where, "q_positions", q_positions),
+            without_list(where, "kv_positions", kv_positions),
+        )
+        check_positions(where, "q_positions", rows, batch, q_len)
+        check_positions(where, "kv_positions", columns, batch, kv_len)
+        q, kv = positions_of(rows, kv_len - q_len, q_len), positions_of(columns, 0, kv_len)
+        allowed = self.allows(
+            torch.arange(batch)[:, None, None, None],
+            torch.arange(heads)[None, :, None, None],
+            q.reshape(*q.shape[:-1], 1, q_len, 1),
+            kv.reshape(*kv.shape[:-1], 1, 1, kv_len),
+        )
+        if q_positions is not None:
+            allowed = allowed & (q.reshape(*q.shape[:-1], 1, q_len, 1) >= 0)
+        if kv_positions is not None:
+            allowed = allowed & (kv.reshape(*kv.shape[:-1], 1, 1, kv_len) >= 0)
+        return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
+
+    def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
+        """The tiles that hold all allowed pairs, for default positions. Cost: see `saccade.plan.make`.
+
+        Raises:
+            ValueError: a length or size that is no int of at least 0, or more batch items than the rule tells apart.
+        """
+        where = "Mask.plan"
+        q_len, kv_len = lengths(where, q_len, kv_len)
+        batch = self._size(where, "batch", batch, 0)
+        shape = (batch, max(size_of(where, "heads", heads), self.shape[1]), q_len, kv_len)
+        return plan_of(self, shape, kv_len - q_len, 0)
+
+    def density(
+        self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int | None = None
+    ) -> float:
+        """Share of pairs that are allowed, exactly, for default positions; 0 where there are no pairs.
+
+        Cost: what the plan is sure of is counted without looking; of the rest each distinct piece is looked at once.
+
+        Raises:
+            ValueError: a length or size that is no int of at least 0, or more batch items or heads than the rule
+                tells apart.
+        """
+        where = "Mask.density"
+        q_len, kv_len = lengths(where, q_len, kv_len)
+        shape = (self._size(where, "batch", batch, 0), self._size(where, "heads", heads, 1), q_len, kv_len)
+        counted: dict[Hashable, int] = {}
+        total = 0
+        for tile in plan_of(self, shape, kv_len - q_len, 0).tiles:
+            copies = (tile.batch.stop - tile.batch.start) * shape[1]
+            for strip in tile.columns:
+                if strip.residual is True:
+                    total += copies * tile.height * len(strip.keys)
+                    continue
+                if strip.residual not in counted:
+                    allowed = tile.rule.allows(
+                        torch.arange(tile.batch.start, tile.batch.stop)[:, None, None, None],
+                        torch.arange(shape[1])[None, :, None, None],
+                        torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step)[:, None] + kv_len - q_len,
+                        torch.arange(strip.keys.start, strip.keys.stop, strip.keys.step),
+                    )
+                    cells = copies * tile.height * len(strip.keys)
+                    counted[strip.residual] = int(allowed.sum()) * (cells // max(allowed.numel(), 1))
+                total += counted[strip.residual]
+        return total / math.prod(shape) if 0 not in shape else 0.0
+
+    def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:
+        """The matrix as text, a row per query: ``1`` may attend, ``.`` may not. At most 128 rows and columns.
+
+        Raises:
+            ValueError: more rows or columns, or a batch item or head that is not there.
+        """
+        where = "Mask.picture"
+        q_len, kv_len = lengths(where, q_len, kv_len)
+        if not (q_len <= _LARGEST_PICTURE and kv_len <= _LARGEST_PICTURE):
+            rule = f"be 0 to {_LARGEST_PICTURE}"
+            raise value_error(where, "q_len and kv_len", rule, f"{q_len} and {kv_len}")
+        batch, head = size_of(where, "batch", batch), size_of(where, "head", head)
+        for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
+            if most > 1 and index >= most:
+                raise value_error(where, name, f"be below {most}, since the mask tells {most} apart", index)
+        rows = self.to_dense(q_len, kv_len, batch=max(self.shape[0], batch + 1), heads=max(self.shape[1], head + 1))
+        return "\n".join(" ".join("1" if seen else "." for seen in row) for row in rows[batch, head].tolist())
+
+    def after(self, length: int) -> Mask:
+        """The rule behind ``length`` other positions, such as class or text tokens: position p counts as p - length.
+
+        The first ``length`` positions are outside of the rule: they see nothing and are not seen. Join it with a rule
+        for them: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid behind a class token.
+
+        >>> from saccade.masks import Causal, Global
+        >>> print((Causal().after(1) | Global([0])).picture(4))
+        1 1 1 1
+        1 1 . .
+        1 1 1 .
+        1 1 1 1
+
+        Raises:
+            ValueError: no int of at least 0.
+        """
+        check_int("Mask.after", "length", length, 0, bits=SIZE_BITS)
+        return JOINS["after"](self, length) if length else self
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        """Same as `allows`."""
+        return self.allows(b, h, q, kv)
+
+    def __bool__(self) -> bool:
+        hint = "masks join by & (both), | (either) and ~ (not); with `and`, `or` and `not` one of them would be lost"
+        raise type_error("masks", "a mask", "not be used as true or false", self, hint=hint)
+
+    def __and__(self, other: Mask) -> Mask:
+        return JOINS["&"]((self, _checked(other, "&")))
+
+    def __or__(self, other: Mask) -> Mask:
+        return JOINS["|"]((self, _checked(other, "|")))
+
+    def __invert__(self) -> Mask:
+        return JOINS["~"](self)
+
+    def __rand__(self, other: object) -> Mask:
+        return JOINS["&"]((_checked(other, "&"), self))
+
+    def __ror__(self, other: object) -> Mask:
+        return JOINS["|"]((_checked(other, "|"), self))
+
+    def _size(self, where: str, name: str, size: object, axis: int) -> int:
+        """How many batch items or heads there are: as many as the rule tells apart when None."""
+        most = self.shape[axis]
+        size = most if size is None else size_of(where, name, size)
+        if most > 1 and size > most:
+            raise value_error(where, name, f"be at most {most}, since the mask tells {most} apart", size)
+        return size
+
+
+def _checked(other: object, sign: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    hint = "wrap a bool tensor as masks.Dense(tensor) and a function as masks.Predicate(function)"
+    raise type_error("masks", sign, "join two masks", kind(other), hint=hint)
