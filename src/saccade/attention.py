@@ -1,33 +1,29 @@
-"""AttentionMatrix = softmax(ScoreMatrix); attention() and attention_with_lse() in three lines each."""
+"""AttentionMatrix, the matrix of exact softmax attention; attention() and attention_with_lse() in two lines each."""
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from saccade.engine import dropout
-from saccade.engine.at_positions import GivenPositions
-from saccade.engine.checks import autocast
+from saccade.engine import dropout, tracing
 from saccade.engine.explanation import Explanation
 from saccade.engine.grouping import joined
 from saccade.engine.guard import is_clean, isolate
-from saccade.engine.ingredients import ScoreMatrix
-from saccade.engine.kernels import choose
+from saccade.engine.ingredients import Ingredients
 from saccade.engine.pieces import few_rows
-from saccade.engine.row_order import reordered
-from saccade.engine.sink import with_sink
-from saccade.engine.softmax import softmax_rows
-from saccade.engine.tracing import execute, product, reasons
-from saccade.errors import unsupported
+from saccade.engine.product import product, route_of, run
+from saccade.engine.tiles import positions, softmax_rows
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.plan import Ranges, Strip, Tile
 from saccade.positions import Bias
+from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.summary import Summary, summary_of
@@ -96,7 +92,7 @@ class AttentionMatrix(Matrix):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ):
-        self.scores = ScoreMatrix(
+        self.ingredients = Ingredients.of(
             query,
             key,
             mask,
@@ -114,24 +110,24 @@ class AttentionMatrix(Matrix):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return self.scores.shape
+        return self.ingredients.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.scores.dtype
+        return self.ingredients.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.scores.query.device
+        return self.ingredients.query.device
 
     @property
     def kv_heads(self) -> int:
-        return self.scores.key.shape[1]
+        return self.ingredients.key.shape[1]
 
     @property
     def mask(self) -> Mask:
         """Who may attend to whom."""
-        return self.scores.rule
+        return self.ingredients.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """``A @ value`` by the fastest exact kernel.
@@ -145,7 +141,8 @@ class AttentionMatrix(Matrix):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
-        out, lse = _product(self.scores, value, dropout_p, self.impl, seed)
+        way = tracing.run if torch.compiler.is_compiling() else run
+        out, lse = product(self.ingredients, value, dropout_p, self.impl, seed, run=way)
         if not lse.requires_grad:
             self._lse = lse
         return out
@@ -159,55 +156,62 @@ class AttentionMatrix(Matrix):
         """
         if self._lse is not None and not self._wants_grad():
             return self._lse
-        nothing = self.scores.key.new_zeros(*self.scores.key.shape[:3], 1, dtype=self.dtype)
-        return _product(self.scores, nothing, 0.0, self.impl)[1]
+        key = self.ingredients.key
+        nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
+        way = tracing.run if torch.compiler.is_compiling() else run
+        return product(self.ingredients, nothing, impl=self.impl, run=way)[1]
+
+    def around(self, given: Ingredients) -> AttentionMatrix:
+        """The matrix of other ingredients, by the same kernel."""
+        other = copy.copy(self)
+        other.ingredients, other._lse = given, None
+        return other
 
     @property
     def is_stochastic(self) -> bool:
         """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
-        return self.scores.sink_logit is None
+        return self.ingredients.sink_logit is None
 
     def summary(self) -> Summary:
-        return summary_of(self, self.scores)
+        return summary_of(self, self.ingredients)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
         dropout.check(dropout_p, "AttentionMatrix.explain")
-        choice = choose(self.scores, dropout_p, self.impl)
-        other = reordered(self.scores, choice.kernel, dropout_p)
-        value_dim = self.scores.query.shape[3] if value_dim is None else value_dim
-        scores = other.scores if other else self.scores
-        return Explanation.of(scores, choice, value_dim, dropout_p, is_reordered=other is not None)
+        route = route_of(self.ingredients, dropout_p, self.impl)
+        value_dim = self.ingredients.query.shape[3] if value_dim is None else value_dim
+        return Explanation.of(self.ingredients, route, value_dim, dropout_p)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
         strips = tuple(Strip(span, True) for span in columns)
-        return self.scores.positions(Tile(slice(0, batch), slice(0, heads), rows, strips, self.scores.rule))
+        given = self.ingredients
+        return positions(given, Tile(slice(0, batch), slice(0, heads), rows, strips, given.rule))
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
         return self._blocks(batch, head, rows)  # what is refused is refused at once, not with the first block
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
-        scores, bad = self.scores, None
-        if not is_clean(scores, scores.query, scores.key):
-            isolated = isolate(scores, scores.key)
+        given, bad = self.ingredients, None
+        if not is_clean(given, given.query, given.key):
+            isolated = isolate(given, given.key)
             if isolated:
-                scores, bad = isolated.scores, isolated.in_scores
-        for tile in scores.row_plan.tiles:
+                given, bad = isolated.given, isolated.in_scores
+        for tile in given.row_plan.tiles:
             for piece in _pieces(tile, batch, head, rows):
                 with torch.autocast(self.device.type, enabled=False):
-                    weights, logs, lse = softmax_rows(scores, piece, differentiable=self._wants_grad())
+                    weights, logs, lse = softmax_rows(given, piece, differentiable=self._wants_grad())
                 span = piece.rows
                 if bad is not None:
                     marked = bad[piece.batch, piece.heads, as_slice(span)]
                     weights, lse = weights.masked_fill(marked[..., None], math.nan), lse.masked_fill(marked, math.nan)
                     logs = None if logs is None else logs.masked_fill(marked[..., None], math.nan)
-                columns = joined(tuple(strip.keys for strip in piece.columns))
+                columns = joined(piece.spans)
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
     def _wants_grad(self) -> bool:
-        return torch.is_grad_enabled() and any(x.requires_grad for x in self.scores.ingredients)
+        return torch.is_grad_enabled() and any(x.requires_grad for x in self.ingredients.leaves)
 
 
 def attention(
@@ -253,12 +257,12 @@ def attention(
         torch.Size([1, 2, 4, 8])
     """
     # fmt: off
-    scores = ScoreMatrix(
+    given = Ingredients.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
         q_positions=q_positions, kv_positions=kv_positions, where="attention",
     )
     # fmt: on
-    return _product(scores, value, dropout_p, impl)[0]
+    return product(given, value, dropout_p, impl, run=tracing.run if torch.compiler.is_compiling() else run)[0]
 
 
 def attention_with_lse(
@@ -284,54 +288,12 @@ def attention_with_lse(
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
     # fmt: off
-    scores = ScoreMatrix(
+    given = Ingredients.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
         q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
     )
     # fmt: on
-    return _product(scores, value, dropout_p, impl)
-
-
-def _product(
-    scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Output and lse by the kernel that fits."""
-    if scores.device.type != "meta" and torch.is_autocast_enabled(scores.device.type):
-        # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
-        value = autocast(value, scores.dtype)
-        with torch.autocast(scores.device.type, enabled=False):
-            return _product(scores, value, dropout_p, impl, seed)
-    scores.check_value(value)
-    dropout.check(dropout_p, scores.where)
-    dropout.check_seed(seed, scores.where)
-    if value.dtype != scores.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
-        value = value.to(scores.query.dtype)
-    out, lse = _executed(scores, value, dropout_p, impl, seed)
-    if scores.sink_logit is not None:
-        out, lse = with_sink(out, lse, scores.sink_logit)
-    return (out if out.dtype == scores.dtype else out.to(scores.dtype)), lse
-
-
-def _executed(
-    scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None
-) -> tuple[Tensor, Tensor]:
-    if scores.device.type == "meta":
-        out = value.new_empty(*scores.shape[:3], value.shape[3])
-        return out, out.new_empty(scores.shape[:3], dtype=scores.compute_dtype)
-    if not torch.compiler.is_compiling():
-        return execute(scores, value, dropout_p, impl, seed)
-    traced = product(scores, value, dropout_p, impl, seed)
-    if traced is not None:
-        return traced
-    why = reasons(scores, impl)
-    if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
-        hint = "masks of saccade.masks and bool tensors go into an exported program, and so do its scores"
-        raise unsupported(scores.where, "torch.export", why, hint=hint)
-    # What cannot cross into an operation is a break in the compiler's graph; where there may be none, it says why. A
-    # decorator would do the same, and import the compiler with `import saccade`.
-    torch._dynamo.graph_break(msg=f"{scores.where} cannot be one operation: {'; '.join(why)}")
-    outside: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(execute)
-    return outside(scores, value, dropout_p, impl, seed)
+    return product(given, value, dropout_p, impl, run=tracing.run if torch.compiler.is_compiling() else run)
 
 
 def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:

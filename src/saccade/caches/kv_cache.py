@@ -202,8 +202,8 @@ def is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
 def _columns_read(matrix: Matrix) -> int:
     """Keys of all items that some query needs. Under a causal rule several need nearly all; one may need few."""
     batch, _, q_len, kv_len = matrix.shape
-    if q_len == 1 and isinstance(matrix, AttentionMatrix) and not matrix.scores.plan.is_full:
-        tiles = matrix.scores.plan.tiles
+    if q_len == 1 and isinstance(matrix, AttentionMatrix) and not matrix.ingredients.plan.is_full:
+        tiles = matrix.ingredients.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
         return min(batch * kv_len, sum((stop - start) * len(keys) for start, stop, keys in needed))
     return batch * kv_len if q_len else 0

@@ -1,9 +1,9 @@
-"""Where tokens stand: positions as arguments, and a mask read at them."""
+"""A mask on positions, read at the indices of a matrix: only here are the two translated."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import cached_property
 
 import numpy as np
@@ -11,76 +11,92 @@ import torch
 from torch import Tensor
 
 from saccade.engine.token_order import TokenOrder
-from saccade.errors import describe, hidden_by_vmap, type_error, value_error
+from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.masks.arguments import length_of, without_list
 from saccade.masks.domain import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.spans import Bounds, Ints, Spans, Universe
-from saccade.transforms import is_mapped, is_transformed
+from saccade.positions import tokens
+from saccade.positions.tokens import GivenPositions
 
-__all__ = [
-    "AtPositions",
-    "GivenPositions",
-    "Positions",
-    "check_domain",
-    "check_positions",
-    "consecutive",
-    "first_position",
-]
+__all__ = ["AtPositions", "GivenPositions", "check_domain", "placed"]
 
 Positions = None | range | Tensor
-"""None (default), a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token stands here."""
-GivenPositions = Positions | Sequence[int] | Sequence[Sequence[int]]
-"""The same as users hand it over: also as lists."""
-
 _FEW_GAPS = 4  # positions per row, up to which a mask is asked where it would like to cut
 _FEW_ROWS = 16
 _FEWEST = 1 << 20  # keys times rows, and some more for each key, below which a plan saves less than it costs
 _NOWHERE = 1 << 62
 
 
-def check_positions(positions: GivenPositions, name: str, batch: int, length: int, where: str) -> Positions:
-    """The positions, a list as a tensor; raises unless they give one, or -1, to each of ``length`` tokens."""
-    if positions is None:
-        return None
-    if isinstance(positions, range):
-        count = length_of(positions)
-        if count != length:
-            raise value_error(where, name, f"hold {length} positions", count)
-        if length and min(positions[0], positions[-1]) < 0:  # not min(positions), which walks through it
-            raise value_error(where, name, "start at 0 or later", positions)
-        return positions
-    positions = without_list(where, name, positions)
-    if not isinstance(positions, Tensor) or positions.dtype != torch.int64:
-        got = str(getattr(positions, "dtype", type(positions).__name__)).removeprefix("torch.")
-        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", got)
-    if positions.shape not in ((length,), (1, length), (batch, length)):
-        rule = f"have shape [{length}] or [{batch}, {length}]"
-        raise value_error(where, name, rule, list(positions.shape))
-    if is_mapped(positions):
-        raise hidden_by_vmap(where, name)
-    # Reading the contents would wait for any other device; there, all negative positions mean "no token".
-    can_be_read = positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling()
-    if can_be_read and int(positions.min()) < -1:
-        hint = "-1 means that no token stands here"
-        raise value_error(where, name, "be at least -1", "a smaller one", facts=[describe(name, positions)], hint=hint)
-    return positions
+def placed(
+    rule: Mask,
+    q_given: GivenPositions,
+    kv_given: GivenPositions,
+    shape: tuple[int, int, int, int],
+    device: torch.device,
+    where: str,
+    *,
+    is_tensor: bool,
+) -> tuple[Mask, tuple[int, int]]:
+    """The rule as a plan counts, and what it calls the first query and the first key.
+
+    Tokens that follow one by one are counted by their positions, others by their indices.
+
+    Args:
+        rule: on positions.
+        q_given, kv_given: where the tokens stand; bottom-right when None.
+        shape: (batch, heads, q_len, kv_len).
+        device: of the matrix.
+        where: the user's function, for the error.
+        is_tensor: whether the rule was given as a tensor, which has rows and columns but no positions.
+    """
+    batch, _, q_len, kv_len = shape
+    if q_given is None and kv_given is None:
+        if rule.domain is not EVERYWHERE:
+            check_domain(rule, None, None, q_len, kv_len, where)
+        return rule, (kv_len - q_len, 0)
+    if q_given is None:
+        hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
+        raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
+    q = tokens.Positions.of(q_given, where, "q_positions", length=q_len, batch=batch)
+    kv = None if kv_given is None else tokens.Positions.of(kv_given, where, "kv_positions", length=kv_len, batch=batch)
+    if is_tensor:
+        hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
+        rule_of_masks = "be a rule on positions (not a tensor) when positions are given"
+        raise value_error(where, "mask", rule_of_masks, "a bool tensor", hint=hint)
+    if rule.domain is not EVERYWHERE:
+        check_domain(rule, q, kv, q_len, kv_len, where)
+    q_first, kv_first = q.first, 0 if kv is None else kv.first
+    if q_first is not None and kv_first is not None:
+        return rule, (q_first, kv_first)
+    return AtPositions.of(rule, q, tokens.Positions.between(0, kv_len) if kv is None else kv, device), (0, 0)
+
+
+def check_positions(given: GivenPositions, name: str, batch: int, length: int, where: str) -> range | Tensor | None:
+    return None if given is None else tokens.Positions.of(given, where, name, length=length, batch=batch).given
+
+
+def first_position(positions: range | Tensor | None, default: int) -> int | None:
+    return default if positions is None else tokens.Positions.of(positions, "").first
+
+
+def consecutive(start: int, stop: int) -> range | Tensor:
+    return tokens.Positions.between(start, stop).given
 
 
 def check_domain(
-    mask: Mask, q_positions: Positions, kv_positions: Positions, q_len: int, kv_len: int, where: str
+    mask: Mask, q: tokens.Positions | None, kv: tokens.Positions | None, q_len: int, kv_len: int, where: str
 ) -> None:
     """Raise unless the mask covers the positions of all queries and keys; those of no token do not count."""
     domain = mask.domain
     if domain == EVERYWHERE:
         return
-    last = kv_len if q_positions is None else 0  # keys by default stand at 0 and on, queries at the end of them
+    last = kv_len if q is None else 0  # keys by default stand at 0 and on, queries at the end of them
     for name, own, positions, default in (
-        ("keys", domain.keys, kv_positions, range(kv_len)),
-        ("queries", domain.rows, q_positions, range(last - q_len, last)),
+        ("keys", domain.keys, kv, range(kv_len)),
+        ("queries", domain.rows, q, range(last - q_len, last)),
     ):
-        ends = _ends(default if positions is None else positions)
+        ends = (tokens.Positions(default) if positions is None else positions).ends
         if own is None or ends is None:
             continue
         # Of more queries than keys the first stand before position 0, where no rule that begins there sees anything.
@@ -91,30 +107,6 @@ def check_domain(
         if own == range(1) and kv_len > 1:
             hint = f"a tensor with one column for all keys: tensor.expand(..., {kv_len})"
         raise value_error(where, "mask", rule, f"{mask}, which covers {own.start} to {own.stop - 1}", hint=hint)
-
-
-def _ends(positions: range | Tensor) -> tuple[int, int] | None:
-    """The lowest and the highest position of a token; None if there is none, or only another device knows."""
-    if isinstance(positions, range):
-        return (min(positions[0], positions[-1]), max(positions[0], positions[-1])) if len(positions) else None
-    if positions.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
-        return None
-    found = positions[positions >= 0]
-    return (int(found.min()), int(found.max())) if len(found) else None
-
-
-def first_position(positions: Positions, default: int) -> int | None:
-    """The position of the first token if the others follow one by one, else None."""
-    if positions is None:
-        return default
-    if isinstance(positions, range) and (positions.step == 1 or len(positions) <= 1):
-        return positions.start
-    return None
-
-
-def consecutive(start: int, stop: int) -> range | Tensor:
-    """Positions one by one; a tensor where this is traced, as a range would fix the length."""
-    return torch.arange(start, stop) if torch.compiler.is_compiling() else range(start, stop)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,21 +127,9 @@ class AtPositions(Mask):
     kv_positions: Tensor
 
     @classmethod
-    def of(
-        cls,
-        mask: Mask,
-        q_positions: Positions,
-        kv_positions: Positions,
-        q_len: int,
-        kv_len: int,
-        device: torch.device,
-    ) -> AtPositions:
-        """Write positions out as tensors of their own; a default (None) counts from 0."""
-        q, kv = (
-            torch.atleast_2d(torch.arange(length, device=device) if x is None else _written_out(x, device))
-            for x, length in ((q_positions, q_len), (kv_positions, kv_len))
-        )
-        return cls(mask, q, kv)
+    def of(cls, mask: Mask, q: tokens.Positions, kv: tokens.Positions, device: torch.device) -> AtPositions:
+        """Written out as tensors of its own: the plan is made from what they hold now, and products may come later."""
+        return cls(mask, *(x.on(device) if x.table is None else x.on(device).clone() for x in (q, kv)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -259,13 +239,6 @@ class AtPositions(Mask):
             return Bounds.exactly(needed)
         sure = found.sure if inner.is_exact else kv.columns(kv_item, inner.sure, keys).sure
         return Bounds(needed, sure.where(rows.every & rows.some, nothing))
-
-
-def _written_out(positions: range | Tensor, device: torch.device) -> Tensor:
-    if isinstance(positions, range):
-        return torch.arange(positions.start, positions.stop, positions.step, device=device)
-    # A copy: the plan is made from what the table holds now, and products may come later.
-    return positions.to(device, copy=True)
 
 
 def _one_range(found: Bounds, items: int, keys: Universe) -> Bounds:

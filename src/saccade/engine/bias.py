@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.arguments import instance
+from saccade.engine.at_positions import AtPositions
 from saccade.engine.grouping import take
-from saccade.plan import Ranges, Tile
+from saccade.errors import type_error, value_error
+from saccade.masks import Mask
+from saccade.plan import Tile
+from saccade.positions import Bias
 
-__all__ = ["DenseTerm", "DistanceTerm", "HidingTerm", "Term"]
+__all__ = ["DenseTerm", "DistanceTerm", "HidingTerm", "Term", "bias_term"]
 
 
 class Term(Protocol):
@@ -71,7 +76,7 @@ class DenseTerm(Term):
 
     def read(self, tile: Tile) -> Tensor:
         part = _rows_of(self.source, tile)
-        return take(part, _ranges(tile), 3) if part.shape[3] > 1 else part
+        return take(part, tile.spans, 3) if part.shape[3] > 1 else part
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return _entry(self.source, b, h, q, kv)
@@ -84,7 +89,7 @@ class DenseTerm(Term):
             part += grad_scores.sum(3, keepdim=True)
             return
         start = 0
-        for span in _ranges(tile):
+        for span in tile.spans:
             part[..., span.start : span.stop : span.step] += grad_scores[..., start : start + len(span)]
             start += len(span)
 
@@ -128,7 +133,7 @@ class DistanceTerm(Term):
         table = _rows_of(self.source, tile)
         if self._is_toeplitz(tile):
             parts = []
-            for span in _ranges(tile):
+            for span in tile.spans:
                 runs = table[:, :, 0].index_select(-1, self._run(tile.rows, span))
                 # Row r of the part is the run's piece that ends r entries later, backwards. A flip of the rows would
                 # leave them across memory, and who reads them row by row would copy them first.
@@ -161,7 +166,7 @@ class DistanceTerm(Term):
             grad_scores = _summed_to(grad_scores, table)  # items that stand alike are read alike
         if self._is_toeplitz(tile):
             start = 0
-            for span in _ranges(tile):
+            for span in tile.spans:
                 part = grad_scores[..., start : start + len(span)]
                 table[:, :, 0].index_add_(-1, self._run(tile.rows, span), _diagonal_sums(part))
                 start += len(span)
@@ -180,7 +185,7 @@ class DistanceTerm(Term):
         table += _summed_to(added[:, :, None], table)
 
     def _is_toeplitz(self, tile: Tile) -> bool:
-        steps = {tile.rows.step, *(span.step for span in _ranges(tile))}
+        steps = {tile.rows.step, *(span.step for span in tile.spans)}
         is_alike = self.q_addresses is None and self.source.shape[2] == 1 and len(steps) == 1
         return is_alike and tile.height > 0 and tile.width > 0
 
@@ -195,12 +200,12 @@ class DistanceTerm(Term):
         """Where each pair stands in the table, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
-            columns = torch.cat([torch.arange(s.start, s.stop, s.step) for s in _ranges(tile)]).to(self.source.device)
+            columns = torch.cat([torch.arange(s.start, s.stop, s.step) for s in tile.spans]).to(self.source.device)
             rows = torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step, device=self.source.device)
             distances = (rows[:, None] - columns + self.first)[None]
         else:
             q = take(q[tile.batch] if len(q) > 1 else q, (tile.rows,), 1)
-            kv = take(kv[tile.batch] if len(kv) > 1 else kv, _ranges(tile), 1)
+            kv = take(kv[tile.batch] if len(kv) > 1 else kv, tile.spans, 1)
             distances = q[:, :, None] - kv[:, None]
         return (distances - self.lowest).clamp_(0, self.source.shape[3] - 1)[:, None]
 
@@ -231,7 +236,7 @@ class HidingTerm(Term):
         return HidingTerm(term, queries, self.keys, self._nothing)
 
     def read(self, tile: Tile) -> Tensor:
-        keys = take(self.keys[tile.batch, tile.heads], _ranges(tile), 2)[:, :, None]
+        keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
         hidden = keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
         inner = self._nothing if self.term is None else self.term.read(tile)
         return inner.expand(torch.broadcast_shapes(inner.shape, hidden.shape)).masked_fill(hidden, -math.inf)
@@ -245,6 +250,98 @@ class HidingTerm(Term):
             self.term.collect(grad, tile, grad_scores)
 
 
+def bias_term(
+    bias: Tensor | Bias,
+    query: Tensor,
+    shape: tuple[int, int, int, int],
+    rule: Mask,
+    origin: tuple[int, int],
+    scale: float,
+    where: str,
+) -> Term:
+    """What a user hands over as a bias, checked.
+
+    Args:
+        bias: a tensor that broadcasts to the matrix, or a rule that is read at distances.
+        query: as the user gave it.
+        shape: (batch, heads, q_len, kv_len).
+        rule, origin: as `saccade.engine.at_positions.placed` tells them.
+        scale: factor of the scores.
+        where: the user's function, for the error.
+    """
+    if isinstance(bias, Bias):
+        return _distances(bias, query, shape, rule, origin, scale, where)
+    return _dense(bias, query, shape, where)
+
+
+def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> DenseTerm:
+    instance(where, "bias", bias, Tensor, "be a tensor, a saccade positions.Bias or None")
+    if not bias.is_floating_point():
+        hint = "True = may attend is a mask: pass it as mask=" if bias.dtype == torch.bool else None
+        raise type_error(where, "bias", "be a float tensor", str(bias.dtype).removeprefix("torch."), hint=hint)
+    if query.dtype == torch.float64:
+        bias = bias.to(torch.float64)
+    elif bias.dtype != query.dtype:
+        bias = bias.to(torch.float32)  # which scores are computed in
+    if bias.device != query.device:
+        raise value_error(where, "device", "be the same for query and bias", f"{query.device} and {bias.device}")
+    sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
+    if bias.dim() > 4 or any(own not in (1, size) for own, size in sizes):
+        raise value_error(where, "bias", f"broadcast to {list(shape)}", list(bias.shape))
+    return DenseTerm(bias.reshape((1,) * (4 - bias.dim()) + bias.shape))
+
+
+def _distances(
+    bias: Bias,
+    query: Tensor,
+    shape: tuple[int, int, int, int],
+    rule: Mask,
+    origin: tuple[int, int],
+    scale: float,
+    where: str,
+) -> DistanceTerm:
+    """The bias as a table of the distances that occur."""
+    _, heads, q_len, kv_len = shape
+    q, kv = _addresses(bias, shape, rule, origin, query.device)
+    if q is None or kv is None:
+        first = origin[0] - origin[1]
+        lowest, highest = first - (kv_len - 1), first + q_len - 1
+    elif q.numel() and kv.numel():
+        first, lowest, highest = 0, int(q.min() - kv.max()), int(q.max() - kv.min())
+    else:
+        first, lowest, highest = 0, 0, 0
+    if bias.reach is not None:
+        lowest, highest = (min(max(end, -bias.reach), bias.reach) for end in (lowest, highest))
+    distances = torch.arange(lowest, max(lowest, highest) + 1, device=query.device)
+    with torch.autocast(query.device.type, enabled=False):
+        table = bias.values(distances, query, scale)
+    if table.dim() != 4 or any(own not in (1, size) for own, size in zip(table.shape, shape[:3], strict=False)):
+        name = type(bias).__name__
+        got = f"{name} for {table.shape[1]} heads" if table.dim() == 4 else name
+        raise value_error(where, "bias", f"be made for {heads} heads, or one", got)
+    # In the dtype of the scores: float64 for float64, else float32.
+    return DistanceTerm(
+        table.to(torch.float64 if query.dtype == torch.float64 else torch.float32), lowest, first, q, kv
+    )
+
+
+def _addresses(
+    bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """What the bias subtracts, int64 ``[batch | 1, len]``; None where queries and keys follow one by one."""
+    if isinstance(rule, AtPositions):
+        return bias.address(rule.q_positions), bias.address(rule.kv_positions)
+    q, kv = (
+        torch.arange(first, first + length, device=device)[None]
+        for first, length in zip(origin, shape[2:], strict=True)
+    )
+    # Of more queries than keys the first stand before position 0: of those only distances can be taken.
+    begun = q[:, max(0, -origin[0]) :]
+    if bias.address(begun) is begun:
+        return None, None
+    return bias.address(q), bias.address(kv)
+
+
 def _rows_of(x: Tensor, tile: Tile) -> Tensor:
     """The part of ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
     x = x[tile.batch] if x.shape[0] > 1 else x
@@ -255,10 +352,6 @@ def _rows_of(x: Tensor, tile: Tile) -> Tensor:
 def _entry(x: Tensor, *place: Tensor) -> Tensor:
     """``x`` at a place for each of its four axes; an axis of one entry has that one everywhere."""
     return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
-
-
-def _ranges(tile: Tile) -> Ranges:
-    return tuple(strip.keys for strip in tile.columns)
 
 
 def _summed_to(x: Tensor, like: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_finite_number, is_number
-from saccade.engine.bias import DenseTerm
+from saccade.arguments import instance, number
 from saccade.errors import describe, type_error, value_error
 from saccade.scores import Score
 
@@ -14,10 +13,10 @@ __all__ = [
     "autocast",
     "check_alike",
     "check_query_key",
+    "check_value",
     "checked_scale",
     "checked_sink",
     "checked_softcap",
-    "dense_term",
 ]
 
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,14 +25,12 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def check_query_key(query: Tensor, key: Tensor, score: Score | None, where: str) -> tuple[int, int, int, int]:
     """The shape of their matrix, ``(batch, heads, q_len, kv_len)``; raise if query and key do not fit together."""
-    for name, x in (("query", query), ("key", key)):
-        if not isinstance(x, Tensor):
-            raise type_error(where, name, "be a tensor", type(x).__name__)
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
+        for name, x in (("query", query), ("key", key)):
+            instance(where, name, x, Tensor, "be a tensor")
     if score is not None:
-        if not isinstance(score, Score):
-            hint = "saccade.scores has some; a mask goes to mask=, a tensor to bias="
-            raise type_error(where, "score", "be a saccade Score or None", type(score).__name__, hint=hint)
-        score.check(query, key, where)
+        hint = "saccade.scores has some; a mask goes to mask=, a tensor to bias="
+        instance(where, "score", score, Score, "be a saccade Score or None", hint=hint).check(query, key, where)
     q_shape, k_shape = query.shape, key.shape
     if len(q_shape) == 4 and len(k_shape) == 4 and query.dtype in _DTYPES:
         batch, heads, q_len, head_dim = q_shape
@@ -89,32 +86,31 @@ def check_alike(where: str, **tensors: Tensor) -> None:
             raise value_error(where, what, f"be the same for {', '.join(tensors)}", got, facts=facts)
 
 
+def check_value(where: str, value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -> None:
+    """Raise unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]`` of the key's device, and of a dtype."""
+    if not isinstance(value, Tensor):
+        raise type_error(where, "value", "be a tensor", type(value).__name__)
+    if value.shape[:-1] != key.shape[:-1]:
+        expected = f"[{key.shape[0]}, {key.shape[1]}, {key.shape[2]}, value_dim]"
+        facts = [describe("key", key), describe("value", value)]
+        raise value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
+    if value.dtype != dtype or value.device != key.device:
+        check_alike(where, query=query.to(dtype), key=key.to(dtype), value=value)
+
+
 def checked_scale(scale: float | None, where: str) -> float:
     """A finite number; 1 for None, which is met only where every score is 0."""
-    if scale is None:  # head_dim 0: every score is 0, whatever the scale
-        return 1.0
-    if not is_number(scale):
-        raise type_error(where, "scale", "be a float or None", type(scale).__name__)
-    if not is_finite_number(scale):
-        raise value_error(where, "scale", "be finite", scale)
-    return float(scale)
+    return 1.0 if scale is None else number(where, "scale", scale)
 
 
-def checked_softcap(softcap: float | None, where: str) -> float | None:
-    """A finite number above 0, or None."""
-    if softcap is None:
-        return None
-    if not is_number(softcap):
-        raise type_error(where, "softcap", "be a float or None", type(softcap).__name__)
-    if not (is_finite_number(softcap) and softcap > 0):
-        raise value_error(where, "softcap", "be finite and above 0", softcap, hint="None means no cap")
-    return float(softcap)
+def checked_softcap(softcap: float, where: str) -> float:
+    """A finite number above 0."""
+    return number(where, "softcap", softcap, above=0.0, hint="None means no cap")
 
 
 def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> Tensor:
     """A logit for each head, in the dtype of the lse."""
-    if not isinstance(sink, Tensor):
-        raise type_error(where, "sink_logit", "be a tensor or None", type(sink).__name__)
+    instance(where, "sink_logit", sink, Tensor, "be a tensor or None")
     if sink.shape != (shape[1],):
         raise value_error(where, "sink_logit", f"have shape [{shape[1]}], one for each head", list(sink.shape))
     if not sink.is_floating_point():
@@ -122,26 +118,3 @@ def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int], 
     if sink.device != query.device:
         raise value_error(where, "device", "be the same for query and sink_logit", f"{query.device} and {sink.device}")
     return sink.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
-
-
-def dense_term(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> DenseTerm:
-    """A bias that broadcasts to the matrix, as a term of its scores."""
-    if not isinstance(bias, Tensor):
-        raise type_error(where, "bias", "be a tensor, a saccade positions.Bias or None", type(bias).__name__)
-    if bias.dtype == torch.bool:
-        hint = "True = may attend is a mask: pass it as mask="
-        raise type_error(where, "bias", "be a float tensor", "bool", hint=hint)
-    if not bias.is_floating_point():
-        raise type_error(where, "bias", "be a float tensor", str(bias.dtype).removeprefix("torch."))
-    if query.dtype == torch.float64:
-        bias = bias.to(torch.float64)
-    elif bias.dtype != query.dtype:
-        bias = bias.to(torch.float32)  # which scores are computed in
-    if bias.device != query.device:
-        raise value_error(where, "device", "be the same for query and bias", f"{query.device} and {bias.device}")
-    fits = bias.dim() <= 4 and all(
-        own in (1, size) for own, size in zip(reversed(bias.shape), reversed(shape), strict=False)
-    )
-    if not fits:
-        raise value_error(where, "bias", f"broadcast to {list(shape)}", list(bias.shape))
-    return DenseTerm(bias.reshape((1,) * (4 - bias.dim()) + bias.shape))

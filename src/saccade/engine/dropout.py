@@ -5,6 +5,8 @@ Tilings, recomputation in the backward pass and ranks of a sharded sequence ther
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,9 +15,16 @@ from saccade.engine.grouping import take
 from saccade.errors import type_error, value_error
 from saccade.plan import Ranges
 
-__all__ = ["Words", "check", "check_seed", "draw_seed", "drop_", "dropped", "keep"]
+__all__ = ["Dropped", "Words", "check", "check_seed", "draw_seed", "drop_", "dropped", "keep"]
 
 _WORD = 0xFFFFFFFF
+
+
+class Dropped(NamedTuple):
+    """Which weights a product leaves out."""
+
+    p: float
+    seed: int
 
 
 def check(dropout_p: float, where: str) -> None:

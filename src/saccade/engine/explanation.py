@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from saccade.engine.ingredients import ScoreMatrix
-from saccade.engine.kernels import Choice
+from saccade.engine import guard
+from saccade.engine.ingredients import Ingredients
 from saccade.engine.memory import Cost, Ledger
+from saccade.engine.product import Route
 from saccade.engine.sink import bytes_of_sink
 
 __all__ = ["Explanation"]
@@ -42,28 +43,19 @@ class Explanation:
     extra_bytes: int
 
     @classmethod
-    def of(
-        cls, scores: ScoreMatrix, choice: Choice, value_dim: int, dropout_p: float, *, is_reordered: bool
-    ) -> Explanation:
-        """Read off what the kernel is going to run; nothing is computed, but for what a rule holds per pair.
-
-        Args:
-            scores: as the kernel gets it.
-            choice: the kernel.
-            value_dim: width of the values.
-            dropout_p: of the product.
-            is_reordered: whether the rows of ``scores`` are in another order, and the results go back to theirs.
-        """
-        cost = choice.kernel.cost(scores, value_dim, dropout_p)
+    def of(cls, given: Ingredients, route: Route, value_dim: int, dropout_p: float) -> Explanation:
+        """Read off what is going to run; nothing is computed, but for what a rule holds per pair."""
+        own = given if route.reordered is None else route.reordered.given
+        cost = route.kernel.cost(own, value_dim, dropout_p)
         return cls(
-            choice.kernel.name,
-            choice.passed_over,
-            scores.shape,
-            str(scores.rule),
+            route.kernel.name,
+            route.passed_over,
+            given.shape,
+            str(given.rule),
             cost.tiles,
             cost.pairs,
-            2 * cost.pairs * (scores.query.shape[3] + value_dim),
-            _extra_bytes(scores, cost, value_dim, is_reordered),
+            2 * cost.pairs * (given.query.shape[3] + value_dim),
+            _extra_bytes(own, route, cost, value_dim),
         )
 
     def __str__(self) -> str:
@@ -81,23 +73,25 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _extra_bytes(scores: ScoreMatrix, cost: Cost, value_dim: int, is_reordered: bool) -> int:
+def _extra_bytes(given: Ingredients, route: Route, cost: Cost, value_dim: int) -> int:
     """What a whole product holds beside inputs and outputs: the kernel's part, and what is done before and after."""
-    (batch, heads, q_len, kv_len), query, wide = scores.shape, scores.query, scores.compute_dtype
+    (batch, heads, q_len, kv_len), query, wide = given.shape, given.query, given.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    if query.dtype != scores.dtype:  # scores are computed in float32 or wider, and some are prepared in it
-        ledger.take(batch * scores.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
-    if is_reordered:
-        bias = scores.bias.source if scores.bias is not None and scores.bias.source.shape[2] > 1 else None
-        copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
-        with ledger.holding(copied):
-            ledger.step(cost.held)
-            ledger.touch(out + lse)
-    else:
+    look = guard.bytes_of_look(route.kernel, given, value_dim)
+    if query.dtype != given.dtype:  # scores are computed in float32 or wider, and some are prepared in it
+        ledger.take(batch * given.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
+    bias = None if given.bias is None or given.bias.source.shape[2] == 1 else given.bias.source
+    copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
+    with ledger.holding(0 if route.reordered is None else copied):
+        if not route.kernel.by_hand:
+            ledger.touch(look)
         ledger.step(cost.held)
-    if scores.sink_logit is not None:
+        if route.kernel.by_hand:
+            ledger.touch(look)
+        ledger.touch(0 if route.reordered is None else out + lse)
+    if given.sink_logit is not None:
         ledger.touch(bytes_of_sink(rows, value_dim, wide))
-    if query.dtype != scores.dtype:
-        ledger.touch(rows * value_dim * scores.dtype.itemsize)
-    return ledger.most - rows * (value_dim * scores.dtype.itemsize + wide.itemsize)
+    if query.dtype != given.dtype:
+        ledger.touch(rows * value_dim * given.dtype.itemsize)
+    return ledger.most - rows * (value_dim * given.dtype.itemsize + wide.itemsize)

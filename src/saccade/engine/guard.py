@@ -1,6 +1,6 @@
 """NaN and inf must not pass between a query and a key where the one may not attend to the other.
 
-In a product of matrices 0 * NaN is NaN, so masking the scores alone does not keep them apart. Kernels therefore run on
+In a product of matrices 0 * NaN is NaN, so masking the given alone does not keep them apart. Kernels therefore run on
 ingredients in which such rows are zeroed and hidden, and afterwards mark with NaN the queries that are concerned: those
 that may attend to such a key or value, and those that hold it themselves and may attend to anything. A pair whose score
 is -inf has weight 0, whatever its key and value hold.
@@ -17,13 +17,17 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias import HidingTerm
+from saccade.engine.dropout import Dropped
 from saccade.engine.grouping import at, groups_of, joined, take
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
+from saccade.engine.memory import bytes_widened
 from saccade.engine.pieces import pieces
+from saccade.engine.tiles import scores_of
 from saccade.finite import is_finite, not_finite
 from saccade.plan import Strip, Tile
 
-__all__ = ["Isolated", "bytes_of_look", "is_clean", "isolate"]
+__all__ = ["Isolated", "backward", "bytes_of_look", "forward", "is_clean", "isolate"]
 
 _PAIRS_AT_ONCE = 1 << 20
 
@@ -32,70 +36,132 @@ class Isolated(NamedTuple):
     """Ingredients without non-finite rows, and the queries whose results are NaN all the same.
 
     Attributes:
-        scores, value: the cleaned ingredients; rows of query and key that were not finite are hidden.
+        given, value: the cleaned ingredients; rows of query and key that were not finite are hidden.
         in_scores: queries with a score that is NaN, or that reach such a key; bool ``[batch, heads, q_len]``.
         in_output: these, and queries that may attend to such a value.
     """
 
-    scores: ScoreMatrix
+    given: Ingredients
     value: Tensor
     in_scores: Tensor
     in_output: Tensor
 
-    def mark(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """NaN in the results of the queries concerned; other rows stay as they are."""
+    def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+        """Output and lse of the cleaned ingredients, NaN for the queries concerned; other rows stay as they are."""
+        out, lse = kernel.forward(self.given, self.value, dropped)
         return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
 
 
-def is_clean(scores: ScoreMatrix, *tensors: Tensor) -> bool:
+def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    """Output and lse of any kernel, in which NaN and inf are where they may be seen."""
+    if kernel.by_hand:
+        out, lse = kernel.forward(given, value, dropped)
+        # Where the output is finite, nothing that is not has had a part in it.
+        if given.plan.is_full or is_finite(out):
+            return out, lse
+        isolated = isolate(given, value)
+        return (out, lse) if isolated is None else isolated.forward(kernel, dropped)
+    # Autograd goes back through what is computed: what is hidden must not be part of it.
+    isolated = None if is_clean(given, given.query, given.key, value) else isolate(given, value)
+    if isolated is not None:
+        return isolated.forward(kernel, dropped)
+    out, lse = kernel.forward(given, value, dropped)
+    spoilt = lse.detach().isnan()
+    if out.requires_grad and not given.plan.is_full and bool(spoilt.any()):
+        isolated = isolate(given, value, spoilt)
+        assert isolated is not None  # there is a row to hide
+        return isolated.forward(kernel, dropped)
+    return out, lse
+
+
+def backward(
+    kernel: KernelByHand,
+    given: Ingredients,
+    value: Tensor,
+    dropped: Dropped | None,
+    results: Backward,
+    wanted: tuple[bool, ...],
+) -> Tensors:
+    """Gradients by a kernel's own backward pass."""
+    # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
+    # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
+    spoilt = results.lse.isnan()
+    known = is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(spoilt.any()))
+    isolated = None if known else isolate(given, value, spoilt)
+    if isolated is not None:
+        given, value = isolated.given, isolated.value
+        out, lse = kernel.forward(given, value, dropped)
+        # The results of the queries concerned are NaN, whatever the inputs are.
+        grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(isolated.in_scores, 0.0)
+        grad_out = results.grad_out.masked_fill(isolated.in_output[..., None], 0.0)
+        results = Backward(out, lse, grad_out, grad_lse)
+    empty = results.lse == -math.inf
+    if bool(empty.any()):  # a row that sees nothing cannot be moved, not even by NaN
+        lse, grad_out = results.lse.masked_fill(empty, math.inf), results.grad_out.masked_fill(empty[..., None], 0.0)
+        grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(empty, 0.0)
+        results = Backward(results.out, lse, grad_out, grad_lse)
+    return kernel.backward(given, value, dropped, results, wanted)
+
+
+def is_clean(given: Ingredients, *tensors: Tensor) -> bool:
     """Whether nothing that is not finite could pass where it must not: nothing is hidden, or all is finite."""
-    return scores.plan.is_full or is_finite(*tensors)
+    return given.plan.is_full or is_finite(*tensors)
 
 
-def bytes_of_look(entries: int, dtype: torch.dtype) -> int:
-    """What `is_finite` holds while it looks at a tensor: torch sums half precision by way of a copy in float32."""
-    return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
+def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
+    """What is held beside a kernel's results, or instead of them, while `forward` looks whether all is finite."""
+    batch, heads, q_len, kv_len = given.shape
+    if given.plan.is_full:
+        return 0
+    widest = max(given.key.shape[3], value_dim)
+    entries = batch * (heads * q_len * value_dim if kernel.by_hand else given.key.shape[1] * kv_len * widest)
+    return bytes_widened(entries, given.query.dtype)
 
 
-def isolate(scores: ScoreMatrix, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
+def isolate(given: Ingredients, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
     """Zero and hide the non-finite rows of query, key and value; None if there are none.
 
     Args:
-        scores, value: as they are.
+        given, value: as they are.
         spoilt: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, as a bias may give them.
 
     Cost: O(len * head_dim), and if there are such rows a look at the pairs of the plan that they have a part in.
     """
-    bad_query, bad_key, bad_value = (not_finite(x) for x in (scores.query, scores.key, value))
+    bad_query, bad_key, bad_value = (not_finite(x) for x in (given.query, given.key, value))
     bad_query = bad_query if spoilt is None else bad_query | spoilt
     if not bool(bad_query.any() | bad_key.any() | bad_value.any()):
         return None
-    query, key = scores.query.masked_fill(bad_query[..., None], 0), scores.key.masked_fill(bad_key[..., None], 0)
-    clean = scores.replaced(query, key)
+    query, key, bias = (
+        given.query.masked_fill(bad_query[..., None], 0),
+        given.key.masked_fill(bad_key[..., None], 0),
+        given.bias,
+    )
     # A zeroed key has score 0; -inf in the bias hides it, which is what a score of -inf means.
     if bool(bad_query.any() | bad_key.any()):
-        hidden = bad_key.repeat_interleave(scores.shape[1] // bad_key.shape[1], 1)
-        clean.bias = HidingTerm(scores.bias, bad_query, hidden, scores.query.new_zeros(1, 1, 1, 1))
-    by_scores, by_value = _concerned(scores.detached(), bad_query, bad_key, bad_value)
+        hidden = bad_key.repeat_interleave(given.shape[1] // bad_key.shape[1], 1)
+        bias = HidingTerm(bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
+    query, key = given.query.masked_fill(bad_query[..., None], 0), given.key.masked_fill(bad_key[..., None], 0)
+    clean = given.replaced(query=query, key=key, bias=bias)
+    by_scores, by_value = _concerned(given.detached(), bad_query, bad_key, bad_value)
     return Isolated(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
 
 
-def _concerned(scores: ScoreMatrix, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor) -> tuple[Tensor, Tensor]:
+def _concerned(given: Ingredients, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor) -> tuple[Tensor, Tensor]:
     """Queries with a score above -inf, or NaN, that a bad query or key has a part in; the same for bad values."""
-    _, heads, _, _ = scores.shape
+    _, heads, _, _ = given.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
     bad_columns = (bad_key | bad_value).any(0).any(0).numpy(force=True)
-    for tile in scores.row_plan.tiles:
+    for tile in given.row_plan.tiles:
         is_own = bool(at(bad_query[tile.batch, tile.heads], tile.rows, 2).any())
         columns = tile.columns if is_own else tuple(_picked(tile, bad_columns))
         if not columns:
             continue
         cut = tile._replace(columns=columns)
         for piece in pieces(cut, share=heads // groups, rows=cut.height, entries=_PAIRS_AT_ONCE):
-            seen = scores.tile(piece) != -math.inf
+            seen = scores_of(given, piece) != -math.inf
             of_group = (piece.batch, groups_of(piece.heads, heads, groups))
-            spans = joined(tuple(strip.keys for strip in piece.columns))
+            spans = joined(piece.spans)
             share = seen.shape[1] // (of_group[1].stop - of_group[1].start)
             key, value = (
                 take(x[of_group], spans, 2).repeat_interleave(share, 1)[:, :, None] for x in (bad_key, bad_value)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Cost", "Held", "Ledger", "counted"]
+__all__ = ["Cost", "Held", "Ledger", "bytes_widened", "counted"]
 
 
 class Held(NamedTuple):
@@ -34,6 +34,11 @@ class Cost(NamedTuple):
     tiles: int
     pairs: int
     held: Held
+
+
+def bytes_widened(entries: int, dtype: torch.dtype) -> int:
+    """What torch holds while it sums half precision: a copy in float32."""
+    return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
 class Ledger:

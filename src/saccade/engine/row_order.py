@@ -7,27 +7,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.ingredients import ScoreMatrix
-from saccade.engine.kernels.choice import Kernel
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Kernel
 from saccade.masks.grid.squares import in_order, wanted_order
 
-__all__ = ["Reordered", "reordered"]
+__all__ = ["FEWEST", "Reordered", "reordered"]
 
 # A pair in squares costs more, since squares are lower than the tiles of rows in their own order, and their keys are
 # gathered; and a tile costs as much as this many pairs.
 _PAIR, _TILE = 2.0, 30_000
-_FEWEST = 128  # rows below which there is nothing to gain
+FEWEST = 128  # rows below which there is nothing to gain
 
 
 class Reordered(NamedTuple):
-    """A score matrix whose rows stand in another order.
+    """Ingredients whose rows stand in another order.
 
     Attributes:
-        scores: the matrix.
+        given: the ingredients.
         places: where each row went, int64 ``[q_len]``.
     """
 
-    scores: ScoreMatrix
+    given: Ingredients
     places: Tensor
 
     def restored(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,21 +36,27 @@ class Reordered(NamedTuple):
         return out.transpose(1, 2).index_select(1, self.places).transpose(1, 2), lse.index_select(2, self.places)
 
 
-def reordered(scores: ScoreMatrix, kernel: Kernel, dropout_p: float) -> Reordered | None:
-    """The scores in the order that their mask wants, if the kernel then computes them for less; None otherwise.
+def reordered(given: Ingredients, kernel: Kernel, dropout_p: float) -> Reordered | None:
+    """The ingredients in the order that their mask wants, if the kernel then runs them for less; None otherwise.
 
     Cost: a copy of the queries, and of the bias's rows where it has some; keys and values stay where they are.
     """
-    q_len = scores.shape[2]
-    order = wanted_order(scores.rule, scores.origin[0], q_len) if q_len >= _FEWEST and 0 not in scores.shape else None
+    order = None if 0 in given.shape else wanted_order(given.rule, given.origin[0], given.shape[2])
     if order is None:
         return None
-    rows, places = (torch.from_numpy(x).to(scores.device) for x in (order.rows, order.places))
-    rule = in_order(scores.rule, order)
-    made = scores.renumbered(rule)  # whether it pays can be told before anything is copied
+    rule = in_order(given.rule, order)
+    made = given.replaced(rule=rule, origin=(0, given.origin[1]))  # whether it pays can be told before a copy is made
     memo = made.plan.memo
     key = ("pays", kernel.name, dropout_p > 0.0)
     if key not in memo:
         price = _PAIR * kernel.pairs(made) + _TILE * len(made.plan)
-        memo[key] = price < kernel.pairs(scores) + _TILE * len(scores.plan)
-    return Reordered(scores.in_order(rule, rows), places) if memo[key] else None
+        memo[key] = price < kernel.pairs(given) + _TILE * len(given.plan)
+    if not memo[key]:
+        return None
+    rows, places = (torch.from_numpy(x).to(given.device) for x in (order.rows, order.places))
+    own = made.replaced(
+        query=given.query.index_select(2, rows),
+        row_positions=rows + given.origin[0],
+        bias=None if given.bias is None else given.bias.in_order(rows, given.shape[3]),
+    )
+    return Reordered(own, places)

@@ -7,23 +7,24 @@ Planning and tiles stay behind it, so that a compiler sees one node with static 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from saccade.engine import guard, product
 from saccade.engine.at_positions import AtPositions
-from saccade.engine.autograd import Backward, Dropped, Kernel, gradients
 from saccade.engine.bias import DenseTerm, DistanceTerm, Term
-from saccade.engine.ingredients import ScoreMatrix
-from saccade.engine.kernels import choose
-from saccade.engine.row_order import reordered
+from saccade.engine.dropout import Dropped
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Backward, KernelByHand
+from saccade.errors import unsupported
 from saccade.masks.convert import check_told_apart
 from saccade.masks.program import decode, encode
 from saccade.scores.additive import compare
 
-__all__ = ["execute", "product", "reasons"]
+__all__ = ["reasons", "run"]
 
 _OTHER_MASKS = (AtPositions,)
 _HEAD = 8  # numbers of a program before those of the mask
@@ -31,51 +32,63 @@ _FUNCTIONS = (None, compare)  # of scores, by number: a function itself cannot c
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 
 
-def execute(scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
-    """Output and lse by the kernel that fits, its rows in the order that suits it."""
-    check_told_apart(scores.rule, scores.shape, scores.where)
-    kernel = choose(scores, dropout_p, impl).kernel
-    other = reordered(scores, kernel, dropout_p)
-    out, lse = kernel.run(other.scores if other else scores, value, dropout_p=dropout_p, seed=seed)
-    return other.restored(out, lse) if other else (out, lse)
+def run(given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
+    """What stands for `saccade.engine.product.run` while a program is traced: one operation."""
+    if value.is_meta:
+        return product.run(given, value, dropout_p, impl, seed)
+    why = reasons(given, impl)
+    if not why:
+        return _one_operation(given, value, dropout_p, impl, seed)
+    if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
+        hint = "masks of saccade.masks and bool tensors go into an exported program, and so do its scores"
+        raise unsupported(given.where, "torch.export", why, hint=hint)
+    # What cannot cross into an operation is a break in the compiler's graph; where there may be none, it says why. A
+    # decorator would do the same, and import the compiler with `import saccade`.
+    torch._dynamo.graph_break(msg=f"{given.where} cannot be one operation: {'; '.join(why)}")
+    outside: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(_outside)
+    return outside(given, value, dropout_p, impl, seed)
 
 
-def product(
-    scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None
-) -> tuple[Tensor, Tensor] | None:
-    """The same as a traced operation; None where something would have to cross that cannot: see `reasons`."""
-    encoded = encode(scores.rule, _OTHER_MASKS)
-    if encoded is None or reasons(scores, impl):
-        return None
+def _outside(given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
+    # While sizes are symbols nobody looks at what a mask tells apart.
+    check_told_apart(given.rule, given.shape, given.where)
+    return product.run(given, value, dropout_p, impl, seed)
+
+
+def _one_operation(
+    given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None
+) -> tuple[Tensor, Tensor]:
+    encoded = encode(given.rule, _OTHER_MASKS)
+    assert encoded is not None  # who calls has looked
     mask_program, mask_tensors = encoded
-    bias = scores.bias
+    bias = given.bias
     kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
     lowest, first, addresses = 0, 0, []
     if isinstance(bias, DistanceTerm):
         lowest, first = bias.lowest, bias.first
         addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
     wants_bias = bias is not None and bias.source.requires_grad and torch.is_grad_enabled()
-    function = _FUNCTIONS.index(scores.tile_function)
-    head = [kind, lowest, first, len(addresses), int(wants_bias), function, *scores.origin]
-    numbers = [scores.scale, math.nan if scores.softcap is None else scores.softcap, float(dropout_p)]
+    function = _FUNCTIONS.index(given.tile_function)
+    head = [kind, lowest, first, len(addresses), int(wants_bias), function, *given.origin]
+    numbers = [given.scale, math.nan if given.softcap is None else given.softcap, float(dropout_p)]
     if dropout_p and seed is None:
         drawn = torch.randint(0, 1 << 31, ())
     else:
         drawn = torch.full((), seed or 0, dtype=torch.int64)
-    sources = [*([] if bias is None else [bias.source]), *scores.parameters]
+    sources = [*([] if bias is None else [bias.source]), *given.parameters]
     constants = [*mask_tensors, *addresses, drawn]
-    out, lse = _product(scores.query, scores.key, value, sources, constants, [*head, *mask_program], numbers, impl)
+    out, lse = _product(given.query, given.key, value, sources, constants, [*head, *mask_program], numbers, impl)
     return out, lse
 
 
-def reasons(scores: ScoreMatrix, impl: str) -> tuple[str, ...]:
+def reasons(given: Ingredients, impl: str) -> tuple[str, ...]:
     """Why a product cannot be one operation of a traced program; empty if it can."""
     why = []
-    if encode(scores.rule, _OTHER_MASKS) is None:
+    if encode(given.rule, _OTHER_MASKS) is None:
         why.append("its mask is a function, or of a class that saccade does not know")
     if impl == "reference":
         why.append('impl="reference" is no operation of its own')
-    if scores.tile_function not in _FUNCTIONS:
+    if given.tile_function not in _FUNCTIONS:
         why.append("its score compares by a function of its own")
     return tuple(why)
 
@@ -88,7 +101,7 @@ def _assembled(
     constants: Sequence[Tensor],
     program: Sequence[int],
     numbers: Sequence[float],
-) -> ScoreMatrix:
+) -> Ingredients:
     """The score matrix again, on the other side."""
     kind, lowest, first, count, _, function, *origin = program[:_HEAD]
     bias: Term | None = None
@@ -97,15 +110,17 @@ def _assembled(
     elif kind == _DISTANCES:
         bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
     scale, softcap, _ = numbers
-    return ScoreMatrix.assembled(
-        query,
-        key,
-        decode(program[_HEAD:], constants[: -1 - count], _OTHER_MASKS),
-        (origin[0], origin[1]),
+    return Ingredients(
+        where="attention",
+        shape=(query.shape[0], query.shape[1], query.shape[2], key.shape[2]),
         dtype=value.dtype,
-        bias=bias,
+        query=query,
+        key=key,
+        rule=decode(program[_HEAD:], constants[: -1 - count], _OTHER_MASKS),
+        origin=(origin[0], origin[1]),
         scale=scale,
         softcap=None if math.isnan(softcap) else softcap,
+        bias=bias,
         tile_function=_FUNCTIONS[function],
         parameters=tuple(sources if kind == _NO_TERM else sources[1:]),
     )
@@ -127,9 +142,9 @@ def _product(
     numbers: Sequence[float],
     impl: str,
 ) -> tuple[Tensor, Tensor]:
-    scores = _assembled(query, key, value, sources, constants, program, numbers)
+    given = _assembled(query, key, value, sources, constants, program, numbers)
     seed = int(constants[-1]) if numbers[2] else None
-    out, lse = execute(scores, value, numbers[2], _kernel_name(program, impl), seed)
+    out, lse = _outside(given, value, numbers[2], _kernel_name(program, impl), seed)
     # A compiler counts on this layout: [batch, len, heads, width] in memory.
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
 
@@ -167,14 +182,14 @@ def _product_backward(
     grad_out: Tensor,
     grad_lse: Tensor,
 ) -> list[Tensor]:
-    scores = _assembled(query, key, value, sources, constants, program, numbers)
+    given = _assembled(query, key, value, sources, constants, program, numbers)
     dropout_p = numbers[2]
     dropped = Dropped(dropout_p, int(constants[-1])) if dropout_p else None
-    kernel = cast("Kernel", choose(scores, dropout_p, _kernel_name(program, impl)).kernel)  # not the reference
-    parameters = len(scores.parameters)
-    wanted = (True, True, True, bool(program[4]), *(True,) * parameters)
-    given = Backward(out, lse, grad_out, grad_lse)
-    grads = list(gradients(kernel, scores, value, dropped, given, wanted))
+    route = product.route_of(given, dropout_p, _kernel_name(program, impl))
+    wanted = (True, True, True, bool(program[4]), *(True,) * len(given.parameters))
+    results = Backward(out, lse, grad_out, grad_lse)
+    kernel = cast("KernelByHand", route.kernel)  # `reasons` refuses the reference
+    grads = list(guard.backward(kernel, given, value, dropped, results, wanted))
     if program[0] == _NO_TERM:
         del grads[3]
     tensors = (query, key, value, *sources)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import is_finite_number, is_integer, is_number
-from saccade.engine.at_positions import GivenPositions, Positions, check_domain, check_positions
-from saccade.engine.checks import autocast
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.at_positions import check_domain
+from saccade.engine.checks import autocast, check_query_key
 from saccade.errors import type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.readable import is_surely_finite
+from saccade.positions.tokens import GivenPositions, Positions
 
 __all__ = ["Inputs", "check_count", "check_number", "checked_inputs", "checked_scale"]
 
@@ -40,8 +40,8 @@ class Inputs(NamedTuple):
     spoilt: Tensor | None
     rule: Mask
     shape: tuple[int, int, int, int]
-    q_positions: Positions
-    kv_positions: Positions
+    q_positions: range | Tensor | None
+    kv_positions: range | Tensor | None
     dtype: torch.dtype
 
 
@@ -56,11 +56,12 @@ def checked_inputs(
     """Raise unless queries and keys fit together, and the mechanism takes the mask."""
     where = type(mechanism).__name__
     query, key = autocast(query), autocast(key)
-    shape = ScoreMatrix(query, key, where=where).shape  # the one place where shapes and dtypes are checked
+    shape = check_query_key(query, key, None, where)
     rule = as_mask(mask, shape, where=where)
-    q_positions = check_positions(q_positions, "q_positions", shape[0], shape[2], where)
-    kv_positions = check_positions(kv_positions, "kv_positions", shape[0], shape[3], where)
-    check_domain(rule, q_positions, kv_positions, shape[2], shape[3], where)
+    batch, _, q_len, kv_len = shape
+    q = None if q_positions is None else Positions.of(q_positions, where, "q_positions", length=q_len, batch=batch)
+    kv = None if kv_positions is None else Positions.of(kv_positions, where, "kv_positions", length=kv_len, batch=batch)
+    check_domain(rule, q, kv, q_len, kv_len, where)
     reasons = mechanism.reasons(rule)
     if reasons:
         hint = "saccade.mechanisms.Softmax() takes every mask"
@@ -70,7 +71,8 @@ def checked_inputs(
     dtype = query.dtype
     query = query if spoilt is None else query.masked_fill(spoilt[..., None], 0.0)
     key = key if tainted is None else key.masked_fill(tainted[..., None], 0.0)
-    return Inputs(query.to(wide), key.to(wide), tainted, spoilt, rule, shape, q_positions, kv_positions, dtype)
+    q_given, kv_given = (None if x is None else x.given for x in (q, kv))
+    return Inputs(query.to(wide), key.to(wide), tainted, spoilt, rule, shape, q_given, kv_given, dtype)
 
 
 def check_count(where: str, name: str, count: object) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import is_integer
+from saccade.engine.checks import check_value
 from saccade.engine.memory import counted
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import After, And, Dense, Documents, Mask, Not, Or, Padding, Predicate, as_mask
@@ -162,7 +163,7 @@ def compare(
         raise type_error(where, "mechanisms", "be a list of mechanisms", repr(mechanisms)[:80], hint=hint)
     softmax = Softmax()
     exact = softmax(query, key, mask=mask)
-    exact.scores.check_value(value)
+    check_value(where, value, query, key, exact.dtype)
     if 0 in exact.shape:
         facts = [describe("query", query), describe("key", key)]
         raise value_error(where, "tensors", "hold at least one query and one key", list(exact.shape), facts=facts)

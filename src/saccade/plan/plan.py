@@ -40,6 +40,7 @@ class Plan:
         self.overlaps = len(groupings) > 1
         self.memo: dict[Hashable, object] = {}
         self._layouts = tuple(groupings)
+        self._count = sum(len(layout.groups.first) for layout in groupings)
 
     @property
     def tiles(self) -> Iterable[Tile]:
@@ -58,7 +59,7 @@ class Plan:
         return sure and self.pairs == math.prod(self.shape)
 
     def __len__(self) -> int:
-        return sum(len(layout.groups.first) for layout in self._layouts)
+        return self._count
 
     def __repr__(self) -> str:
         return f"Plan({list(self.shape)}, tiles={len(self)}, pairs={self.pairs} of {math.prod(self.shape)})"

@@ -114,4 +114,9 @@ class Tile(NamedTuple):
     @property
     def width(self) -> int:
         """Number of key columns."""
-        return sum(len(strip.keys) for strip in self.columns)
+        return sum([len(strip.keys) for strip in self.columns])
+
+    @property
+    def spans(self) -> Ranges:
+        """The key columns."""
+        return tuple([strip.keys for strip in self.columns])

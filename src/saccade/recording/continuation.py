@@ -35,7 +35,7 @@ class Mark(NamedTuple):
         kv_len = matrix.shape[3]
         if not isinstance(matrix, AttentionMatrix) or not kv_len:
             return cls(None, None, kv_len, kv_len)
-        key, place = matrix.scores.key.detach(), place_of_last(matrix)
+        key, place = matrix.ingredients.key.detach(), place_of_last(matrix)
         return cls(key[:, :, place].clone(), key[:, :, -1].clone(), first_column + place + 1, kv_len)
 
     def continued(self, matrix: Matrix) -> int | None:
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
         """
         if self.newest is None or self.last is None or not isinstance(matrix, AttentionMatrix):
             return None
-        q_len, kv_len, key = matrix.shape[2], matrix.shape[3], matrix.scores.key.detach()
+        q_len, kv_len, key = matrix.shape[2], matrix.shape[3], matrix.ingredients.key.detach()
         if q_len >= kv_len or key[:, :, 0].shape != self.newest.shape or key.dtype != self.newest.dtype:
             return None
         place = place_of_last(matrix)
@@ -61,8 +61,8 @@ class Mark(NamedTuple):
 
 def place_of_last(matrix: AttentionMatrix) -> int:
     """Which key is that of the last query: the last one, unless a cache has room to spare."""
-    kv_len, (q_first, kv_first) = matrix.shape[3], matrix.scores.origin
-    if isinstance(matrix.scores.rule, AtPositions):
+    kv_len, (q_first, kv_first) = matrix.shape[3], matrix.ingredients.origin
+    if isinstance(matrix.ingredients.rule, AtPositions):
         return kv_len - 1
     place = q_first + matrix.shape[2] - 1 - kv_first
     return place if 0 <= place < kv_len else kv_len - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Held:
             if isinstance(copied, SomeHeads) and isinstance(copied.whole, AttentionMatrix):
                 self._watch(copied.whole)
             return
-        key = matrix.scores.key.detach()
+        key = matrix.ingredients.key.detach()
         if not self._parts:
             self._keys, self._length = key.clone(), key.shape[2]
             is_shared = True
@@ -67,8 +68,8 @@ class Held:
         return matrices[0] if len(matrices) == 1 else JoinedRows(matrices, [first for _, first, _ in self._parts])
 
     def _watch(self, matrix: AttentionMatrix) -> None:
-        bias = matrix.scores.bias
-        held = [*matrix.scores.rule.tensors(), *([] if bias is None else [bias.source])]
+        bias = matrix.ingredients.bias
+        held = [*matrix.ingredients.rule.tensors(), *([] if bias is None else [bias.source])]
         self._versions += [(tensor, tensor._version) for tensor in held if not tensor.is_inference()]
 
     def _takes(self, key: Tensor) -> bool:
@@ -89,31 +90,30 @@ class Held:
     def _with_keys(self, matrix: Matrix) -> AttentionMatrix:
         assert isinstance(matrix, AttentionMatrix)
         assert self._keys is not None
-        return _made_of(matrix, matrix.scores.query, self._keys[:, :, : matrix.shape[3]])
+        return matrix.around(matrix.ingredients.replaced(key=self._keys[:, :, : matrix.shape[3]]))
 
 
 def _copied_heads(matrix: Matrix) -> Matrix:
     if not (isinstance(matrix, SomeHeads) and isinstance(matrix.whole, AttentionMatrix)):
         return matrix
-    return SomeHeads(_copied(matrix.whole, matrix.whole.scores.key.detach().clone()), matrix.heads)
+    return SomeHeads(_copied(matrix.whole, matrix.whole.ingredients.key.detach().clone()), matrix.heads)
 
 
 def _copied(matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
-    other = _made_of(matrix, matrix.scores.query.detach().clone(), key)
-    scores = other.scores
-    scores.parameters = tuple(x.detach().clone() for x in scores.parameters)
-    if scores.sink_logit is not None:
-        scores.sink_logit = scores.sink_logit.detach().clone()
-    if scores.bias is not None:
-        source = scores.bias.source.detach()
-        scores.bias = scores.bias.of(source.clone() if source.is_inference() else source)
-    if any(tensor.is_inference() for tensor in scores.rule.tensors()):
-        scores.rule, scores._plan = copy.deepcopy(scores.rule), None
-    return other
-
-
-def _made_of(matrix: AttentionMatrix, query: Tensor, key: Tensor) -> AttentionMatrix:
-    other = copy.copy(matrix)
-    other.scores = matrix.scores.replaced(query, key)
-    other._lse = None
-    return other
+    given = matrix.ingredients
+    sink, bias, rule = given.sink_logit, given.bias, given.rule
+    if bias is not None:
+        source = bias.source.detach()
+        bias = bias.of(source.clone() if source.is_inference() else source)
+    changes: dict[str, Any] = {}
+    if any(tensor.is_inference() for tensor in rule.tensors()):
+        changes["rule"] = copy.deepcopy(rule)
+    own = given.replaced(
+        query=given.query.detach().clone(),
+        key=key,
+        parameters=tuple(x.detach().clone() for x in given.parameters),
+        sink_logit=None if sink is None else sink.detach().clone(),
+        bias=bias,
+        **changes,
+    )
+    return matrix.around(own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +12,6 @@ from saccade.attention import AttentionMatrix
 from saccade.engine.at_positions import AtPositions
 from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.masks.plans import plan_of
 from saccade.matrix import Matrix
 from saccade.plan import Ranges
 from saccade.statistics import Block
@@ -37,22 +35,24 @@ def some_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     there = matrix.shape[1]
     if not all(0 <= head < there for head in heads):
         raise value_error("record", "heads", f"be 0 to {there - 1}", list(heads))
-    if not isinstance(matrix, AttentionMatrix) or matrix.scores.tile_function is not None:
+    if not isinstance(matrix, AttentionMatrix) or matrix.ingredients.tile_function is not None:
         return SomeHeads(matrix, heads)
-    scores, own = matrix.scores, list(heads)
-    share = there // scores.key.shape[1]
-    few = scores.replaced(scores.query[:, own], scores.key[:, [head // share for head in own]])
-    few.shape = (scores.shape[0], len(own), *scores.shape[2:])
-    if scores.sink_logit is not None:
-        few.sink_logit = scores.sink_logit[own]
-    if scores.bias is not None and scores.bias.source.shape[1] > 1:
-        few.bias = scores.bias.of(scores.bias.source[:, own])
-    if scores.rule.shape[1] > 1 or scores.rule.asks_functions:  # functions may tell heads apart and not say so
-        few.rule = _of_heads(scores.rule, tuple(own))
-    few._plan = plan_of(few.rule, few.shape, *few.origin)
-    other = copy.copy(matrix)
-    other.scores, other._lse = few, None
-    return other
+    given, own = matrix.ingredients, list(heads)
+    share = there // given.key.shape[1]
+    bias, rule = given.bias, given.rule
+    if bias is not None and bias.source.shape[1] > 1:
+        bias = bias.of(bias.source[:, own])
+    if rule.shape[1] > 1 or rule.asks_functions:  # functions may tell heads apart and not say so
+        rule = _of_heads(rule, tuple(own))
+    few = given.replaced(
+        shape=(given.shape[0], len(own), *given.shape[2:]),
+        query=given.query[:, own],
+        key=given.key[:, [head // share for head in own]],
+        sink_logit=None if given.sink_logit is None else given.sink_logit[own],
+        bias=bias,
+        rule=rule,
+    )
+    return matrix.around(few)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
 from saccade.errors import unsupported
 from saccade.statistics.block import Block
 from saccade.statistics.distance import Distance
@@ -22,7 +22,7 @@ from saccade.statistics.peaks import LargestWeight, SquaredNorm
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Placed, Places
 from saccade.statistics.received import Received
-from saccade.statistics.uniform import Near, Uniform, uniform_of_blocks, uniform_of_scores
+from saccade.statistics.uniform import Near, Uniform, uniform_of_blocks, uniform_of_mask
 
 __all__ = ["Measure", "Summary", "summary_of"]
 
@@ -125,32 +125,32 @@ class _RowSum(PerRow):
         return block.weights.sum(-1)
 
 
-def summary_of(matrix: Questioned, scores: ScoreMatrix | None = None) -> Summary:
+def summary_of(matrix: Questioned, given: Ingredients | None = None) -> Summary:
     """All statistics of one sweep.
 
     Args:
         matrix: what is asked.
-        scores: of which it is the softmax; their mask says which keys are visible. Without them those are whose weight
-            is not 0, and the largest logit is not told.
+        given: its ingredients, if it is a softmax; their mask says which keys are visible. Without them those are
+            whose weight is not 0, and the largest logit is not told.
 
     Raises:
         UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
     """
     places = Places.of(matrix)
     folds = _folds(places, with_distributions=matrix.is_stochastic)
-    if not matrix.is_stochastic and scores is None:
+    if not matrix.is_stochastic and given is None:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
         raise unsupported("Matrix.summary", "a summary", [reason], hint="A.topk and A.received need no distributions")
     with torch.no_grad():
-        if scores is not None:
+        if given is not None:
             folds["largest_logit"] = LargestLogit()
         answers = dict(zip(folds, matrix.ask(*folds.values()), strict=True))
-        if scores is None:
+        if given is None:
             dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
             outline = Outline(matrix.shape, dtype, matrix.device)
             uniform = uniform_of_blocks(outline, matrix.blocks(), places, _NEAR)
         else:
-            uniform = uniform_of_scores(scores, places, _NEAR)
+            uniform = uniform_of_mask(given, places, _NEAR)
         return _made(answers, uniform)
 
 

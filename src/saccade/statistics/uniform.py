@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.tiles import allowed
 from saccade.plan import Strip, Tile, Triangle
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.distance import Distance
@@ -17,7 +18,7 @@ from saccade.statistics.masses import LagMass, LocalMass, SinkMass
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 
-__all__ = ["Near", "Uniform", "uniform_of_blocks", "uniform_of_scores"]
+__all__ = ["Near", "Uniform", "uniform_of_blocks", "uniform_of_mask"]
 
 
 _PAIRS = 1 << 20  # pairs whose truth is asked for at a time
@@ -57,26 +58,26 @@ class Near(NamedTuple):
         return LagMass(self.least, places) if self.least == self.most else LocalMass(self.most, places)
 
 
-def uniform_of_scores(scores: ScoreMatrix, places: Places, near: tuple[Near, ...]) -> Uniform:
+def uniform_of_mask(given: Ingredients, places: Places, near: tuple[Near, ...]) -> Uniform:
     """From the tiles of a plan: most of it by counting ranges, so that pairs are looked at only where a mask is unsure.
 
     Cost: O(pairs that the plan is unsure of) time, and nothing for the edge of a causal mask.
     """
-    batch, heads, q_len, kv_len = scores.shape
+    batch, heads, q_len, kv_len = given.shape
     # What calls functions of the user's does not know what these tell apart.
-    told = (batch, heads) if scores.rule.asks_functions else scores.rule.shape
+    told = (batch, heads) if given.rule.asks_functions else given.rule.shape
     items, own_heads = (min(a, b) for a, b in zip(told, (batch, heads), strict=True))
     items = batch if max(len(places.q), len(places.kv)) > 1 else items
-    whole = Outline((items, own_heads, q_len, kv_len), scores.compute_dtype, scores.device)
+    whole = Outline((items, own_heads, q_len, kv_len), given.compute_dtype, given.device)
     sums = _Sums(whole, places, near)
-    for tile in scores.row_plan.tiles:
+    for tile in given.row_plan.tiles:
         own = slice(0, 1) if items == 1 else tile.batch
         unsure = sum(len(strip.keys) for strip in tile.columns if not _is_counted(strip))
         height = max(1, _PAIRS // unsure) if unsure else tile.height
         for start in range(0, tile.height, height):
             rows = tile.rows[start : start + height]
             asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=rows)
-            sums.add(own, asked.heads, rows, [_seen(scores, asked, strip, start) for strip in tile.columns])
+            sums.add(own, asked.heads, rows, [_seen(given, asked, strip, start) for strip in tile.columns])
     return sums.finished()
 
 
@@ -84,14 +85,14 @@ def _is_counted(strip: Strip) -> bool:
     return strip.residual is True or isinstance(strip.residual, Triangle)
 
 
-def _seen(scores: ScoreMatrix, tile: Tile, strip: Strip, start: int) -> Seen:
+def _seen(given: Ingredients, tile: Tile, strip: Strip, start: int) -> Seen:
     """Who sees the keys of one strip, among the rows of a tile from its place ``start`` on."""
-    places = torch.arange(start, start + tile.height, device=scores.device)
+    places = torch.arange(start, start + tile.height, device=given.device)
     if strip.residual is True:
         return Seen(strip.keys, torch.full_like(places, len(strip.keys)), None)
     if isinstance(strip.residual, Triangle):
         return Seen(strip.keys, (places + strip.residual.offset + 1).clamp(0, len(strip.keys)), None)
-    return Seen(strip.keys, None, scores.allowed(tile._replace(columns=(strip,))))
+    return Seen(strip.keys, None, allowed(given, tile._replace(columns=(strip,))))
 
 
 def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places, near: tuple[Near, ...]) -> Uniform:

@@ -58,12 +58,6 @@ def forward(
         if _folds(q.shape, k.shape[1], causal):
             return _folded(q, k, v, added, empty, scale)
         k, v = _widened(q, k), _widened(q, v)
-    return _called(q, k, v, added, empty, causal, scale)
-
-
-def _called(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
     out, lse = _forward(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
     if added is None and k.shape[2] < _FEW and not bool(lse.all()):
         hidden = torch.full((q.shape[2], k.shape[2]), -math.inf if causal else 0.0, dtype=q.dtype).triu(1)
@@ -168,7 +162,7 @@ def _folded(
         added = own.reshape(own.shape[0], groups, share * rows, own.shape[3])
     elif added is not None:
         added = added.expand(-1, -1, share, -1)
-    out, lse = _called(q.reshape(batch, groups, share * rows, width), k, v, added, None, False, scale)
+    out, lse = forward(q.reshape(batch, groups, share * rows, width), k, v, added, None, False, scale)
     out, lse = out.reshape(batch, heads, rows, width), lse.reshape(batch, heads, rows)
     return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
 

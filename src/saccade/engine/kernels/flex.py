@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine.autograd import NO_FORWARD_DERIVATIVES
-from saccade.engine.guard import is_clean, isolate
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.dropout import Dropped
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES
 from saccade.engine.memory import Cost, Held
 from saccade.transforms import has_forward_derivatives
 
@@ -32,65 +32,57 @@ class Flex:
     """
 
     name = "flex"
+    by_hand = False  # torch does
     devices: tuple[str, ...] = ("cuda",)
 
-    def reasons(self, scores: ScoreMatrix, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
         why = []
-        if scores.device.type not in self.devices:
-            why.append(f"it runs on {' and '.join(self.devices)}, not on {scores.device.type}")
-        if scores.query.dtype not in _DTYPES:
-            why.append(f"it has no {str(scores.query.dtype).removeprefix('torch.')}")
-        if 0 in scores.shape or scores.query.shape[3] < _NARROWEST:
+        if given.device.type not in self.devices:
+            why.append(f"it runs on {' and '.join(self.devices)}, not on {given.device.type}")
+        if given.query.dtype not in _DTYPES:
+            why.append(f"it has no {str(given.query.dtype).removeprefix('torch.')}")
+        if 0 in given.shape or given.query.shape[3] < _NARROWEST:
             why.append(f"it takes heads at least {_NARROWEST} wide, and no empty inputs")
         if dropout_p > 0.0:
             why.append("it has no dropout")
-        if scores.tile_function is not None:
+        if given.tile_function is not None:
             why.append("it has dot products only, and maps that end in one")
-        if scores.rule.asks_functions:
+        if given.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
         return tuple(why)
 
-    def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """The pairs of the plan, and the lists of blocks."""
         del dropout_p
-        batch, heads, q_len, kv_len = scores.shape
-        results = batch * heads * q_len * (value_dim * scores.query.dtype.itemsize + 4)
+        batch, heads, q_len, kv_len = given.shape
+        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
-        return Cost(len(scores.plan), self.pairs(scores), Held(results + blocks, results))
+        return Cost(len(given.plan), self.pairs(given), Held(results + blocks, results))
 
-    def pairs(self, scores: ScoreMatrix) -> int:
+    def pairs(self, given: Ingredients) -> int:
         """Those of the plan."""
-        return scores.plan.pairs
+        return given.plan.pairs
 
-    def run(
-        self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
-        del dropout_p, seed
-        if not is_clean(scores, scores.query, scores.key, value):
-            isolated = isolate(scores, value)
-            if isolated:
-                return isolated.mark(*self._run(isolated.scores, isolated.value))
-        return self._run(scores, value)
-
-    def _run(self, scores: ScoreMatrix, value: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+        """Output and lse."""
+        del dropped
         from torch.nn.attention.flex_attention import AuxRequest  # noqa: PLC0415  imports a compiler
 
         from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  likewise
 
-        rule, shape, origin = scores.rule, scores.shape, scores.origin
-        blocks = None if scores.plan.is_full else blocks_of(rule, shape, origin, scores.device)
+        rule, shape, origin = given.rule, given.shape, given.origin
+        blocks = None if given.plan.is_full else blocks_of(rule, shape, origin, given.device)
         out, aux = self.function()(
-            scores.query,
-            scores.key,
+            given.query,
+            given.key,
             value,
-            score_mod=_modified(scores),
+            score_mod=_modified(given),
             block_mask=blocks,
-            scale=scores.scale,
-            enable_gqa=scores.query.shape[1] != scores.key.shape[1],
+            scale=given.scale,
+            enable_gqa=given.query.shape[1] != given.key.shape[1],
             return_aux=AuxRequest(lse=True),
         )
         return out, aux.lse
@@ -107,9 +99,9 @@ def _compiled() -> Any:
     return torch.compile(flex_attention)
 
 
-def _modified(scores: ScoreMatrix) -> Any:
+def _modified(given: Ingredients) -> Any:
     """What happens to a scaled score before the mask, as FlexAttention asks for it: softcap, then bias."""
-    softcap, bias = scores.softcap, scores.bias
+    softcap, bias = given.softcap, given.bias
     if softcap is None and bias is None:
         return None
 

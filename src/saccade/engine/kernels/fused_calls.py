@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
 from saccade.engine.grouping import joined
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels import aten
 from saccade.engine.pieces import pieces
 from saccade.plan import Ranges, Strip, Tile, Triangle
 
-__all__ = ["Call", "Route", "calls_of", "route_of", "tiles_of"]
+__all__ = ["Call", "calls_of", "single_call", "tiles_of"]
 
 # A tile whose sure columns are many is run in two parts, which saves adding zeros to most of its scores.
 _WIDE = 2048
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     @property
     def columns(self) -> Ranges:
         """The columns, neighbouring ranges joined, so that most calls read one view of the keys."""
-        return joined(tuple(strip.keys for strip in self.tile.columns))
+        return joined(self.tile.spans)
 
     @property
     def pairs(self) -> int:
@@ -48,69 +48,39 @@ class Call(NamedTuple):
         return items * heads * aten.pairs(self.tile.height, self.tile.width, self.causal)
 
 
-class Route(NamedTuple):
-    """How a product runs.
-
-    Attributes:
-        single: the one call that takes every row, if there is one: its result is the product's.
-        tiles: what is run, tile by tile, if there is none.
-    """
-
-    single: Call | None
-    tiles: Iterable[Tile]
-
-
-def route_of(scores: ScoreMatrix) -> Route:
-    """One call of every row and every column, or of one range of them; else tile by tile."""
-    single = _whole(scores) or _one_view(scores)
-    return Route(single, () if single else tiles_of(scores))
-
-
-def calls_of(scores: ScoreMatrix, tile: Tile) -> Iterator[Call]:
+def calls_of(given: Ingredients, tile: Tile) -> Iterator[Call]:
     """The calls of one tile; over all of them, each of its columns is taken once."""
     for columns, is_triangle in _parts(tile):
-        causal, is_sure = is_triangle and scores.bias is None, not is_triangle and _all_sure(columns)
+        causal, is_sure = is_triangle and given.bias is None, not is_triangle and _all_sure(columns)
         yield Call(tile._replace(columns=columns), is_triangle, causal, is_sure)
 
 
-def _whole(scores: ScoreMatrix) -> Call | None:
-    """The one call that takes every row and column; None if there are several."""
-    plan, has_bias = scores.plan, scores.bias is not None
-    if scores.bias is not None and not scores.bias.is_written_out:
-        return None
-    key = ("whole", has_bias)
+def single_call(given: Ingredients) -> Call | None:
+    """The one call that takes every row, if there is one: its result is the product's.
+
+    It takes all columns; without a bias, one range of them will do, whose keys are a view.
+    """
+    plan, bias = given.plan, given.bias
+    key = ("single call", bias is None, bias is None or bias.is_written_out)
     if key not in plan.memo:
-        plan.memo[key] = None
-        if len(plan) == 1:
-            (tile,) = plan.tiles
-            calls = list(calls_of(scores, tile))
-            items = tile.batch.stop - tile.batch.start
-            if len(calls) == 1 and items * plan.shape[1] * tile.height * tile.width == math.prod(plan.shape):
-                plan.memo[key] = calls[0]
+        plan.memo[key] = _single(given) if len(plan) == 1 and key[2] else None
     return cast("Call | None", plan.memo[key])
 
 
-def _one_view(scores: ScoreMatrix) -> Call | None:
-    """The one call that takes every row, and one range of columns; None if there are several."""
-    plan = scores.plan
-    if len(plan) != 1 or scores.bias is not None:
-        return None
-    if "view" not in plan.memo:
-        (tile,) = plan.tiles
-        calls = list(calls_of(scores, tile))
-        items = tile.batch.stop - tile.batch.start
-        covers = items * plan.shape[1] * tile.height == math.prod(plan.shape[:3])
-        is_view = covers and len(calls) == 1 and len(calls[0].columns) == 1
-        plan.memo["view"] = calls[0] if is_view else None
-    return cast("Call | None", plan.memo["view"])
+def _single(given: Ingredients) -> Call | None:
+    (tile,) = given.plan.tiles
+    calls, shape = list(calls_of(given, tile)), given.plan.shape
+    rows = (tile.batch.stop - tile.batch.start) * shape[1] * tile.height
+    is_whole = tile.width == shape[3] or (given.bias is None and len(joined(tile.spans)) == 1)
+    return calls[0] if len(calls) == 1 and rows == math.prod(shape[:3]) and is_whole else None
 
 
-def tiles_of(scores: ScoreMatrix) -> Iterable[Tile]:
+def tiles_of(given: Ingredients) -> Iterable[Tile]:
     """The tiles of the plan, cut where reading the bias of a whole one would take much memory."""
-    if scores.bias is None or scores.bias.is_written_out:
-        return scores.plan.tiles
-    share = scores.query.shape[1] // scores.key.shape[1] if scores.key.shape[1] else 1
-    cut = (pieces(tile, share=share, rows=_READ_ROWS, entries=_READ_ENTRIES) for tile in scores.plan.tiles)
+    if given.bias is None or given.bias.is_written_out:
+        return given.plan.tiles
+    share = given.query.shape[1] // given.key.shape[1] if given.key.shape[1] else 1
+    cut = (pieces(tile, share=share, rows=_READ_ROWS, entries=_READ_ENTRIES) for tile in given.plan.tiles)
     return itertools.chain.from_iterable(cut)
 
 

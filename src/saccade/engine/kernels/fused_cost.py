@@ -7,10 +7,9 @@ from collections.abc import Hashable
 import torch
 
 from saccade.engine.grouping import groups_of
-from saccade.engine.guard import bytes_of_look
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels import aten
-from saccade.engine.kernels.fused_calls import Call, calls_of, route_of
+from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
 from saccade.engine.kernels.fused_terms import Added, hidden_key, is_kept, made, with_bias
 from saccade.engine.kernels.probe import Probe
 from saccade.engine.memory import Cost, Held, Ledger
@@ -19,46 +18,44 @@ from saccade.plan import Tile
 __all__ = ["cost_of", "pairs_of"]
 
 
-def pairs_of(scores: ScoreMatrix) -> int:
+def pairs_of(given: Ingredients) -> int:
     """Query-key pairs whose scores the calls compute, over batch and heads."""
-    route = route_of(scores)
-    if route.single is not None:
-        return route.single.pairs
-    return sum(call.pairs for tile in route.tiles for call in calls_of(scores, tile))
+    single = single_call(given)
+    if single is not None:
+        return single.pairs
+    return sum(call.pairs for tile in tiles_of(given) for call in calls_of(given, tile))
 
 
-def cost_of(scores: ScoreMatrix, value_dim: int) -> Cost:
+def cost_of(given: Ingredients, value_dim: int) -> Cost:
     """What a forward product costs."""
-    batch, heads, q_len, _ = scores.shape
-    copies, width = _prepared(scores, value_dim)
+    batch, heads, q_len, _ = given.shape
+    copies, width = _prepared(given, value_dim)
     rows = batch * heads * q_len
-    run = _Run(scores, width)
+    run = _Run(given, width)
     run.ledger.touch(copies.most)
     with run.ledger.holding(copies.left):
-        route = route_of(scores)
-        if route.single is not None:
-            run.ledger.take(run.call(route.single))
+        single = single_call(given)
+        if single is not None:
+            run.ledger.take(run.call(single))
         else:
-            run.ledger.take(rows * (width * scores.query.dtype.itemsize + scores.compute_dtype.itemsize))
-            for tile in route.tiles:
+            run.ledger.take(rows * (width * given.query.dtype.itemsize + given.compute_dtype.itemsize))
+            for tile in tiles_of(given):
                 run.tile(tile)
-    if not scores.plan.is_full:
-        run.ledger.touch(bytes_of_look(rows * value_dim, scores.query.dtype))
-    return Cost(len(scores.plan), pairs_of(scores), Held(run.ledger.most, run.ledger.now))
+    return Cost(len(given.plan), pairs_of(given), Held(run.ledger.most, run.ledger.now))
 
 
-def _prepared(scores: ScoreMatrix, value_dim: int) -> tuple[Held, int]:
+def _prepared(given: Ingredients, value_dim: int) -> tuple[Held, int]:
     """Copies of query, key and value as the operation wants them, and their width."""
-    (batch, heads, q_len, _), query, key = scores.shape, scores.query, scores.key
+    (batch, heads, q_len, _), query, key = given.shape, given.query, given.key
     is_straight = query.stride(3) == key.stride(3) == 1
-    if query.shape[3] == value_dim and scores.scale > 0.0 and is_straight:
+    if query.shape[3] == value_dim and given.scale > 0.0 and is_straight:
         return Held(0, 0), value_dim
     width = max(value_dim, query.shape[3], 1)
     of_query, of_key = (size * width * query.dtype.itemsize for size in (batch * heads * q_len, key[..., 0].numel()))
     copied = sum(size for x, size in ((query, of_query), (key, of_key)) if x.shape[3] != width or x.stride(3) != 1) + (
         of_key if value_dim != width else 0
     )
-    if scores.scale > 0.0:
+    if given.scale > 0.0:
         return Held(copied, copied), width
     is_copied = query.shape[3] != width or query.stride(3) != 1
     return Held(copied + of_query, copied + (0 if is_copied else of_query)), width
@@ -67,23 +64,23 @@ def _prepared(scores: ScoreMatrix, value_dim: int) -> tuple[Held, int]:
 class _Run:
     """What `saccade.engine.kernels.fused` takes and gives back, call by call."""
 
-    def __init__(self, scores: ScoreMatrix, width: int):
+    def __init__(self, given: Ingredients, width: int):
         self.ledger = Ledger()
-        self._scores, self._width = scores, width
-        self._probe = Probe(scores)
+        self._given, self._width = given, width
+        self._probe = Probe(given)
         self._kept: dict[Hashable, tuple[int, int]] = {}
         self._entries = 0
 
     def tile(self, tile: Tile) -> None:
         """All calls of a tile, merged, and written to the rows of the results."""
-        scores, ledger = self._scores, self.ledger
+        given, ledger = self._given, self.ledger
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
         rows = items * heads * tile.height
-        item, wide = scores.query.dtype.itemsize, scores.compute_dtype.itemsize
+        item, wide = given.query.dtype.itemsize, given.compute_dtype.itemsize
         # Half precision is merged in float32: both sides are copied, and the result is.
         merging = rows * (self._width * wide * (1 if item == wide else 3) + 3 * wide)
-        merged, is_first = 0, not scores.plan.overlaps
-        for call in calls_of(scores, tile):
+        merged, is_first = 0, not given.plan.overlaps
+        for call in calls_of(given, tile):
             piece = self.call(call)
             ledger.take(piece)
             if not is_first:
@@ -94,28 +91,28 @@ class _Run:
 
     def call(self, call: Call) -> int:
         """One call of the operation; bytes of its results, which are not on the ledger yet."""
-        scores, tile = self._scores, call.tile
+        given, tile = self._given, call.tile
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
-        groups = groups_of(tile.heads, scores.shape[1], scores.key.shape[1])
-        kv_heads, columns, item = groups.stop - groups.start, call.columns, scores.query.dtype.itemsize
+        groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
+        kv_heads, columns, item = groups.stop - groups.start, call.columns, given.query.dtype.itemsize
         copies = 2 * items * kv_heads * tile.width * self._width * item if len(columns) > 1 else 0
         terms, told_apart = self._added(call)
         with self.ledger.holding(terms + copies):
             shape = (items, heads, tile.height, self._width)
-            held = aten.held(shape, kv_heads, tile.width, scores.query.dtype, call.causal, told_apart)
+            held = aten.held(shape, kv_heads, tile.width, given.query.dtype, call.causal, told_apart)
             self.ledger.touch(held.most)
         return held.left
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
         """Bytes that the added terms hold until the call has been made, and the items and heads they tell apart."""
         hidden, told_apart = (0, None) if call.causal else self._hidden(call)
-        bias = self._scores.bias
+        bias = self._given.bias
         if bias is None:
             return hidden, told_apart
 
-        def read(scores: ScoreMatrix, piece: Tile) -> Added:
+        def read(given: Ingredients, piece: Tile) -> Added:
             likewise = None if told_apart is None else torch.zeros(()).expand(*told_apart, piece.height, piece.width)
-            return with_bias(scores, piece, likewise)
+            return with_bias(given, piece, likewise)
 
         with self.ledger.holding(hidden):
             held = self._probe.held("bias", call.tile, read)
@@ -125,18 +122,18 @@ class _Run:
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
         """The same of -inf at hidden pairs alone; what is kept with the plan stays on the ledger."""
-        scores, tile = self._scores, call.tile
+        given, tile = self._given, call.tile
         if all(strip.residual is True for strip in tile.columns):
             return 0, None
-        key = hidden_key(scores, call)
+        key = hidden_key(given, call)
         if key in self._kept:
             return 0, self._kept[key]
         making = self._probe.held("hidden", tile, made)
         self.ledger.touch(making.most)
-        entries = making.left // scores.query.dtype.itemsize
+        entries = making.left // given.query.dtype.itemsize
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
-        told_apart = _told_apart(entries // (tile.height * tile.width), items, heads, scores.rule.shape[1])
-        if scores.rule.is_value and is_kept(entries, self._entries):
+        told_apart = _told_apart(entries // (tile.height * tile.width), items, heads, given.rule.shape[1])
+        if given.rule.is_value and is_kept(entries, self._entries):
             self._entries += entries
             self._kept[key] = told_apart
             self.ledger.take(making.left)

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.fused_calls import Call
+from saccade.engine.tiles import allowed
 from saccade.plan import Tile
 
-__all__ = ["Added", "added", "hidden_key", "is_kept", "made", "with_bias"]
+__all__ = ["NOTHING", "Added", "added", "hidden_key", "is_kept", "made", "with_bias"]
 
 _MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may keep: 16 MB in float32
 
@@ -31,35 +32,35 @@ class Added(NamedTuple):
         return cls(terms, empty if bool(empty.any()) else None)
 
 
-_NOTHING = Added(None, None)
+NOTHING = Added(None, None)
 
 
-def added(scores: ScoreMatrix, call: Call) -> Added:
+def added(given: Ingredients, call: Call) -> Added:
     """Bias, and -inf at hidden pairs, for the rows and columns of a call."""
-    hidden = _NOTHING if call.causal or call.is_sure else _hidden(scores, call)
-    return hidden if scores.bias is None else with_bias(scores, call.tile, hidden.terms)
+    hidden = NOTHING if call.causal or call.is_sure else _hidden(given, call)
+    return hidden if given.bias is None else with_bias(given, call.tile, hidden.terms)
 
 
-def with_bias(scores: ScoreMatrix, piece: Tile, hidden: Tensor | None) -> Added:
+def with_bias(given: Ingredients, piece: Tile, hidden: Tensor | None) -> Added:
     """The bias of a tile, and -inf where the other terms, if there are any, are -inf."""
-    assert scores.bias is not None  # who calls has looked
-    bias = scores.bias.read(piece)
-    bias = bias if bias.dtype == torch.float32 else bias.to(scores.query.dtype)  # the operation takes these two
+    assert given.bias is not None  # who calls has looked
+    bias = given.bias.read(piece)
+    bias = bias if bias.dtype == torch.float32 else bias.to(given.query.dtype)  # the operation takes these two
     bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would do it in each call
     # Filled, not added: a NaN in the bias at a hidden pair is hidden too.
     terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
     return Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
 
 
-def hidden_key(scores: ScoreMatrix, call: Call) -> Hashable:
+def hidden_key(given: Ingredients, call: Call) -> Hashable:
     """Calls whose keys are equal hide the same pairs."""
     piece = call.tile
     return (
-        scores.query.dtype,
-        scores.device,
+        given.query.dtype,
+        given.device,
         piece.height,
-        *((piece.batch.start, piece.batch.stop) if scores.rule.shape[0] > 1 else ()),
-        *((piece.heads.start, piece.heads.stop) if scores.rule.shape[1] > 1 else ()),
+        *((piece.batch.start, piece.batch.stop) if given.rule.shape[0] > 1 else ()),
+        *((piece.heads.start, piece.heads.stop) if given.rule.shape[1] > 1 else ()),
         *((len(strip.keys), strip.residual) for strip in piece.columns),
     )
 
@@ -69,28 +70,28 @@ def is_kept(entries: int, held: int) -> bool:
     return entries + held <= _MEMO_ENTRIES
 
 
-def _hidden(scores: ScoreMatrix, call: Call) -> Added:
+def _hidden(given: Ingredients, call: Call) -> Added:
     """0 where allowed and -inf elsewhere, in the query's dtype; kept with the plan where the rule is a value."""
-    key = hidden_key(scores, call)
-    memo = scores.plan.memo if scores.rule.is_value else {}
+    key = hidden_key(given, call)
+    memo = given.plan.memo if given.rule.is_value else {}
     kept = memo.get(key)
     if isinstance(kept, Added):
         return kept
-    found = made(scores, call.tile)
+    found = made(given, call.tile)
     held = sum(x.terms.numel() for x in memo.values() if isinstance(x, Added) and x.terms is not None)
     if found.terms is not None and is_kept(found.terms.numel(), held):
         memo[key] = found
     return found
 
 
-def made(scores: ScoreMatrix, piece: Tile) -> Added:
+def made(given: Ingredients, piece: Tile) -> Added:
     """The same for some tile, made anew."""
-    allowed = scores.allowed(piece)
-    assert allowed is not None  # some strip is unsure
-    if scores.rule.is_value:  # what is kept is for all items and heads that the rule does not tell apart
-        items, heads = scores.rule.shape
-        allowed = allowed[: 1 if items == 1 else None, : 1 if heads == 1 else None]
-    terms = torch.full(allowed.shape, -math.inf, dtype=scores.query.dtype, device=scores.device)
-    terms.masked_fill_(allowed, 0.0)
-    empty = ~allowed.any(-1)
+    seen = allowed(given, piece)
+    assert seen is not None  # some strip is unsure
+    if given.rule.is_value:  # what is kept is for all items and heads that the rule does not tell apart
+        items, heads = given.rule.shape
+        seen = seen[: 1 if items == 1 else None, : 1 if heads == 1 else None]
+    terms = torch.full(seen.shape, -math.inf, dtype=given.query.dtype, device=given.device)
+    terms.masked_fill_(seen, 0.0)
+    empty = ~seen.any(-1)
     return Added(terms, empty if bool(empty.any()) else None)

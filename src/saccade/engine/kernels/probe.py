@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
 from saccade.engine.memory import Held, counted
 from saccade.plan import Plan, Strip, Tile
 
@@ -25,15 +24,15 @@ class Probe:
     Queries and keys are stood in for by zeros that take no memory.
 
     Args:
-        scores: the score matrix in question.
+        given: the ingredients in question.
         is_narrow: queries and keys that are multiplied may be one number wide, since they are few beside their pairs.
     """
 
-    def __init__(self, scores: ScoreMatrix, *, is_narrow: bool = False):
-        self._scores = _stand_in(scores, 1 if is_narrow and scores.tile_function is None else None)
+    def __init__(self, given: Ingredients, *, is_narrow: bool = False):
+        self._given = _stand_in(given, 1 if is_narrow and given.tile_function is None else None)
         self._found: dict[Hashable, tuple[float, float]] = {}
 
-    def held(self, name: str, tile: Tile, run: Callable[[ScoreMatrix, Tile], object]) -> Held:
+    def held(self, name: str, tile: Tile, run: Callable[[Ingredients, Tile], object]) -> Held:
         """What ``run`` holds for a tile, if that grows with its pairs; what is of one name is run once for all."""
         if tile.height * tile.width == 0:
             return Held(0, 0)
@@ -41,28 +40,31 @@ class Probe:
         key = (name, id(tile.rule), copies, min(tile.height, _SIDE), _kind(tile))
         if key not in self._found:
             part = _part(tile, math.prod(copies))
-            scores = copy.copy(self._scores)
-            scores._plan = Plan(scores.shape, ())  # what is kept with the plan is for whole tiles
+            given = self._given.replaced(
+                plan=Plan(self._given.shape, ())
+            )  # what is kept with the plan is for whole tiles
             with torch.no_grad():
-                found = counted(lambda: run(scores, part))
+                found = counted(lambda: run(given, part))
             pairs = part.height * part.width
             self._found[key] = found.most / pairs, found.left / pairs
         most, left = (int(each * tile.height * tile.width) for each in self._found[key])
         return Held(most, left)
 
 
-def _stand_in(scores: ScoreMatrix, width: int | None) -> ScoreMatrix:
+def _stand_in(given: Ingredients, width: int | None) -> Ingredients:
     """The same score matrix of zeros, which is on the CPU where there is no memory behind the true one."""
 
     def zeros(x: Tensor, width: int | None = None) -> Tensor:
         shape = x.shape if width is None else (*x.shape[:-1], width)
         return torch.zeros((), dtype=x.dtype, device="cpu" if x.is_meta else x.device).expand(shape)
 
-    other = scores.replaced(zeros(scores.query, width), zeros(scores.key, width))
-    other.parameters = tuple(zeros(x) for x in scores.parameters)
-    if scores.bias is not None and scores.bias.source.is_meta:
-        other.bias = scores.bias.of(zeros(scores.bias.source))
-    return other
+    bias = given.bias
+    return given.replaced(
+        query=zeros(given.query, width),
+        key=zeros(given.key, width),
+        parameters=tuple(zeros(x) for x in given.parameters),
+        bias=bias.of(zeros(bias.source)) if bias is not None and bias.source.is_meta else bias,
+    )
 
 
 def _kind(tile: Tile) -> Hashable:

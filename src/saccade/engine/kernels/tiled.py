@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from saccade.engine import dropout
-from saccade.engine.autograd import NO_FORWARD_DERIVATIVES, Backward, Dropped, Tensors, run
+from saccade.engine.dropout import Dropped
 from saccade.engine.grouping import at, folded, groups_of, joined, product, take, transposed_product
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, Tensors
 from saccade.engine.kernels.tiled_blocks import blocks_of
 from saccade.engine.kernels.tiled_cost import cost_of, pairs_of
 from saccade.engine.memory import Cost
+from saccade.engine.tiles import biased, capped, compared, hide_, index_of, positions
 from saccade.plan import Tile
 from saccade.transforms import has_forward_derivatives
 
@@ -34,48 +36,41 @@ class Tiled:
     """
 
     name = "tiled"
+    by_hand = True
 
-    def reasons(self, scores: ScoreMatrix, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
-        del scores, dropout_p
+        del given, dropout_p
         return (NO_FORWARD_DERIVATIVES,) if has_forward_derivatives() else ()
 
-    def cost(self, scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the blocks compute and hold; nothing is run."""
-        return cost_of(scores, value_dim, dropout_p)
+        return cost_of(given, value_dim, dropout_p)
 
-    def pairs(self, scores: ScoreMatrix) -> int:
+    def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the blocks hold."""
-        return pairs_of(scores)
+        return pairs_of(given)
 
-    def run(
-        self, scores: ScoreMatrix, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``, both differentiable."""
-        seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
-        dropped = None if seed is None or dropout_p == 0.0 else Dropped(dropout_p, seed)
-        return run(self, scores, value, dropped)
-
-    def forward(self, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        return _forward(scores, value, dropped)
+        return _forward(given, value, dropped)
 
     def backward(
-        self, scores: ScoreMatrix, value: Tensor, dropped: Dropped | None, given: Backward, wanted: tuple[bool, ...]
+        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
     ) -> Tensors:
         """Gradients of query, key, value, the bias's source and the score's parameters, where wanted."""
-        return _backward(scores, value, dropped, given, wanted)
+        return _backward(given, value, dropped, results, wanted)
 
 
-def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-    batch, heads, q_len, _ = scores.shape
+def _forward(given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    batch, heads, q_len, _ = given.shape
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = value.new_zeros(batch, q_len, heads, value.shape[3]).transpose(1, 2)
-    lse = torch.full((batch, heads, q_len), -math.inf, dtype=scores.compute_dtype, device=value.device)
-    scratch, of_all = _Scratch(scores), _words(scores, dropped)
-    is_small = _is_small(scores)
-    for piece in blocks_of(scores):
-        block = _made(scores, value, piece, scratch)
+    lse = torch.full((batch, heads, q_len), -math.inf, dtype=given.compute_dtype, device=value.device)
+    scratch, of_all = _Scratch(given), _words(given, dropped)
+    is_small = _is_small(given)
+    for piece in blocks_of(given):
+        block = _made(given, value, piece, scratch)
         weights = block.scores
         if is_small:
             total = weights.exp_().sum(-1, keepdim=True)
@@ -95,27 +90,27 @@ def _forward(scores: ScoreMatrix, value: Tensor, dropped: Dropped | None) -> tup
 
 
 def _backward(
-    scores: ScoreMatrix, value: Tensor, dropped: Dropped | None, given: Backward, wanted: tuple[bool, ...]
+    given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
 ) -> Tensors:
-    wide, bias = scores.compute_dtype, scores.bias
+    wide, bias = given.compute_dtype, given.bias
     grads = [
         torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and needed else None
-        for x, needed in zip(scores.sources(value), wanted, strict=True)
+        for x, needed in zip(given.sources(value), wanted, strict=True)
     ]
     gq, gk, gv, gb, *gp = grads
-    grad_out, lse = given.grad_out, given.lse
+    grad_out, lse = results.grad_out, results.lse
     # What softmax takes off each gradient. From an output in half precision it would be as coarse as that is, and the
     # sum of many rows would show it; rows are complete here, so that a block can tell it too, by one more pass.
-    is_exact = given.out.dtype == wide
-    delta = (grad_out * given.out).sum(-1) if is_exact else torch.zeros_like(lse)
-    if given.grad_lse is not None:
-        delta = delta - given.grad_lse.to(wide)
-    scratch, of_all = _Scratch(scores), _words(scores, dropped)
+    is_exact = results.out.dtype == wide
+    delta = (grad_out * results.out).sum(-1) if is_exact else torch.zeros_like(lse)
+    if results.grad_lse is not None:
+        delta = delta - results.grad_lse.to(wide)
+    scratch, of_all = _Scratch(given), _words(given, dropped)
     # Where exponentials need no shift, what they are divided by goes to the rows of what they are multiplied with.
-    share = (-lse).exp() if _is_small(scores) else None
+    share = (-lse).exp() if _is_small(given) else None
     delta = delta if share is None else (delta * share).masked_fill_(share == 0.0, 0.0)
-    for piece in blocks_of(scores):
-        block = _made(scores, value, piece, scratch, slopes=True)
+    for piece in blocks_of(given):
+        block = _made(given, value, piece, scratch, slopes=True)
         weights = block.scores if share is not None else block.scores.sub_(block.rows(lse)[..., None])
         weights = weights.exp_()
         go = block.rows(grad_out).to(wide)
@@ -137,13 +132,13 @@ def _backward(
             bias.collect(gb, block.tile, grad_scores)
         if block.slopes is not None:
             grad_scores *= block.slopes
-        _backward_of_scores(scores, block, grad_scores, gq, gk, gp)
+        _backward_of_scores(given, block, grad_scores, gq, gk, gp)
         del block, weights, words, grad_weights, grad_scores  # or they would be held while the next ones are made
     return tuple(grads)
 
 
 def _backward_of_scores(
-    scores: ScoreMatrix,
+    given: Ingredients,
     block: _Block,
     grad_scores: Tensor,
     gq: Tensor | None,
@@ -151,13 +146,13 @@ def _backward_of_scores(
     gp: list[Tensor | None],
 ) -> None:
     """From the gradient of a block's scores to those of query, key and parameters."""
-    if scores.tile_function is None:
+    if given.tile_function is None:
         if gq is not None:
-            block.rows(gq).add_(product(grad_scores, block.key), alpha=scores.scale)
+            block.rows(gq).add_(product(grad_scores, block.key), alpha=given.scale)
         if gk is not None:
-            block.add_transposed(gk, grad_scores, block.query * scores.scale)
+            block.add_transposed(gk, grad_scores, block.query * given.scale)
         return
-    of_query, of_key, *others = _gradients_of_tile(scores, block, grad_scores * scores.scale)
+    of_query, of_key, *others = _gradients_of_tile(given, block, grad_scores * given.scale)
     if gq is not None and of_query is not None:
         block.rows(gq).add_(of_query)
     if gk is not None and of_key is not None:
@@ -167,16 +162,16 @@ def _backward_of_scores(
             total.add_(part)
 
 
-def _gradients_of_tile(scores: ScoreMatrix, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
+def _gradients_of_tile(given: Ingredients, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
     """Those of a block's query, its key and the parameters, by the score's own rule or else by autograd."""
-    function, groups = scores.tile_function, block.key.shape[1]
+    function, groups = given.tile_function, block.key.shape[1]
     assert function is not None  # who calls has looked
     q, grad = folded(block.query, groups), folded(grad, groups)
-    given = getattr(function, "gradients", None)
-    if given is not None:
-        of_query, *others = given(grad, q, block.key, *scores.parameters)
+    gradients = getattr(function, "gradients", None)
+    if gradients is not None:
+        of_query, *others = gradients(grad, q, block.key, *given.parameters)
         return (of_query.reshape(block.query.shape), *others)
-    leaves = [x.detach().requires_grad_() for x in (q, block.key, *scores.parameters)]
+    leaves = [x.detach().requires_grad_() for x in (q, block.key, *given.parameters)]
     with torch.enable_grad():
         made = function(*leaves)
     of_query, *others = torch.autograd.grad(made, leaves, grad, allow_unused=True)
@@ -225,45 +220,43 @@ class _Block(NamedTuple):
         return of_all.block(batch, heads, rows, tuple(strip.keys for strip in columns), out=out)
 
 
-def _is_small(scores: ScoreMatrix) -> bool:
+def _is_small(given: Ingredients) -> bool:
     """Whether no score can be so large that its exponential, or a sum of them, leaves float32: no shift is needed."""
-    if scores.tile_function is not None or scores.bias is not None or scores.query.numel() * scores.key.numel() == 0:
+    if given.tile_function is not None or given.bias is not None or given.query.numel() * given.key.numel() == 0:
         return False
     longest = [
-        torch.linalg.vector_norm(x.detach(), dim=-1, dtype=scores.compute_dtype).max()
-        for x in (scores.query, scores.key)
+        torch.linalg.vector_norm(x.detach(), dim=-1, dtype=given.compute_dtype).max() for x in (given.query, given.key)
     ]
-    return float(longest[0] * longest[1]) * abs(scores.scale) <= _LARGEST
+    return float(longest[0] * longest[1]) * abs(given.scale) <= _LARGEST
 
 
-def _words(scores: ScoreMatrix, dropped: Dropped | None) -> dropout.Words | None:
+def _words(given: Ingredients, dropped: Dropped | None) -> dropout.Words | None:
     if dropped is None:
         return None
-    whole = scores.everything()
-    b, h, (q, kv) = scores.batch_index(whole), scores.head_index(whole), scores.positions(whole)
-    return dropout.Words(dropped.seed, b, h, q, kv, dropped.p)
+    b, h, _, _ = index_of(given, given.everything)
+    return dropout.Words(dropped.seed, b, h, *positions(given, given.everything), dropped.p)
 
 
-def _made(scores: ScoreMatrix, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
+def _made(given: Ingredients, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
     """A block of the score matrix, -inf where not allowed, which may be changed until the next one is made."""
-    groups = groups_of(piece.heads, scores.shape[1], scores.key.shape[1])
-    columns = joined(tuple(strip.keys for strip in piece.columns))
-    wide = scores.compute_dtype
-    q = at(scores.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
-    k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (scores.key, value))
-    is_dot = scores.tile_function is None
-    made = scratch.product(q * scores.scale, k.mT, 0) if is_dot else scores.compared(q, k)
-    made = scores.capped(made)
-    slope = 1.0 - (made / scores.softcap).square_() if slopes and scores.softcap is not None else None
-    made = scores.hide_(scores.biased(made, piece), piece)
+    groups = groups_of(piece.heads, given.shape[1], given.key.shape[1])
+    columns = joined(piece.spans)
+    wide = given.compute_dtype
+    q = at(given.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
+    k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (given.key, value))
+    is_dot = given.tile_function is None
+    made = scratch.product(q * given.scale, k.mT, 0) if is_dot else compared(given, q, k)
+    made = capped(given, made)
+    slope = 1.0 - (made / given.softcap).square_() if slopes and given.softcap is not None else None
+    made = hide_(given, biased(given, made, piece), piece)
     return _Block(piece, q, k, v, made, slope, groups)
 
 
 class _Scratch:
     """Memory for the blocks of one pass, used again for each: fresh memory costs as much as the product in it."""
 
-    def __init__(self, scores: ScoreMatrix):
-        self._wide, self._device = scores.compute_dtype, scores.device
+    def __init__(self, given: Ingredients):
+        self._wide, self._device = given.compute_dtype, given.device
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def like(self, x: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from saccade.engine.ingredients import ScoreMatrix
+from saccade.engine.ingredients import Ingredients
 from saccade.engine.pieces import Cut, cut, few_rows
 from saccade.plan import Tile
 
@@ -36,19 +36,19 @@ class Blocks(NamedTuple):
         return items * heads * sum(piece.height * piece.width for piece in self.rows())
 
 
-def cuts_of(scores: ScoreMatrix) -> Iterator[Blocks]:
+def cuts_of(given: Ingredients) -> Iterator[Blocks]:
     """The tiles that have columns, each with its cut."""
-    share = scores.shape[1] // scores.key.shape[1] if scores.key.shape[1] else 1
-    for tile in scores.row_plan.tiles:
+    share = given.shape[1] // given.key.shape[1] if given.key.shape[1] else 1
+    for tile in given.row_plan.tiles:
         if tile.width:
             # Long rows are taken twice as many at a time: products of more rows are faster, and caches are left anyway.
             times = 1 if tile.width <= _NARROW else 2
             yield Blocks(tile, cut(tile, share=share, rows=times * _ROWS, entries=times * _ENTRIES))
 
 
-def blocks_of(scores: ScoreMatrix) -> Iterator[Tile]:
+def blocks_of(given: Ingredients) -> Iterator[Tile]:
     """The blocks, one by one."""
-    for blocks in cuts_of(scores):
+    for blocks in cuts_of(given):
         for batch in blocks.cut.batch:
             for heads in blocks.cut.heads:
                 for piece in blocks.rows():

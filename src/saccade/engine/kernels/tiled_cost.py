@@ -7,90 +7,83 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from saccade.engine.grouping import at, groups_of, joined, take
-from saccade.engine.guard import bytes_of_look
-from saccade.engine.ingredients import ROOM_FOR_HIDDEN, ScoreMatrix
+from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.probe import Probe
 from saccade.engine.kernels.tiled_blocks import cuts_of
-from saccade.engine.memory import Cost, Held, Ledger
+from saccade.engine.memory import Cost, Held, Ledger, bytes_widened
+from saccade.engine.tiles import ROOM_FOR_HIDDEN, compared, hidden, keeps_hidden, key_of_hidden
 from saccade.plan import Tile
 
 __all__ = ["cost_of", "pairs_of"]
 
 
-def pairs_of(scores: ScoreMatrix) -> int:
+def pairs_of(given: Ingredients) -> int:
     """Query-key pairs of all blocks, over batch and heads."""
-    return sum(blocks.pairs for blocks in cuts_of(scores))
+    return sum(blocks.pairs for blocks in cuts_of(given))
 
 
-def cost_of(scores: ScoreMatrix, value_dim: int, dropout_p: float) -> Cost:
+def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
     """What a forward product costs."""
-    run = _Run(scores, value_dim, has_dropout=dropout_p > 0.0)
+    run = _Run(given, value_dim, has_dropout=dropout_p > 0.0)
     run.start()
-    for blocks in cuts_of(scores):
+    for blocks in cuts_of(given):
         # Of batch items and heads those that come first are most; others hold the same for the same rows, or less.
         for piece in blocks.rows():
             run.block(piece._replace(batch=blocks.cut.batch[0], heads=blocks.cut.heads[0]))
-    run.stop()
-    return Cost(len(scores.row_plan), pairs_of(scores), Held(run.ledger.most, run.ledger.now))
+    run.ledger.give(sum(run.buffers.values()))
+    return Cost(len(given.row_plan), pairs_of(given), Held(run.ledger.most, run.ledger.now))
 
 
 class _Run:
     """What `saccade.engine.kernels.tiled` takes and gives back, block by block."""
 
-    def __init__(self, scores: ScoreMatrix, value_dim: int, *, has_dropout: bool):
+    def __init__(self, given: Ingredients, value_dim: int, *, has_dropout: bool):
         self.ledger = Ledger()
-        self._scores, self._value_dim, self._has_dropout = scores, value_dim, has_dropout
-        self._item, self._wide = scores.query.dtype.itemsize, scores.compute_dtype.itemsize
-        self._probe = Probe(scores)
+        self._given, self._value_dim, self._has_dropout = given, value_dim, has_dropout
+        self._item, self._wide = given.query.dtype.itemsize, given.compute_dtype.itemsize
+        self._probe = Probe(given)
         self._kept: set[Hashable] = set()
         self._room = ROOM_FOR_HIDDEN
-        self._buffers = {0: 0, 3: 0}
+        self.buffers = {0: 0, 3: 0}
 
     def start(self) -> None:
         """Results, a word of dropout for each row and column, and a look at how large scores may be."""
-        (batch, heads, q_len, kv_len), scores = self._scores.shape, self._scores
+        (batch, heads, q_len, kv_len), given = self._given.shape, self._given
         rows = batch * heads * q_len
         self.ledger.take(rows * (self._value_dim * self._item + self._wide))
         if self._has_dropout:
             self.ledger.touch(32 * max(rows, kv_len))  # four numbers of 64 bits are held while one of 32 is made
             self.ledger.take(4 * (rows + kv_len))
-        if scores.tile_function is None and scores.bias is None:
-            entries = max(rows * scores.query.shape[3], scores.key.numel())
-            self.ledger.touch(bytes_of_look(entries, scores.query.dtype))
-
-    def stop(self) -> None:
-        """A look at whether all is finite."""
-        self.ledger.give(sum(self._buffers.values()))
-        batch, heads, q_len, _ = self._scores.shape
-        if not self._scores.plan.is_full:
-            self.ledger.touch(bytes_of_look(batch * heads * q_len * self._value_dim, self._scores.query.dtype))
+        if given.tile_function is None and given.bias is None:
+            entries = max(rows * given.query.shape[3], given.key.numel())
+            self.ledger.touch(bytes_widened(entries, given.query.dtype))
 
     def block(self, piece: Tile) -> None:
         """One block."""
-        scores, ledger, wide = self._scores, self.ledger, self._wide
+        given, ledger, wide = self._given, self.ledger, self._wide
         items, heads = (span.stop - span.start for span in (piece.batch, piece.heads))
-        groups = groups_of(piece.heads, scores.shape[1], scores.key.shape[1])
-        query = items * heads * piece.height * scores.query.shape[3] * wide
+        groups = groups_of(piece.heads, given.shape[1], given.key.shape[1])
+        query = items * heads * piece.height * given.query.shape[3] * wide
         entries = items * heads * piece.height * piece.width
-        widths = (scores.key.shape[3], self._value_dim)
+        widths = (given.key.shape[3], self._value_dim)
         columns = items * (groups.stop - groups.start) * piece.width
-        is_half, is_gathered = self._item < wide, len(joined(tuple(strip.keys for strip in piece.columns))) > 1
+        is_half, is_gathered = self._item < wide, len(joined(piece.spans)) > 1
         copied = sum(columns * width * wide for width in widths) if is_half or is_gathered else 0
         if is_half and is_gathered:
             ledger.touch(copied + columns * max(widths) * self._item)
         with ledger.holding(copied + (query if is_half else 0)):
-            if scores.tile_function is None:
+            if given.tile_function is None:
                 with ledger.holding(query):
                     self._buffer(0, entries * wide)
-                    if not is_gathered and not is_half and not _merges(scores.key, items):
+                    if not is_gathered and not is_half and not _merges(given.key, items):
                         ledger.touch(columns * widths[0] * wide)
                 made = 0
             else:
                 made = entries * wide
                 ledger.touch(self._compared(piece, made))
             with ledger.holding(made):
-                if scores.bias is not None:
-                    ledger.touch(self._probe.held("bias", piece, lambda scores, tile: scores.read_bias(tile)).most)
+                if given.bias is not None:
+                    ledger.touch(self._probe.held("bias", piece, _bias).most)
                 for strip in piece.columns:
                     if strip.residual is not True:
                         self._hide(piece._replace(columns=(strip,)))
@@ -100,28 +93,28 @@ class _Run:
 
     def _compared(self, piece: Tile, made: int) -> int:
         """Bytes that the score's own function holds, and what is made of its answer, which is scaled by a copy."""
-        told = getattr(self._scores.tile_function, "held_bytes", None)
+        told = getattr(self._given.tile_function, "held_bytes", None)
         if told is None:
             return max(made, self._probe.held("compared", piece, _compared).most)
         return max(2 * made, made + told(self._wide))
 
     def _hide(self, piece: Tile) -> None:
         """-inf where one strip is not allowed; what is kept with the plan stays on the ledger."""
-        key = self._scores.key_of_hidden(piece)
+        key = key_of_hidden(self._given, piece)
         if key in self._kept:
             return
-        held = self._probe.held("hidden", piece, lambda scores, tile: scores.hidden(tile))
+        held = self._probe.held("hidden", piece, hidden)
         self.ledger.touch(held.most)
-        if self._scores.keeps_hidden and held.left <= self._room:
+        if keeps_hidden(self._given) and held.left <= self._room:
             self._room -= held.left
             self._kept.add(key)
             self.ledger.take(held.left)
 
     def _buffer(self, number: int, size: int) -> None:
-        if size > self._buffers[number]:
-            self.ledger.give(self._buffers[number])
+        if size > self.buffers[number]:
+            self.ledger.give(self.buffers[number])
             self.ledger.take(size)
-            self._buffers[number] = size
+            self.buffers[number] = size
 
 
 def _merges(x: Tensor, items: int) -> bool:
@@ -129,8 +122,13 @@ def _merges(x: Tensor, items: int) -> bool:
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 
-def _compared(scores: ScoreMatrix, tile: Tile) -> Tensor:
-    groups = groups_of(tile.heads, scores.shape[1], scores.key.shape[1])
-    q = at(scores.query[tile.batch, tile.heads], tile.rows, 2)
-    k = take(scores.key[tile.batch, groups], tuple(strip.keys for strip in tile.columns), 2)
-    return scores.compared(q.to(scores.compute_dtype), k.to(scores.compute_dtype))
+def _compared(given: Ingredients, tile: Tile) -> Tensor:
+    groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
+    q = at(given.query[tile.batch, tile.heads], tile.rows, 2)
+    k = take(given.key[tile.batch, groups], tile.spans, 2)
+    return compared(given, q.to(given.compute_dtype), k.to(given.compute_dtype))
+
+
+def _bias(given: Ingredients, tile: Tile) -> Tensor:
+    assert given.bias is not None
+    return given.bias.read(tile).to(given.compute_dtype)

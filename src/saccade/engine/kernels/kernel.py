@@ -1,0 +1,65 @@
+"""Kernel: how a product is run. A kernel knows ingredients and plans, never masks or scores by class, nor NaN."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from saccade.engine.dropout import Dropped
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.memory import Cost
+
+__all__ = ["NO_FORWARD_DERIVATIVES", "Backward", "Kernel", "KernelByHand", "Tensors"]
+
+NO_FORWARD_DERIVATIVES = "its derivatives are taken backwards, and here they are taken forwards"
+
+Tensors = tuple[Tensor | None, ...]
+"""Query, key, value, the bias's source and the score's parameters, or their gradients."""
+
+
+class Backward(NamedTuple):
+    """What a backward pass starts from; the lse is +inf where a row sees nothing, so that its weights are 0."""
+
+    out: Tensor
+    lse: Tensor
+    grad_out: Tensor
+    grad_lse: Tensor | None
+
+
+class Kernel(Protocol):
+    """How a product is run. `saccade.engine.product` asks, chooses, and keeps NaN where it may be seen.
+
+    Attributes:
+        name: what ``impl=`` and `explain` call it.
+        by_hand: whether it is a `KernelByHand`; else autograd goes back through what `forward` computes.
+    """
+
+    name: str
+    by_hand: bool
+
+    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Why it cannot run these inputs exactly; an empty tuple means that it can."""
+        ...
+
+    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+        """What the forward product computes and holds; nothing is run."""
+        ...
+
+    def pairs(self, given: Ingredients) -> int:
+        """Query-key pairs whose scores the forward product computes, over batch and heads."""
+        ...
+
+    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
+        ...
+
+
+class KernelByHand(Kernel, Protocol):
+    """A kernel that computes its gradients itself."""
+
+    def backward(
+        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+    ) -> Tensors:
+        """Gradients of query, key, value, the bias's source and the score's parameters; None where not wanted."""
+        ...

@@ -1,0 +1,119 @@
+"""The product ``A @ value``: choose a kernel, put the rows in order, run, and keep NaN where it may be seen.
+
+`route_of` is read by `run` and by `AttentionMatrix.explain`: what is told is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.engine import autograd, dropout, guard
+from saccade.engine.checks import autocast, check_value
+from saccade.engine.dropout import Dropped
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.flex import Flex
+from saccade.engine.kernels.fused import Fused
+from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.reference import Reference
+from saccade.engine.kernels.tiled import Tiled
+from saccade.engine.row_order import FEWEST, Reordered, reordered
+from saccade.engine.sink import with_sink
+from saccade.errors import unsupported, value_error
+
+__all__ = ["KERNELS", "Route", "product", "route_of", "run"]
+
+KERNELS: tuple[Kernel, ...] = (Fused(), Tiled(), Flex(), Reference())
+"""In the order in which they are asked. The tiled kernel runs everything, so that those after it run by name only: the
+definition, and FlexAttention, until the laws have been seen to hold for it on a GPU."""
+
+Run = Callable[[Ingredients, Tensor, float, str, int | None], tuple[Tensor, Tensor]]
+
+
+class Route(NamedTuple):
+    """How a product runs.
+
+    Attributes:
+        kernel: the fastest that is exact for the inputs, or the one asked for.
+        passed_over: kernels that were asked before it, and every reason why they cannot run these inputs.
+        reordered: the ingredients with their rows in the order that suits mask and kernel; None as they are.
+    """
+
+    kernel: Kernel
+    passed_over: dict[str, tuple[str, ...]]
+    reordered: Reordered | None
+
+
+def route_of(given: Ingredients, dropout_p: float, impl: str) -> Route:
+    """How a product will run.
+
+    Raises:
+        ValueError: an unknown name.
+        UnsupportedError: the kernel asked for cannot run the inputs; every reason is listed.
+    """
+    passed_over: dict[str, tuple[str, ...]] = {}
+    for kernel in KERNELS:
+        if impl not in ("auto", kernel.name):
+            continue
+        reasons = kernel.reasons(given, dropout_p)
+        if not reasons:
+            order = reordered(given, kernel, dropout_p) if given.shape[2] >= FEWEST else None
+            return Route(kernel, passed_over, order)
+        if impl != "auto":
+            raise unsupported(given.where, f'impl="{impl}"', reasons, hint='impl="auto" finds a kernel that can')
+        passed_over[kernel.name] = reasons
+    names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
+    raise value_error(given.where, "impl", f"be one of {names}", repr(impl))
+
+
+def run(given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
+    """Output and lse by the route that fits; inputs are checked, and a sink is not looked at."""
+    if value.is_meta:
+        out = value.new_empty(*given.shape[:3], value.shape[3])
+        return out, out.new_empty(given.shape[:3], dtype=given.compute_dtype)
+    given.plan  # noqa: B018  made here, from what a mask's tensors hold now
+    kernel, _, order = route_of(given, dropout_p, impl)
+    dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
+    own = given if order is None else order.given
+    if kernel.by_hand and autograd.is_recorded(own, value):
+        out, lse = autograd.differentiable(kernel, own, value, dropped)
+    else:
+        out, lse = guard.forward(kernel, own, value, dropped)
+    return (out, lse) if order is None else order.restored(out, lse)
+
+
+def product(
+    given: Ingredients,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    impl: str = "auto",
+    seed: int | None = None,
+    *,
+    run: Run = run,
+) -> tuple[Tensor, Tensor]:
+    """Output, in the dtype of the query, and lse.
+
+    Args:
+        given: the ingredients.
+        value, dropout_p, impl, seed: as the user gave them; see `AttentionMatrix.matmul`.
+        run: what runs it: `run`, or what stands for it in a traced program.
+    """
+    device = given.query.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
+        value = autocast(value, given.dtype)
+        with torch.autocast(device, enabled=False):
+            return product(given, value, dropout_p, impl, seed, run=run)
+    check_value(given.where, value, given.query, given.key, given.dtype)
+    if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
+        dropout.check(dropout_p, given.where)
+        dropout.check_seed(seed, given.where)
+    if value.dtype != given.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
+        value = value.to(given.query.dtype)
+    out, lse = run(given, value, dropout_p, impl, seed)
+    if given.sink_logit is not None:
+        out, lse = with_sink(out, lse, given.sink_logit)
+    return (out if out.dtype == given.dtype else out.to(given.dtype)), lse

@@ -1,0 +1,145 @@
+"""Positions: where the tokens of an axis stand, as a run or a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import is_integer
+from saccade.errors import describe, hidden_by_vmap, type_error, value_error
+from saccade.transforms import is_mapped, is_transformed
+
+__all__ = ["GivenPositions", "Positions", "can_be_read"]
+
+_LARGEST = 1 << 62  # sums of positions must fit int64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Positions:
+    """Where the tokens of an axis stand. Whoever is handed this value need not check it again.
+
+    A run costs nothing, however long; a table costs 8 bytes for each token.
+
+    Args:
+        run: the positions of all batch items, as a range; None if they are in the table.
+        table: int64 ``[len]`` or ``[batch | 1, len]``; -1 means that no token stands here.
+
+    Example:
+        >>> Positions.of([[-1, 0, 1], [0, 1, 2]], "example").first is None
+        True
+        >>> Positions.of(range(5, 8), "example").first
+        5
+    """
+
+    run: range | None = None
+    table: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        given: GivenPositions,
+        where: str,
+        name: str = "positions",
+        *,
+        length: int | None = None,
+        batch: int = 1,
+    ) -> Positions:
+        """What a user handed over, checked.
+
+        Args:
+            given: a range, an int64 tensor, or a list of ints (or one for each item).
+            where, name: the function and its argument, for the error.
+            length: number of tokens; any shape will do when None.
+            batch: number of batch items.
+
+        Raises:
+            TypeError, ValueError: something else, another shape, a position below -1.
+        """
+        if isinstance(given, Positions):
+            given = given.given
+        if isinstance(given, range):
+            if length is not None and len(given) != length:
+                raise value_error(where, name, f"hold {length} positions", len(given))
+            if given and min(given[0], given[-1]) < 0:  # not min(given), which walks through it
+                raise value_error(where, name, "start at 0 or later", given)
+            return cls(given)
+        table = _from_list(given, where, name) if isinstance(given, list | tuple) else given
+        if not isinstance(table, Tensor) or table.dtype != torch.int64:
+            got = str(getattr(table, "dtype", type(table).__name__)).removeprefix("torch.")
+            raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", got)
+        if length is not None and table.shape not in ((length,), (1, length), (batch, length)):
+            raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(table.shape))
+        if is_mapped(table):
+            raise hidden_by_vmap(where, name)
+        # Reading the contents would wait for any other device; there, all negative positions mean "no token".
+        if can_be_read(table) and int(table.min()) < -1:
+            facts, hint = [describe(name, table)], "-1 means that no token stands here"
+            raise value_error(where, name, "be at least -1", "a smaller one", facts=facts, hint=hint)
+        return cls(None, table)
+
+    @classmethod
+    def between(cls, start: int, stop: int) -> Positions:
+        """One by one; as a table where this is traced, since a range would fix the length."""
+        if torch.compiler.is_compiling():
+            return cls(None, torch.arange(start, stop))
+        return cls(range(start, stop))
+
+    @property
+    def given(self) -> range | Tensor:
+        """The run or the table."""
+        return self.table if self.run is None else self.run  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        return self.table.shape[-1] if self.run is None else len(self.run)  # type: ignore[union-attr]
+
+    @property
+    def first(self) -> int | None:
+        """The position of the first token if the others follow one by one in all items; None if that is not known."""
+        run = self.run
+        return None if run is None or (run.step != 1 and len(run) > 1) else run.start
+
+    @cached_property
+    def ends(self) -> tuple[int, int] | None:
+        """The lowest and the highest position of a token; None if there is none, or only another device knows."""
+        if self.run is not None:
+            run = self.run
+            return (min(run[0], run[-1]), max(run[0], run[-1])) if run else None
+        table = self.table
+        assert table is not None
+        if not can_be_read(table) or is_transformed():
+            return None
+        found = table[table >= 0]
+        return (int(found.min()), int(found.max())) if len(found) else None
+
+    def on(self, device: torch.device | str | None = None) -> Tensor:
+        """Written out, int64 ``[batch | 1, len]``."""
+        run = self.run
+        if run is None:
+            assert self.table is not None
+            return torch.atleast_2d(self.table if device is None else self.table.to(device))
+        return torch.arange(run.start, run.stop, run.step, device=device)[None]
+
+
+GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None
+"""Positions as users hand them over; None for those that are usual."""
+
+
+def can_be_read(x: Tensor) -> bool:
+    """Whether x has elements that can be read: without waiting for a device, outside of a compiler and of ``vmap``."""
+    return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling() and not is_mapped(x)
+
+
+def _from_list(given: Sequence[Any], where: str, name: str) -> Tensor:
+    rows = [row if isinstance(row, list | tuple) else [row] for row in given]
+    if not all(is_integer(one) for row in rows for one in row):
+        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", "a list of something else")
+    if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in given}) > 1:
+        raise value_error(where, name, "have rows of one length", "rows of several lengths")
+    if any(abs(int(one)) >= _LARGEST for row in rows for one in row):
+        raise value_error(where, name, "be below 2**62", "a larger one")
+    return torch.tensor(given, dtype=torch.int64)
