@@ -33,7 +33,9 @@ def test_autocast_casts_projections_and_never_scores() -> None:
     assert out.dtype == torch.bfloat16
     assert dense.dtype == torch.float32
     torch.testing.assert_close(dense, matrix.to_dense(), rtol=0, atol=0)
-    torch.testing.assert_close(inside[0], sc.AttentionMatrix(matrix.scores.query, matrix.scores.key, MASK).lse)
+    torch.testing.assert_close(
+        inside[0], sc.AttentionMatrix(matrix.ingredients.query, matrix.ingredients.key, MASK).lse
+    )
     torch.testing.assert_close(inside[1].float(), dense.sum(2)[..., None], rtol=1e-2, atol=1e-2)
 
 
@@ -47,12 +49,12 @@ def test_autocast_does_not_reach_into_a_product(impl: str) -> None:
 
 def test_the_probe_answers_the_same_whatever_is_switched_on() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        assert sc.kernels.aten.is_available.__wrapped__()
-        assert sc.kernels.aten.reads_groups.__wrapped__() == sc.kernels.aten.reads_groups()
+        assert sc.engine.kernels.aten.is_available.__wrapped__()
+        assert sc.engine.kernels.aten.reads_groups.__wrapped__() == sc.kernels.aten.reads_groups()
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        available = sc.kernels.aten.is_available.__wrapped__()
+        available = sc.engine.kernels.aten.is_available.__wrapped__()
     finally:
         torch.set_default_dtype(before)
     assert available

@@ -58,12 +58,12 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"bias": torch.ones(5, 6, dtype=torch.int64)}, "bias must be a float tensor; got int64."),
     ({"bias": _q(5, 7)}, "bias must broadcast to [2, 4, 5, 6]; got [5, 7]."),
     ({"bias": _q(5, 6, device="meta")}, "device must be the same for query and bias; got cpu and meta."),
-    ({"scale": float("nan")}, "scale must be finite; got nan."),
-    ({"scale": float("inf")}, "scale must be finite; got inf."),
-    ({"scale": "auto"}, "scale must be a float or None; got str."),
-    ({"softcap": 0.0}, "softcap must be finite and above 0; got 0.0."),
-    ({"softcap": float("nan")}, "softcap must be finite and above 0; got nan."),
-    ({"softcap": True}, "softcap must be a float or None; got bool."),
+    ({"scale": float("nan")}, "scale must be a finite number; got nan."),
+    ({"scale": float("inf")}, "scale must be a finite number; got inf."),
+    ({"scale": "auto"}, "scale must be a finite number; got 'auto'."),
+    ({"softcap": 0.0}, "softcap must be a finite number above 0; got 0.0."),
+    ({"softcap": float("nan")}, "softcap must be a finite number above 0; got nan."),
+    ({"softcap": True}, "softcap must be a finite number above 0; got True."),
     ({"q_positions": range(4)}, "q_positions must hold 5 positions; got 4."),
     ({"q_positions": range(-1, 4)}, "q_positions must start at 0 or later; got range(-1, 4)."),
     (
@@ -221,7 +221,7 @@ def test_bad_input_gets_a_sentence(sentence: str, call: Call, monkeypatch: pytes
         pytest.fail("work began before the input was refused")
 
     monkeypatch.setattr("saccade.engine.kernels.aten.forward", working)
-    monkeypatch.setattr("saccade.engine.ingredients.ScoreMatrix.tile", working)
+    monkeypatch.setattr("saccade.engine.tiles.scores_of", working)
     with pytest.raises((ValueError, TypeError), match=re.escape(sentence)) as caught:
         call()
     first, *rest = str(caught.value).split("\n")

@@ -57,7 +57,7 @@ def test_numbers_of_numpy_are_taken_by_functions():
     matrix = sc.AttentionMatrix(x, x)
     assert torch.equal(matrix[np.int64(0), np.int64(1), np.int64(-1)], matrix[0, 1, -1])
     for wrong in (np.float32("inf"), np.float64("nan"), np.float16("inf")):
-        with pytest.raises(ValueError, match="scale must be finite"):
+        with pytest.raises(ValueError, match="scale must be a finite number"):
             sc.attention(x, x, x, scale=wrong)
     assert sc.attention(x, x, x, dropout_p=np.float32(0.5)).shape == x.shape
     assert scores.Gaussian(np.float32(2.0)).log_bandwidth.exp().item() == pytest.approx(2.0)

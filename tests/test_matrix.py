@@ -27,7 +27,7 @@ def _matrix(**options: object) -> tuple[sc.AttentionMatrix, torch.Tensor, torch.
 def test_every_question_agrees_with_the_definition(
     entries: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
     matrix, expected, lse = _matrix(**options)
     torch.testing.assert_close(matrix.to_dense(), expected)
     torch.testing.assert_close(matrix.mT.to_dense(), expected.mT)
@@ -185,7 +185,7 @@ def test_blocks_of_what_is_not_there_are_refused_at_once(
 @pytest.mark.parametrize("name", ["scale", "softcap"])
 def test_a_number_that_no_float_holds_is_refused(name: str) -> None:
     x = torch.zeros(1, 1, 4, 8)
-    with pytest.raises(ValueError, match=f"AttentionMatrix: {name} must be finite.*; got 1000"):
+    with pytest.raises(ValueError, match=f"AttentionMatrix: {name} must be a finite number.*; got 1000"):
         sc.AttentionMatrix(x, x, **{name: 10**400})
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Literal
 
@@ -16,7 +14,7 @@ from saccade.engine.explanation import Explanation
 from saccade.engine.grouping import joined
 from saccade.engine.guard import is_clean, isolate
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.pieces import few_rows
+from saccade.engine.pieces import part_of
 from saccade.engine.product import product, route_of, run
 from saccade.engine.tiles import positions, softmax_rows
 from saccade.masks import Mask
@@ -28,10 +26,9 @@ from saccade.scores import Score
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.summary import Summary, summary_of
 
-__all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse"]
+__all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse", "from_ingredients"]
 
 Impl = Literal["auto", "fused", "tiled", "flex", "reference"]
-_BLOCK_ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 cache
 
 
 class AttentionMatrix(Matrix):
@@ -161,12 +158,6 @@ class AttentionMatrix(Matrix):
         way = tracing.run if torch.compiler.is_compiling() else run
         return product(self.ingredients, nothing, impl=self.impl, run=way)[1]
 
-    def around(self, given: Ingredients) -> AttentionMatrix:
-        """The matrix of other ingredients, by the same kernel."""
-        other = copy.copy(self)
-        other.ingredients, other._lse = given, None
-        return other
-
     @property
     def is_stochastic(self) -> bool:
         """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
@@ -199,7 +190,7 @@ class AttentionMatrix(Matrix):
             if isolated:
                 given, bad = isolated.given, isolated.in_scores
         for tile in given.row_plan.tiles:
-            for piece in _pieces(tile, batch, head, rows):
+            for piece in part_of(tile, batch, head, rows):
                 with torch.autocast(self.device.type, enabled=False):
                     weights, logs, lse = softmax_rows(given, piece, differentiable=self._wants_grad())
                 span = piece.rows
@@ -212,6 +203,13 @@ class AttentionMatrix(Matrix):
 
     def _wants_grad(self) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.ingredients.leaves)
+
+
+def from_ingredients(given: Ingredients, impl: Impl = "auto") -> AttentionMatrix:
+    """The matrix of ingredients that have been checked."""
+    matrix = object.__new__(AttentionMatrix)
+    matrix.ingredients, matrix.impl, matrix._lse = given, impl, None
+    return matrix
 
 
 def attention(
@@ -294,32 +292,3 @@ def attention_with_lse(
     )
     # fmt: on
     return product(given, value, dropout_p, impl, run=tracing.run if torch.compiler.is_compiling() else run)
-
-
-def _pieces(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
-    """A tile in pieces of about `_BLOCK_ENTRIES`: all of it, or one head of one batch item, a few rows at a time."""
-    first, last = (0, tile.height) if rows is None else (bisect_left(tile.rows, end) for end in (rows.start, rows.stop))
-    items, heads = tile.batch, tile.heads
-    if batch is not None:
-        items = slice(max(items.start, batch), min(items.stop, batch + 1))
-    if head is not None:
-        heads = slice(max(heads.start, head), min(heads.stop, head + 1))
-    if first >= last or items.start >= items.stop or heads.start >= heads.stop:
-        return
-    whole = few_rows(tile._replace(batch=items, heads=heads), first, last)
-    if (items.stop - items.start) * (heads.stop - heads.start) * whole.height * whole.width <= _BLOCK_ENTRIES:
-        if whole.width:
-            yield whole
-        return
-    for b in range(items.start, items.stop):
-        for h in range(heads.start, heads.stop):
-            start = first
-            while start < last:
-                # A triangle widens from row to row. Products of fewer than 32 rows are slow, unless rows are so long
-                # that even 32 of them are many times a block.
-                width = max(1, few_rows(tile, start, min(last, start + math.isqrt(_BLOCK_ENTRIES))).width)
-                height = max(1, _BLOCK_ENTRIES // width, min(32, 16 * _BLOCK_ENTRIES // width))
-                few = few_rows(tile, start, min(last, start + height))
-                if few.width:
-                    yield few._replace(batch=slice(b, b + 1), heads=slice(h, h + 1))
-                start += height

@@ -5,7 +5,7 @@ import torch
 
 import saccade
 from saccade import testing
-from saccade.engine.kernels import KERNELS
+from saccade.engine.product import KERNELS
 from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.patterns import PATTERNS
 from saccade.testing.subject import OPTIONS

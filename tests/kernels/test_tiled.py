@@ -6,6 +6,7 @@ import torch
 import saccade as sc
 from saccade import masks, positions, scores
 from saccade.engine import dropout
+from saccade.engine.bias import DistanceTerm
 from saccade.engine.kernels import tiled_blocks as blocks
 
 MASKS = [
@@ -120,14 +121,14 @@ def test_a_bias_of_distances_is_never_written_out(make, impl, monkeypatch):
     want = sc.attention(q, k, v, masks.Causal(), bias=bias, impl="reference")
     monkeypatch.setattr("saccade.engine.kernels.fused_calls._READ_ROWS", 8)
     monkeypatch.setattr("saccade.engine.kernels.fused_calls._READ_ENTRIES", 700)
-    read, largest = sc.bias_terms.DistanceTerm.read, []
+    read, largest = DistanceTerm.read, []
 
     def watched(self, tile):
         part = read(self, tile)
         largest.append(part.numel())
         return part
 
-    monkeypatch.setattr(sc.bias_terms.DistanceTerm, "read", watched)
+    monkeypatch.setattr(DistanceTerm, "read", watched)
     torch.testing.assert_close(sc.attention(q, k, v, masks.Causal(), bias=bias, impl=impl), want)
     assert max(largest) <= 16 * 41  # 16 rows, one head
 

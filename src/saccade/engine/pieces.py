@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from saccade.plan import Strip, Tile, Triangle
 
-__all__ = ["Cut", "cut", "few_rows", "pieces"]
+__all__ = ["Cut", "cut", "few_rows", "part_of", "pieces"]
 
+_BLOCK_ENTRIES = 1 << 18  # of weights that are read: about a megabyte, which stays in a core's L2 cache
 _FEWEST_ROWS = 16  # of a piece that is cut: fewer make a poor matrix product
 
 
@@ -82,3 +85,35 @@ def _cut(strip: Strip, start: int, stop: int) -> Iterator[Strip]:
             yield Strip(strip.keys[sure:needed], edge)
     else:
         yield Strip(strip.keys, ("rows", start, stop - start, residual))
+
+
+def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
+    """The part of a tile for a batch item, a head and some rows (None: all), in pieces of about a megabyte.
+
+    One piece if it is small, else one head of one batch item and a few rows at a time.
+    """
+    first, last = (0, tile.height) if rows is None else (bisect_left(tile.rows, end) for end in (rows.start, rows.stop))
+    items, heads = tile.batch, tile.heads
+    if batch is not None:
+        items = slice(max(items.start, batch), min(items.stop, batch + 1))
+    if head is not None:
+        heads = slice(max(heads.start, head), min(heads.stop, head + 1))
+    if first >= last or items.start >= items.stop or heads.start >= heads.stop:
+        return
+    whole = few_rows(tile._replace(batch=items, heads=heads), first, last)
+    if (items.stop - items.start) * (heads.stop - heads.start) * whole.height * whole.width <= _BLOCK_ENTRIES:
+        if whole.width:
+            yield whole
+        return
+    for b in range(items.start, items.stop):
+        for h in range(heads.start, heads.stop):
+            start = first
+            while start < last:
+                # A triangle widens from row to row. Products of fewer than 32 rows are slow, unless rows are so long
+                # that even 32 of them are many times a block.
+                width = max(1, few_rows(tile, start, min(last, start + math.isqrt(_BLOCK_ENTRIES))).width)
+                height = max(1, _BLOCK_ENTRIES // width, min(32, 16 * _BLOCK_ENTRIES // width))
+                few = few_rows(tile, start, min(last, start + height))
+                if few.width:
+                    yield few._replace(batch=slice(b, b + 1), heads=slice(h, h + 1))
+                start += height

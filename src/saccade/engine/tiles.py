@@ -123,14 +123,13 @@ def allowed(given: Ingredients, tile: Tile) -> Tensor | None:
     """Which pairs of a tile are allowed, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
     if all(strip.residual is True for strip in tile.columns):
         return None
-    b, h, q, _ = index_of(given, tile)
+    b, h, q = index_of(given, tile)
     parts = []
     for strip in tile.columns:
         if strip.residual is True:
             parts.append(torch.ones(1, 1, 1, len(strip.keys), dtype=torch.bool, device=given.device))
         else:
-            kv = _counted((strip.keys,), given.origin[1], given.device)[None, None, None, :]
-            parts.append(tile.rule.allows(b, h, q, kv))
+            parts.append(tile.rule.allows(b, h, q, _columns_of(given, (strip.keys,))))
     sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
     wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
     seen = wide[0] if len(wide) == 1 else torch.cat(wide, 3)
@@ -139,17 +138,22 @@ def allowed(given: Ingredients, tile: Tile) -> Tensor | None:
     return seen
 
 
-def index_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the rule calls the batch items, heads, rows and columns of a tile: int64, one axis each, broadcasting."""
-    device = given.device
-    b, h = (torch.arange(own.start, own.stop, device=device) for own in (tile.batch, tile.heads))
-    q, kv = (_counted(own, first, device) for own, first in zip(((tile.rows,), tile.spans), given.origin, strict=True))
-    return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None], kv[None, None, None, :]
+def index_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+    """What the rule calls the batch items, heads and rows of a tile: int64, each along its own axis of four."""
+    b, h = (torch.arange(own.start, own.stop, device=given.device) for own in (tile.batch, tile.heads))
+    q = _counted((tile.rows,), given.origin[0], given.device)
+    return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
+
+
+def _columns_of(given: Ingredients, spans: Ranges) -> Tensor:
+    """What the rule calls some columns, int64 ``[1, 1, 1, columns]``."""
+    return _counted(spans, given.origin[1], given.device)[None, None, None, :]
 
 
 def positions(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor]:
     """Where rows and columns of a tile stand, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
-    b, _, q, kv = index_of(given, tile)
+    b, _, q = index_of(given, tile)
+    kv = _columns_of(given, tile.spans)
     if isinstance(given.rule, AtPositions):
         return given.rule.positions(b, q, kv)
     return (q if given.row_positions is None else given.row_positions[q]), kv

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -103,7 +102,7 @@ class Positions:
         run = self.run
         return None if run is None or (run.step != 1 and len(run) > 1) else run.start
 
-    @cached_property
+    @property
     def ends(self) -> tuple[int, int] | None:
         """The lowest and the highest position of a token; None if there is none, or only another device knows."""
         if self.run is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.attention import AttentionMatrix
+from saccade.attention import AttentionMatrix, from_ingredients
 from saccade.errors import unsupported
 from saccade.matrix import Matrix
 from saccade.recording.continuation import place_of_last
@@ -90,7 +90,8 @@ class Held:
     def _with_keys(self, matrix: Matrix) -> AttentionMatrix:
         assert isinstance(matrix, AttentionMatrix)
         assert self._keys is not None
-        return matrix.around(matrix.ingredients.replaced(key=self._keys[:, :, : matrix.shape[3]]))
+        own = matrix.ingredients.replaced(key=self._keys[:, :, : matrix.shape[3]])
+        return from_ingredients(own, matrix.impl)
 
 
 def _copied_heads(matrix: Matrix) -> Matrix:
@@ -116,4 +117,4 @@ def _copied(matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
         bias=bias,
         **changes,
     )
-    return matrix.around(own)
+    return from_ingredients(own, matrix.impl)

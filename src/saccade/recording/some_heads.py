@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from saccade.attention import AttentionMatrix
+from saccade.attention import AttentionMatrix, from_ingredients
 from saccade.engine.at_positions import AtPositions
 from saccade.errors import value_error
 from saccade.masks import Mask
@@ -52,7 +52,7 @@ def some_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
         bias=bias,
         rule=rule,
     )
-    return matrix.around(few)
+    return from_ingredients(few, matrix.impl)
 
 
 @dataclasses.dataclass(frozen=True)

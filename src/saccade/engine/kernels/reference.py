@@ -57,7 +57,7 @@ def _weighted(given: Ingredients, tile: Tile, value: Tensor, dropped: Dropped | 
     """The rows of a tile, and the values of its columns."""
     weights, lse = normalised(scores_of(given, tile))
     if dropped is not None:
-        b, h, _, _ = index_of(given, tile)
+        b, h, _ = index_of(given, tile)
         weights = weights * dropout.keep(dropped.seed, b, h, *positions(given, tile), dropped.p) / (1.0 - dropped.p)
     out = product(weights, value.to(weights.dtype))
     # They are 0 already: what flows back to rows that see nothing, a NaN even, ends here.

@@ -233,7 +233,7 @@ def _is_small(given: Ingredients) -> bool:
 def _words(given: Ingredients, dropped: Dropped | None) -> dropout.Words | None:
     if dropped is None:
         return None
-    b, h, _, _ = index_of(given, given.everything)
+    b, h, _ = index_of(given, given.everything)
     return dropout.Words(dropped.seed, b, h, *positions(given, given.everything), dropped.p)
 
 
