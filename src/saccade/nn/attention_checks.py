@@ -1,0 +1,126 @@
+"""What multi-head attention refuses, before any work is done."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import instance, integer
+from saccade.caches import CrossCache, LayerCache
+from saccade.engine import dropout
+from saccade.errors import describe, value_error
+from saccade.masks import Mask
+from saccade.masks.causality import sees_later
+from saccade.positions import Rotary
+from saccade.positions.tokens import Positions
+
+__all__ = ["check_causal", "check_inputs", "check_rotary", "check_sizes", "check_with_cache"]
+
+_WHERE = "MultiHeadAttention"
+
+
+def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, dropout_p: float) -> None:
+    """Raise unless the widths and numbers of heads of a layer fit together."""
+    sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "context_dim": context_dim}
+    for name, size in sizes.items():
+        integer(_WHERE, name, size)
+    if embed_dim % num_heads:
+        raise value_error(_WHERE, "num_heads", f"divide embed_dim {embed_dim}", num_heads)
+    if num_heads % num_kv_heads:
+        raise value_error(_WHERE, "num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
+    dropout.check(dropout_p, _WHERE)
+
+
+def check_rotary(rotary: Rotary | None, head_dim: int) -> None:
+    """Raise unless a layer's rotary is one, and made for its heads."""
+    if rotary is None:
+        return
+    hint = f"for instance saccade.positions.Rotary({head_dim})"
+    instance(_WHERE, "rotary", rotary, Rotary, "be a saccade Rotary or None", hint=hint)
+    if rotary.head_dim != head_dim:
+        raise value_error(_WHERE, "rotary", f"be made for head_dim {head_dim}", rotary.head_dim)
+
+
+def check_inputs(
+    query: Tensor, key: Tensor, value: Tensor, embed_dim: int, context_dim: int, dtype: torch.dtype | None
+) -> None:
+    """Raise unless query, key and value have a layer's widths and dtype (None: any), and fit together."""
+    given = {"query": (query, embed_dim)}
+    if key is not query or value is not query or context_dim != embed_dim:
+        given |= {"key": (key, context_dim), "value": (value, context_dim)}
+    for name, (x, width) in given.items():
+        if not isinstance(x, Tensor):
+            instance(_WHERE, name, x, Tensor, "be a tensor")
+        if x.dim() != 3 or x.shape[2] != width:
+            _misfit(given, name, f"have shape [batch, len, {width}]", list(x.shape))
+        if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            rule = f"be {str(dtype).removeprefix('torch.')}, like the parameters"
+            _misfit(given, "dtype", rule, str(x.dtype).removeprefix("torch."))
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        got = f"{query.shape[0]}, {key.shape[0]} and {value.shape[0]}"
+        _misfit(given, "batch", "be the same for all inputs", got)
+    if key.shape[1] != value.shape[1]:
+        _misfit(given, "key and value", "be equally long", f"{key.shape[1]} and {value.shape[1]}")
+
+
+def _misfit(given: dict[str, tuple[Tensor, int]], argument: str, rule: str, got: object) -> NoReturn:
+    facts = [describe(name, x) for name, (x, _) in given.items() if isinstance(x, Tensor)]
+    raise value_error(_WHERE, argument, rule, got, facts=facts)
+
+
+def check_with_cache(
+    cache: LayerCache,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    mask: object,
+    kv_positions: object,
+    context_dim: int,
+    *,
+    is_lost: bool,
+) -> None:
+    """Raise unless a call with a cache hands over what the cache does not hold, and nothing that it does."""
+    if not isinstance(cache, LayerCache):
+        hint = "for instance saccade.caches.KVCache(); a Cache of a whole model holds one for each layer"
+        instance(_WHERE, "cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
+    if isinstance(mask, Tensor):
+        hint = "masks.Dense(tensor) is read at positions; padding goes to positions, as -1"
+        raise value_error(_WHERE, "mask", "be a rule on positions with a cache", "a tensor", hint=hint)
+    if not isinstance(cache, CrossCache):
+        if not (key is None and value is None and kv_positions is None):
+            name = "kv_positions" if key is None and value is None else "key and value"
+            hint = "the cache holds the keys of earlier tokens; another context goes to a saccade.caches.CrossCache"
+            raise value_error(_WHERE, name, f"be None with a {type(cache).__name__}", "another", hint=hint)
+        return
+    if is_lost:
+        hint = "a CrossCache does not count the tokens that ask"
+        raise value_error(_WHERE, "positions", "be given with rotary and a CrossCache", None, hint=hint)
+    if not cache.is_filled:
+        if key is None:
+            raise value_error(_WHERE, "key", "be given in the first call with a CrossCache", None)
+    else:
+        held = [len(query), cache.length, context_dim]
+        for name, x in (("key", key), ("value", value)):
+            if x is not None and list(x.shape) != held:
+                rule = f"have shape {held}, as the context in the cache, or be None"
+                raise value_error(_WHERE, name, rule, list(x.shape), hint="a new context: a new CrossCache")
+        if kv_positions is not None:
+            raise value_error(_WHERE, "kv_positions", "be given in the first call with a CrossCache only", "new ones")
+
+
+def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
+    """The positions of new tokens; raise if they may attend to keys that are yet to come.
+
+    The answer would not be that of the full run.
+    """
+    if positions is None:
+        return None
+    if not sees_later(mask, positions):
+        return Positions(positions) if isinstance(positions, range) else Positions(None, positions)
+    hint = (
+        "mask=masks.Causal(), or your_mask & masks.Causal(); keys that may be seen go in with the queries that see them"
+    )
+    rule = f"let no query see keys that come later, with a {type(cache).__name__}"
+    raise value_error(_WHERE, "mask", rule, mask, hint=hint)
