@@ -15,7 +15,7 @@ from saccade.engine.grouping import joined
 from saccade.engine.guard import is_clean, isolate
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.pieces import part_of
-from saccade.engine.product import product, route_of, run
+from saccade.engine.product import product, route_of
 from saccade.engine.tiles import positions, softmax_rows
 from saccade.masks import Mask
 from saccade.matrix import Matrix
@@ -138,8 +138,8 @@ class AttentionMatrix(Matrix):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
-        way = tracing.run if torch.compiler.is_compiling() else run
-        out, lse = product(self.ingredients, value, dropout_p, self.impl, seed, run=way)
+        run = tracing.product if torch.compiler.is_compiling() else product
+        out, lse = run(self.ingredients, value, dropout_p, self.impl, seed)
         if not lse.requires_grad:
             self._lse = lse
         return out
@@ -155,8 +155,8 @@ class AttentionMatrix(Matrix):
             return self._lse
         key = self.ingredients.key
         nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
-        way = tracing.run if torch.compiler.is_compiling() else run
-        return product(self.ingredients, nothing, impl=self.impl, run=way)[1]
+        run = tracing.product if torch.compiler.is_compiling() else product
+        return run(self.ingredients, nothing, impl=self.impl)[1]
 
     @property
     def is_stochastic(self) -> bool:
@@ -260,7 +260,7 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions, where="attention",
     )
     # fmt: on
-    return product(given, value, dropout_p, impl, run=tracing.run if torch.compiler.is_compiling() else run)[0]
+    return (tracing.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)[0]
 
 
 def attention_with_lse(
@@ -291,4 +291,4 @@ def attention_with_lse(
         q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
     )
     # fmt: on
-    return product(given, value, dropout_p, impl, run=tracing.run if torch.compiler.is_compiling() else run)
+    return (tracing.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)

@@ -31,7 +31,7 @@ def test_every_row_ahead_is_the_rule(mask: masks.Mask, kv_first: int, first: int
     first = max(first, kv_first)
     position = first + ahead - 1
     kv_len = position - kv_first + 1
-    plan = RowsAhead(mask, first, kv_first, rows=30).plan(position, (1, 2, 1, kv_len))
+    plan = RowPlan(RowsAhead(mask, first, kv_first, rows=30), position, (1, 2, 1, kv_len))
     expected = mask.to_dense(
         1, kv_len, q_positions=torch.tensor([position]), kv_positions=torch.arange(kv_first, position + 1)
     )

@@ -1,11 +1,10 @@
 """The product ``A @ value``: choose a kernel, put the rows in order, run, and keep NaN where it may be seen.
 
-`route_of` is read by `run` and by `AttentionMatrix.explain`: what is told is what runs.
+`route_of` is read by `product` and by `AttentionMatrix.explain`: what is told is what runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,13 +23,11 @@ from saccade.engine.row_order import FEWEST, Reordered, reordered
 from saccade.engine.sink import with_sink
 from saccade.errors import unsupported, value_error
 
-__all__ = ["KERNELS", "Route", "product", "route_of", "run"]
+__all__ = ["KERNELS", "Route", "checked", "finished", "product", "results_like", "route_of"]
 
 KERNELS: tuple[Kernel, ...] = (Fused(), Tiled(), Flex(), Reference())
 """In the order in which they are asked. The tiled kernel runs everything, so that those after it run by name only: the
 definition, and FlexAttention, until the laws have been seen to hold for it on a GPU."""
-
-Run = Callable[[Ingredients, Tensor, float, str, int | None], tuple[Tensor, Tensor]]
 
 
 class Route(NamedTuple):
@@ -69,51 +66,55 @@ def route_of(given: Ingredients, dropout_p: float, impl: str) -> Route:
     raise value_error(given.where, "impl", f"be one of {names}", repr(impl))
 
 
-def run(given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
-    """Output and lse by the route that fits; inputs are checked, and a sink is not looked at."""
-    if value.is_meta:
-        out = value.new_empty(*given.shape[:3], value.shape[3])
-        return out, out.new_empty(given.shape[:3], dtype=given.compute_dtype)
-    given.plan  # noqa: B018  made here, from what a mask's tensors hold now
-    kernel, _, order = route_of(given, dropout_p, impl)
-    dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
-    own = given if order is None else order.given
-    if kernel.by_hand and autograd.is_recorded(own, value):
-        out, lse = autograd.differentiable(kernel, own, value, dropped)
-    else:
-        out, lse = guard.forward(kernel, own, value, dropped)
-    return (out, lse) if order is None else order.restored(out, lse)
-
-
 def product(
-    given: Ingredients,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    impl: str = "auto",
-    seed: int | None = None,
-    *,
-    run: Run = run,
+    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str = "auto", seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output, in the dtype of the query, and lse.
 
     Args:
         given: the ingredients.
         value, dropout_p, impl, seed: as the user gave them; see `AttentionMatrix.matmul`.
-        run: what runs it: `run`, or what stands for it in a traced program.
     """
     device = given.query.device.type
     if device != "meta" and torch.is_autocast_enabled(device):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         value = autocast(value, given.dtype)
         with torch.autocast(device, enabled=False):
-            return product(given, value, dropout_p, impl, seed, run=run)
+            return product(given, value, dropout_p, impl, seed)
+    value = checked(given, value, dropout_p, seed)
+    given.plan  # noqa: B018  made here, from what a mask's tensors hold now
+    kernel, _, order = route_of(given, dropout_p, impl)
+    dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
+    own = given if order is None else order.given
+    if device == "meta":
+        out, lse = results_like(given, value)
+    elif kernel.by_hand and autograd.is_recorded(own, value):
+        out, lse = autograd.differentiable(kernel, own, value, dropped)
+    else:
+        out, lse = guard.forward(kernel, own, value, dropped)
+    if order is not None:
+        out, lse = order.restored(out, lse)
+    return finished(given, out, lse)
+
+
+def checked(given: Ingredients, value: Tensor, dropout_p: float, seed: int | None) -> Tensor:
+    """The value as kernels take it; raise unless all arguments of a product are what they should be."""
     check_value(given.where, value, given.query, given.key, given.dtype)
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
         dropout.check(dropout_p, given.where)
         dropout.check_seed(seed, given.where)
-    if value.dtype != given.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
-        value = value.to(given.query.dtype)
-    out, lse = run(given, value, dropout_p, impl, seed)
+    # The query may have been prepared in float32, since scores are computed in float32 or wider.
+    return value if value.dtype == given.query.dtype else value.to(given.query.dtype)
+
+
+def results_like(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Empty tensors of the results' shapes and dtypes."""
+    out = value.new_empty(*given.shape[:3], value.shape[3])
+    return out, out.new_empty(given.shape[:3], dtype=given.compute_dtype)
+
+
+def finished(given: Ingredients, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """A kernel's results with the sink's share, in the dtype of the query."""
     if given.sink_logit is not None:
         out, lse = with_sink(out, lse, given.sink_logit)
     return (out if out.dtype == given.dtype else out.to(given.dtype)), lse

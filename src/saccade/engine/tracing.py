@@ -13,9 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from saccade.engine import guard, product
+from saccade.engine import guard
+from saccade.engine import product as eager
 from saccade.engine.at_positions import AtPositions
 from saccade.engine.bias import DenseTerm, DistanceTerm, Term
+from saccade.engine.checks import autocast
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Backward, KernelByHand
@@ -24,7 +26,7 @@ from saccade.masks.convert import check_told_apart
 from saccade.masks.program import decode, encode
 from saccade.scores.additive import compare
 
-__all__ = ["reasons", "run"]
+__all__ = ["product", "reasons"]
 
 _OTHER_MASKS = (AtPositions,)
 _HEAD = 8  # numbers of a program before those of the mask
@@ -32,13 +34,21 @@ _FUNCTIONS = (None, compare)  # of scores, by number: a function itself cannot c
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 
 
-def run(given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
-    """What stands for `saccade.engine.product.run` while a program is traced: one operation."""
-    if value.is_meta:
-        return product.run(given, value, dropout_p, impl, seed)
+def product(
+    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str = "auto", seed: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """What stands for `saccade.engine.product.product` while a program is traced."""
+    device = given.query.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        value = autocast(value, given.dtype)
+        with torch.autocast(device, enabled=False):
+            return product(given, value, dropout_p, impl, seed)
+    value = eager.checked(given, value, dropout_p, seed)
+    if device == "meta":
+        return eager.finished(given, *eager.results_like(given, value))
     why = reasons(given, impl)
     if not why:
-        return _one_operation(given, value, dropout_p, impl, seed)
+        return eager.finished(given, *_one_operation(given, value, dropout_p, impl, seed))
     if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
         hint = "masks of saccade.masks and bool tensors go into an exported program, and so do its scores"
         raise unsupported(given.where, "torch.export", why, hint=hint)
@@ -52,7 +62,7 @@ def run(given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: in
 def _outside(given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
     # While sizes are symbols nobody looks at what a mask tells apart.
     check_told_apart(given.rule, given.shape, given.where)
-    return product.run(given, value, dropout_p, impl, seed)
+    return eager.product(given, value, dropout_p, impl, seed)
 
 
 def _one_operation(
@@ -185,7 +195,7 @@ def _product_backward(
     given = _assembled(query, key, value, sources, constants, program, numbers)
     dropout_p = numbers[2]
     dropped = Dropped(dropout_p, int(constants[-1])) if dropout_p else None
-    route = product.route_of(given, dropout_p, _kernel_name(program, impl))
+    route = eager.route_of(given, dropout_p, _kernel_name(program, impl))
     wanted = (True, True, True, bool(program[4]), *(True,) * len(given.parameters))
     results = Backward(out, lse, grad_out, grad_lse)
     kernel = cast("KernelByHand", route.kernel)  # `reasons` refuses the reference

@@ -8,11 +8,13 @@ from typing import Protocol
 
 import torch
 
-from saccade import plan
-from saccade.plan import Plan, Rule
-from saccade.plan.last_row import RowsAhead
+from saccade.plan import Plan, Rule, make
+from saccade.plan.last_row import ROWS, RowPlan, RowsAhead
 
 __all__ = ["KeptRule", "plan_of"]
+
+_kept_rows = lru_cache(maxsize=16)(RowsAhead)
+_kept_row_plan = lru_cache(maxsize=64)(RowPlan)
 
 
 class KeptRule(Rule, Protocol):
@@ -30,26 +32,19 @@ def plan_of(
     mask: KeptRule, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
     """The plan of a mask, kept for the next call if the mask is a value."""
-    make: Callable[..., Plan] = _kept_plan if mask.is_value else _new_plan
     if torch.compiler.is_compiling():  # index arithmetic in NumPy is run, not traced
-        make = torch.compiler.disable(make)
-    return make(mask, shape, q_first, kv_first, whole_rows)
-
-
-@lru_cache(maxsize=16)
-def _kept_rows(mask: KeptRule, first: int, kv_first: int) -> RowsAhead:
-    return RowsAhead(mask, first, kv_first)
-
-
-def _new_plan(mask: KeptRule, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
-    return plan.make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
+        outside: Callable[..., Plan] = torch.compiler.disable(plan_of)
+        return outside(mask, shape, q_first, kv_first, whole_rows)
+    if not mask.is_value:
+        return make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
+    batch, heads, q_len, kv_len = shape
+    is_last_row = q_len == 1 and kv_len > 1 and q_first == kv_first + kv_len - 1
+    if is_last_row and batch and heads and not whole_rows and mask.shape[0] == 1:
+        rows = _kept_rows(mask, max(kv_first, q_first - q_first % ROWS), kv_first)
+        return _kept_row_plan(rows, q_first, shape)
+    return _kept_plan(mask, shape, q_first, kv_first, whole_rows)
 
 
 @lru_cache(maxsize=256)
 def _kept_plan(mask: KeptRule, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
-    batch, heads, q_len, kv_len = shape
-    is_last_row = q_len == 1 and kv_len > 1 and q_first == kv_first + kv_len - 1
-    if is_last_row and batch and heads and mask.shape[0] == 1 and not whole_rows:
-        rows = _kept_rows(mask, max(kv_first, RowsAhead.start_of(q_first)), kv_first)
-        return rows.plan(q_first, shape)
-    return _new_plan(mask, shape, q_first, kv_first, whole_rows)
+    return make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)

@@ -145,12 +145,20 @@ class MultiHeadAttention(nn.Module):
         Returns:
             ``[batch, q_len, embed_dim]``.
         """
+        if cache is not None and torch.compiler.is_compiling():
+            outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
+            return outside(query, key, value, mask=mask, positions=positions, kv_positions=kv_positions, cache=cache)
+        is_new = not (isinstance(cache, CrossCache) and cache.is_filled)
+        heads = self._heads(query, key, value, mask, positions, kv_positions, cache)
         if cache is None:
-            heads = self._heads(query, key, value, mask, positions, kv_positions, None)
             return self._product(self._matrix(heads), heads)
-        # What a cache remembers lies outside of a compiler's graph.
-        attend = torch.compiler.disable(self._attend) if torch.compiler.is_compiling() else self._attend
-        return attend(query, key, value, mask, positions, kv_positions, cache)
+        q, k, v, joined, own, kv_own = heads
+        at, dropout_p = None if own is None else own.given, self.dropout_p if self.training else 0.0
+        if not isinstance(cache, CrossCache):
+            return self._merged(cache.attend(self.mechanism, q, k, v, mask=joined, positions=at, dropout_p=dropout_p))
+        if is_new:
+            cache.fill(k, v, kv_positions=None if kv_own is None else kv_own.given)
+        return self._merged(cache.attend(self.mechanism, q, mask=joined, positions=at, dropout_p=dropout_p))
 
     def matrix(
         self,
@@ -251,26 +259,6 @@ class MultiHeadAttention(nn.Module):
 
     def _product(self, matrix: Matrix, heads: _Heads) -> Tensor:
         return self._merged(matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0))
-
-    def _attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        mask: object,
-        positions: GivenPositions,
-        kv_positions: GivenPositions,
-        cache: LayerCache,
-    ) -> Tensor:
-        is_new = not (isinstance(cache, CrossCache) and cache.is_filled)
-        q, k, v, joined, own, kv_own = self._heads(query, key, value, mask, positions, kv_positions, cache)
-        at, dropout_p = None if own is None else own.given, self.dropout_p if self.training else 0.0
-        if not isinstance(cache, CrossCache):
-            out = cache.attend(self.mechanism, q, k, v, mask=joined, positions=at, dropout_p=dropout_p)
-            return self._merged(out)
-        if is_new:
-            cache.fill(k, v, kv_positions=None if kv_own is None else kv_own.given)
-        return self._merged(cache.attend(self.mechanism, q, mask=joined, positions=at, dropout_p=dropout_p))
 
     def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
         """The module's pattern and the facts of the batch as one mask that the mechanism can run."""

@@ -6,8 +6,6 @@ many rows ahead are asked for at once, and each step reads its own.
 
 from __future__ import annotations
 
-import math
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,36 +13,9 @@ import numpy as np
 from saccade.plan import ALL, Box, Groups, Plan, Ranges, Rule, Strip, Tile
 from saccade.plan.spans import Ints, Spans, Universe
 
-__all__ = ["RowPlan", "RowsAhead"]
+__all__ = ["ROWS", "RowPlan", "RowsAhead"]
 
-_ROWS = 128
-
-
-class RowPlan(Plan):
-    """The tiles of a single row of queries: one for each term of the rule."""
-
-    def __init__(self, shape: tuple[int, int, int, int], tiles: tuple[Tile, ...]):
-        super().__init__(shape, ())
-        self.overlaps = len(tiles) > 1
-        self._tiles = tiles
-
-    @property
-    def tiles(self) -> tuple[Tile, ...]:
-        return self._tiles
-
-    @cached_property
-    def pairs(self) -> int:
-        """How many query-key pairs the tiles hold, over batch and heads."""
-        return self.shape[0] * self.shape[1] * sum(tile.width for tile in self._tiles)
-
-    @cached_property
-    def is_full(self) -> bool:
-        """True if every query may attend to every key."""
-        sure = all(strip.residual is True for tile in self._tiles for strip in tile.columns)
-        return sure and self.pairs == math.prod(self.shape)
-
-    def __len__(self) -> int:
-        return len(self._tiles)
+ROWS = 128  # asked for at once; blocks of them begin at multiples, so that steps share blocks
 
 
 class _Term(NamedTuple):
@@ -68,31 +39,42 @@ class RowsAhead:
     Cost: that of planning one row, and a little for each.
     """
 
-    def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = _ROWS):
-        self._first, self._kv_first = first, kv_first
+    def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = ROWS):
+        self.first, self.kv_first = first, kv_first
         position = np.arange(first, first + rows, dtype=np.int64)
         keys = Universe(np.full_like(position, kv_first), position + 1)
-        self._terms = [_asked(own, step, position, keys) for step, own in rule.terms()]
+        self.terms = [_asked(own, step, position, keys) for step, own in rule.terms()]
 
-    @staticmethod
-    def start_of(position: int) -> int:
-        """Where the block of rows begins that holds a position, so that steps share blocks."""
-        return position - position % _ROWS
 
-    def plan(self, position: int, shape: tuple[int, int, int, int]) -> RowPlan:
-        """The plan of one of the rows."""
-        tiles = (self._tile(term, position, shape) for term in self._terms)
-        return RowPlan(shape, tuple(tiles))
+class RowPlan(Plan):
+    """The tiles of a single row of queries: one for each term of the rule.
 
-    def _tile(self, term: _Term, position: int, shape: tuple[int, int, int, int]) -> Tile:
-        row, kv_first, step = position - self._first, self._kv_first, term.step
-        strips = [Strip(_from(keys, kv_first), True) for keys in term.sure[row]]
-        for keys in term.unsure[row]:
-            residual = term.rule.residual(Box(ALL, range(position, position + 1, step), keys))
-            if residual is not False:
-                strips.append(Strip(_from(keys, kv_first), residual))
-        strips.sort(key=_start)
-        return Tile(slice(0, shape[0]), slice(0, shape[1]), range(0, 1, step), tuple(strips), term.rule)
+    Args:
+        rows: what the rule says about the row and its neighbours.
+        position: of the row.
+        shape: (batch, heads, 1, kv_len).
+    """
+
+    def __init__(self, rows: RowsAhead, position: int, shape: tuple[int, int, int, int]):
+        tiles, width, is_sure, row = [], 0, True, position - rows.first
+        for rule, step, sure, unsure in rows.terms:
+            strips = [Strip(keys, True) for keys in sure[row]]
+            for keys in unsure[row]:
+                residual = rule.residual(Box(ALL, range(position, position + 1, step), keys))
+                if residual is not False:
+                    strips.append(Strip(keys, residual))
+            if rows.kv_first:
+                strips = [Strip(_moved(keys, -rows.kv_first), residual) for keys, residual in strips]
+            if len(strips) > 1:
+                strips.sort(key=_start)
+            for keys, residual in strips:
+                width += len(keys)
+                is_sure &= residual is True
+            tiles.append(Tile(slice(0, shape[0]), slice(0, shape[1]), range(0, 1, step), tuple(strips), rule))
+        self.shape, self.memo, self._kept, self._count = shape, {}, tuple(tiles), len(tiles)
+        self.overlaps = len(tiles) > 1
+        self.pairs = shape[0] * shape[1] * width
+        self.is_full = is_sure and width == shape[3] and not self.overlaps
 
 
 def _asked(rule: Rule, step: int, position: Ints, keys: Universe) -> _Term:
@@ -109,8 +91,8 @@ def _ranges(spans: Spans, position: Ints, step: int) -> list[Ranges]:
     return found
 
 
-def _from(keys: range, first: int) -> range:
-    return keys if first == 0 else range(keys.start - first, keys.stop - first, keys.step)
+def _moved(keys: range, by: int) -> range:
+    return range(keys.start + by, keys.stop + by, keys.step)
 
 
 def _start(strip: Strip) -> int:

@@ -40,7 +40,7 @@ class Plan:
         self.overlaps = len(groupings) > 1
         self.memo: dict[Hashable, object] = {}
         self._layouts = tuple(groupings)
-        self._count = sum(len(layout.groups.first) for layout in groupings)
+        self._count = sum([len(layout.groups.first) for layout in groupings])
 
     @property
     def tiles(self) -> Iterable[Tile]:

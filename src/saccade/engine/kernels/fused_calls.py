@@ -68,11 +68,17 @@ def single_call(given: Ingredients) -> Call | None:
 
 
 def _single(given: Ingredients) -> Call | None:
-    (tile,) = given.plan.tiles
-    calls, shape = list(calls_of(given, tile)), given.plan.shape
-    rows = (tile.batch.stop - tile.batch.start) * shape[1] * tile.height
+    (tile,), shape = given.plan.tiles, given.plan.shape
+    rows = (tile.batch.stop - tile.batch.start) * shape[1] * len(tile.rows)
+    if rows != math.prod(shape[:3]):
+        return None
+    if len(tile.columns) == 1 and tile.columns[0].residual is True:  # one range that every row has: most of decoding
+        call = Call(tile, False, False, True)
+        is_whole = len(tile.columns[0].keys) == shape[3]
+        return call if is_whole or given.bias is None else None
+    calls = list(calls_of(given, tile))
     is_whole = tile.width == shape[3] or (given.bias is None and len(joined(tile.spans)) == 1)
-    return calls[0] if len(calls) == 1 and rows == math.prod(shape[:3]) and is_whole else None
+    return calls[0] if len(calls) == 1 and is_whole else None
 
 
 def tiles_of(given: Ingredients) -> Iterable[Tile]:
