@@ -6,7 +6,7 @@ import torch
 import saccade as sc
 from saccade import masks, positions, scores
 from saccade.engine import dropout
-from saccade.engine.bias import DistanceTerm
+from saccade.engine.distance_bias import DistanceTerm
 from saccade.engine.kernels import tiled_blocks as blocks
 
 MASKS = [

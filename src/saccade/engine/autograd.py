@@ -67,7 +67,9 @@ class _Product(torch.autograd.Function):
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         wanted = ctx.needs_input_grad[3:]
         results = (out, lse, grad_out, grad_lse)
-        grads = _Gradients.apply(ctx.kernel, ctx.given, ctx.dropped, wanted, *results, *tensors)
+        # Where nobody can ask for the derivative of this, there need be nothing that refuses it.
+        gradients = _Gradients.apply if torch.is_grad_enabled() or is_transformed() else _Gradients.forward
+        grads = gradients(ctx.kernel, ctx.given, ctx.dropped, wanted, *results, *tensors)
         return None, None, None, *grads
 
     @staticmethod

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engine.bias import HidingTerm
+from saccade.engine.bias_terms import HidingTerm
 from saccade.engine.dropout import Dropped
 from saccade.engine.grouping import at, groups_of, joined, take
 from saccade.engine.ingredients import Ingredients
@@ -83,6 +83,8 @@ def backward(
     wanted: tuple[bool, ...],
 ) -> Tensors:
     """Gradients by a kernel's own backward pass."""
+    if _is_plain(given, results.lse):
+        return kernel.backward(given, value, dropped, results, wanted)
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
     # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
     spoilt = results.lse.isnan()
@@ -106,6 +108,11 @@ def backward(
 def is_clean(given: Ingredients, *tensors: Tensor) -> bool:
     """Whether nothing that is not finite could pass where it must not: nothing is hidden, or all is finite."""
     return given.plan.is_full or is_finite(*tensors)
+
+
+def _is_plain(given: Ingredients, lse: Tensor) -> bool:
+    """Whether every row sees every key, and something: one look in place of several."""
+    return given.plan.is_full and lse.numel() > 0 and float(lse.amin()) > -math.inf
 
 
 def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from saccade.engine.at_positions import placed
-from saccade.engine.bias import Term, bias_term
+from saccade.engine.bias import bias_term
+from saccade.engine.bias_terms import Term
 from saccade.engine.checks import autocast, check_query_key, checked_scale, checked_sink, checked_softcap
 from saccade.errors import hidden_by_vmap
 from saccade.masks import Full, Mask, as_mask

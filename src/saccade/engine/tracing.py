@@ -16,8 +16,9 @@ from torch import Tensor
 from saccade.engine import guard
 from saccade.engine import product as eager
 from saccade.engine.at_positions import AtPositions
-from saccade.engine.bias import DenseTerm, DistanceTerm, Term
+from saccade.engine.bias_terms import DenseTerm, Term
 from saccade.engine.checks import autocast
+from saccade.engine.distance_bias import DistanceTerm
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Backward, KernelByHand

@@ -75,7 +75,7 @@ class Fused:
             if single.tile.columns and len(single.tile.columns[0].keys) != key.shape[2]:
                 key, value = _columns(given, value, single)
             out, lse = aten.forward(given.query, key, value, *terms, single.causal, given.scale)
-        return (out if out.shape[3] == value_dim else out[..., :value_dim]), lse
+        return _narrow(out, value_dim), lse
 
     def backward(
         self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
@@ -87,7 +87,8 @@ class Fused:
         out, grad_out = (_prepared(x, value.shape[3]) for x in (results.out, results.grad_out))
         of_query, of_key, of_value = _backward(given, value, results._replace(out=out, grad_out=grad_out))
         of_query = of_query if sign is None else of_query * sign
-        return (of_query[..., :width], of_key[..., :width], of_value[..., :value_dim], *(None for _ in wanted[3:]))
+        others = (None,) * (len(wanted) - 3)
+        return (_narrow(of_query, width), _narrow(of_key, width), _narrow(of_value, value_dim), *others)
 
 
 def _ready(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor]:
@@ -109,6 +110,10 @@ def _ready(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor]:
     if query is not given.query or key is not given.key:
         given = given.replaced(query=query, key=key)
     return given, value
+
+
+def _narrow(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[3] == width else x[..., :width]
 
 
 def _sign(given: Ingredients) -> float | None:
@@ -196,7 +201,8 @@ def _backward(given: Ingredients, value: Tensor, results: Backward) -> tuple[Ten
         grads = aten.backward(grad_out, query, key, value, out, lse, terms, single.causal, scale)
     else:
         grads = _backward_of_tiles(given, value, Backward(out, lse, grad_out, None))
-    return tuple(grad[..., :width].to(dtype) for grad in grads)  # type: ignore[return-value]
+    of_query, of_key, of_value = (_narrow(grad, width).to(dtype) for grad in grads)
+    return of_query, of_key, of_value
 
 
 def _backward_of_tiles(given: Ingredients, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
