@@ -14,6 +14,7 @@ from saccade.engine.explanation import Explanation
 from saccade.engine.grouping import joined
 from saccade.engine.guard import is_clean, isolate
 from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.pieces import part_of
 from saccade.engine.product import product, route_of
 from saccade.engine.tiles import positions, softmax_rows
@@ -28,7 +29,7 @@ from saccade.statistics.summary import Summary, summary_of
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse", "from_ingredients"]
 
-Impl = Literal["auto", "fused", "tiled", "flex", "reference"]
+Impl = Literal["auto", "fused", "tiled", "flex", "reference"] | Kernel
 
 
 class AttentionMatrix(Matrix):
@@ -55,7 +56,7 @@ class AttentionMatrix(Matrix):
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
         sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
         impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. "flex", torch's FlexAttention
-            on a GPU, runs by this name only.
+            on a GPU, runs by this name only. A kernel of your own may be given itself.
         q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
             ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query
             i at ``kv_len - q_len + i`` (bottom-right).

@@ -44,7 +44,7 @@ class Route(NamedTuple):
     reordered: Reordered | None
 
 
-def route_of(given: Ingredients, dropout_p: float, impl: str) -> Route:
+def route_of(given: Ingredients, dropout_p: float, impl: str | Kernel) -> Route:
     """How a product will run.
 
     Raises:
@@ -52,22 +52,23 @@ def route_of(given: Ingredients, dropout_p: float, impl: str) -> Route:
         UnsupportedError: the kernel asked for cannot run the inputs; every reason is listed.
     """
     passed_over: dict[str, tuple[str, ...]] = {}
-    for kernel in KERNELS:
-        if impl not in ("auto", kernel.name):
+    for kernel in (impl,) if isinstance(impl, Kernel) else KERNELS:
+        if impl not in ("auto", kernel.name, kernel):
             continue
         reasons = kernel.reasons(given, dropout_p)
         if not reasons:
             order = reordered(given, kernel, dropout_p) if given.shape[2] >= FEWEST else None
             return Route(kernel, passed_over, order)
         if impl != "auto":
-            raise unsupported(given.where, f'impl="{impl}"', reasons, hint='impl="auto" finds a kernel that can')
+            what, hint = f'impl="{kernel.name}"', 'impl="auto" finds a kernel that can'
+            raise unsupported(given.where, what, reasons, hint=hint)
         passed_over[kernel.name] = reasons
     names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
     raise value_error(given.where, "impl", f"be one of {names}", repr(impl))
 
 
 def product(
-    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str = "auto", seed: int | None = None
+    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output, in the dtype of the query, and lse.
 

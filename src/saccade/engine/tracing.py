@@ -21,7 +21,7 @@ from saccade.engine.checks import autocast
 from saccade.engine.distance_bias import DistanceTerm
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import Backward, KernelByHand
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
 from saccade.errors import unsupported
 from saccade.masks.convert import check_told_apart
 from saccade.masks.program import decode, encode
@@ -36,7 +36,7 @@ _NO_TERM, _DENSE, _DISTANCES = range(3)
 
 
 def product(
-    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str = "auto", seed: int | None = None
+    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """What stands for `saccade.engine.product.product` while a program is traced."""
     device = given.query.device.type
@@ -60,14 +60,16 @@ def product(
     return outside(given, value, dropout_p, impl, seed)
 
 
-def _outside(given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None) -> tuple[Tensor, Tensor]:
+def _outside(
+    given: Ingredients, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None
+) -> tuple[Tensor, Tensor]:
     # While sizes are symbols nobody looks at what a mask tells apart.
     check_told_apart(given.rule, given.shape, given.where)
     return eager.product(given, value, dropout_p, impl, seed)
 
 
 def _one_operation(
-    given: Ingredients, value: Tensor, dropout_p: float, impl: str, seed: int | None
+    given: Ingredients, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None
 ) -> tuple[Tensor, Tensor]:
     encoded = encode(given.rule, _OTHER_MASKS)
     assert encoded is not None  # who calls has looked
@@ -92,13 +94,13 @@ def _one_operation(
     return out, lse
 
 
-def reasons(given: Ingredients, impl: str) -> tuple[str, ...]:
+def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
     """Why a product cannot be one operation of a traced program; empty if it can."""
     why = []
     if encode(given.rule, _OTHER_MASKS) is None:
         why.append("its mask is a function, or of a class that saccade does not know")
-    if impl == "reference":
-        why.append('impl="reference" is no operation of its own')
+    if impl == "reference" or not isinstance(impl, str):
+        why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is no operation of its own')
     if given.tile_function not in _FUNCTIONS:
         why.append("its score compares by a function of its own")
     return tuple(why)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES
+from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Kernel
 from saccade.engine.memory import Cost, Held
 from saccade.transforms import has_forward_derivatives
 
@@ -20,7 +20,7 @@ _NARROWEST = 16  # head width that torch compiles
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Flex:
+class Flex(Kernel):
     """Exact attention by torch's FlexAttention: blocks of pairs that no row needs are left out.
 
     It is made for GPUs; on a CPU torch has no gradients for it, and no lse.
@@ -32,7 +32,6 @@ class Flex:
     """
 
     name = "flex"
-    by_hand = False  # torch does
     devices: tuple[str, ...] = ("cuda",)
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
@@ -61,10 +60,6 @@ class Flex:
         results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
         return Cost(len(given.plan), self.pairs(given), Held(results + blocks, results))
-
-    def pairs(self, given: Ingredients) -> int:
-        """Those of the plan."""
-        return given.plan.pairs
 
     def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""

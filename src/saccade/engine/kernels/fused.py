@@ -15,7 +15,7 @@ from saccade.engine.kernels import aten
 from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
 from saccade.engine.kernels.fused_cost import cost_of, pairs_of
 from saccade.engine.kernels.fused_terms import NOTHING, added
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, Tensors
+from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
 from saccade.engine.memory import Cost
 from saccade.plan import Tile
 from saccade.transforms import has_forward_derivatives
@@ -23,14 +23,13 @@ from saccade.transforms import has_forward_derivatives
 __all__ = ["Fused"]
 
 
-class Fused:
+class Fused(KernelByHand):
     """Exact attention by the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
 
     Cost: time grows with the pairs in the tiles; memory beside inputs and outputs is that of one tile.
     """
 
     name = "fused"
-    by_hand = True
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from torch import Tensor
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.memory import Cost
+from saccade.errors import unsupported
 
 __all__ = ["NO_FORWARD_DERIVATIVES", "Backward", "Kernel", "KernelByHand", "Tensors"]
 
@@ -27,39 +29,46 @@ class Backward(NamedTuple):
     grad_lse: Tensor | None
 
 
-class Kernel(Protocol):
-    """How a product is run. `saccade.engine.product` asks, chooses, and keeps NaN where it may be seen.
+class Kernel(ABC):
+    """How a product is run. `saccade.engine.product` chooses one, and keeps NaN where it may be seen.
+
+    A subclass must define `forward`. Autograd goes back through what it computes, unless it is a `KernelByHand`.
 
     Attributes:
         name: what ``impl=`` and `explain` call it.
-        by_hand: whether it is a `KernelByHand`; else autograd goes back through what `forward` computes.
+        by_hand: whether it computes its gradients itself.
     """
 
     name: str
-    by_hand: bool
+    by_hand = False
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs exactly; an empty tuple means that it can."""
-        ...
-
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
-        """What the forward product computes and holds; nothing is run."""
-        ...
+        """Why it cannot run these inputs exactly; an empty tuple, the default, means that it can."""
+        del given, dropout_p
+        return ()
 
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the forward product computes, over batch and heads."""
-        ...
+        return given.plan.pairs
 
+    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+        """What the forward product computes and holds; nothing is run."""
+        del value_dim, dropout_p
+        reason = "it does not say what it costs: define Kernel.cost"
+        raise unsupported("explain", f'impl="{self.name}"', [reason])
+
+    @abstractmethod
     def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
-        ...
 
 
-class KernelByHand(Kernel, Protocol):
+class KernelByHand(Kernel):
     """A kernel that computes its gradients itself."""
 
+    by_hand = True
+
+    @abstractmethod
     def backward(
         self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
     ) -> Tensors:
         """Gradients of query, key, value, the bias's source and the score's parameters; None where not wanted."""
-        ...

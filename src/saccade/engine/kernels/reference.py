@@ -10,6 +10,7 @@ from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
 from saccade.engine.grouping import product
 from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.probe import Probe
 from saccade.engine.memory import Cost, Held
 from saccade.engine.tiles import index_of, normalised, positions, scores_of
@@ -18,19 +19,13 @@ from saccade.plan import Tile
 __all__ = ["Reference"]
 
 
-class Reference:
+class Reference(Kernel):
     """Softmax of the whole score matrix times the values, in plain torch operations.
 
     Cost: O(q_len * kv_len) memory per head. Runs everything, on any device, in any float type.
     """
 
     name = "reference"
-    by_hand = False
-
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Runs everything."""
-        del given, dropout_p
-        return ()
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """All pairs, and the few tensors of them that are held at once."""

@@ -13,7 +13,7 @@ from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
 from saccade.engine.grouping import at, folded, groups_of, joined, product, take, transposed_product
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, Tensors
+from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
 from saccade.engine.kernels.tiled_blocks import blocks_of
 from saccade.engine.kernels.tiled_cost import cost_of, pairs_of
 from saccade.engine.memory import Cost
@@ -26,7 +26,7 @@ __all__ = ["Tiled"]
 _LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
 
 
-class Tiled:
+class Tiled(KernelByHand):
     """Softmax of complete rows, a block at a time; the backward pass computes the weights again.
 
     It runs what torch's own operation does not: dropout, gradients of the bias, softcaps, scores other than dot
@@ -36,7 +36,6 @@ class Tiled:
     """
 
     name = "tiled"
-    by_hand = True
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
