@@ -15,7 +15,7 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.decoder_folder import read_decoder, write_decoder
-from saccade.models.start import start_small
+from saccade.models.initial_weights import start_small
 from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm

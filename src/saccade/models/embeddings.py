@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from saccade.models.config import EncoderConfig
+from saccade.models.encoder_config import EncoderConfig
 
 __all__ = ["Embeddings"]
 

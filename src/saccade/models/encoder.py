@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Padding
 from saccade.matrix import Matrix
-from saccade.models.bert import config_from_bert, encoder_weights, weight_names
-from saccade.models.config import EncoderConfig
+from saccade.models.bert import Bert
+from saccade.models.config_json import check_types
 from saccade.models.embeddings import Embeddings
-from saccade.models.folder import read_config, read_shapes, read_tokenizer, read_weights
-from saccade.models.sizes import check_sizes, shapes_of
+from saccade.models.encoder_config import EncoderConfig
+from saccade.models.folder import read_config
+from saccade.models.loading import load
 from saccade.models.tokens import check_tokens
-from saccade.models.weights import check_fit
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 
 if TYPE_CHECKING:
@@ -73,22 +73,10 @@ class Encoder(nn.Module):
             ImportError: safetensors or tokenizers is not installed.
         """
         where, folder = "Encoder.from_pretrained", Path(path)
-        config = config_from_bert(where, read_config(where, folder))
-        stated = read_shapes(where, folder)
-        sizes = {name: getattr(config, name) for name in ("vocab_size", "max_len", "embed_dim", "feed_forward_dim")}
-        check_sizes(where, stated, num_layers=config.num_layers, num_token_types=config.num_token_types, **sizes)
-        names = weight_names(config.num_layers)
-        own = shapes_of(cls, config, "layers")
-        shapes = {name: own[ours].shape for name, ours in names.items()}
-        check_fit(where, encoder_weights(stated), shapes)  # known before a layer is made
-        weights = encoder_weights(read_weights(where, folder))
-        check_fit(where, weights, shapes)
-        with torch.device("meta"):  # shapes only: the weights are about to be replaced
-            encoder = cls(config, read_tokenizer(where, folder))
-        # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
-        state = {names[name]: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
-        encoder.load_state_dict(state, assign=True)
-        return encoder.eval()
+        told = read_config(where, folder)
+        if told.get("model_type", "bert") == "bert":  # others are refused by their name, whatever else they say
+            check_types(where, told)
+        return load(where, folder, told, Bert(), cls, "Encoder")
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
         """Encode.

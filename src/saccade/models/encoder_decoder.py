@@ -13,7 +13,7 @@ from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.encoder_decoder_config import EncoderDecoderConfig
-from saccade.models.start import start_small
+from saccade.models.initial_weights import start_small
 from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from saccade.errors import missing_extra, value_error
@@ -15,27 +14,10 @@ from saccade.errors import missing_extra, value_error
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["read_config", "read_shapes", "read_tokenizer", "read_weights", "write_folder"]
+__all__ = ["read_config", "read_tokenizer", "read_weights", "write_folder"]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 def read_config(where: str, folder: Path) -> dict[str, Any]:
@@ -50,34 +32,10 @@ def read_config(where: str, folder: Path) -> dict[str, Any]:
     return _read_object(where, path)
 
 
-def read_shapes(where: str, folder: Path) -> dict[str, Tensor]:
-    """What `read_weights` would read, told from the headers of the files: tensors without memory.
-
-    Raises:
-        ImportError: safetensors is not installed.
-        ValueError: no such file, or not in that format.
-    """
-    try:
-        from safetensors import SafetensorError, safe_open  # noqa: PLC0415  imported when used
-    except ModuleNotFoundError:
-        raise missing_extra(where, "safetensors", "models") from None
-    stated: dict[str, Tensor] = {}
-    for path in _weight_files(where, folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  it is no mapping
-                    told = file.get_slice(name)
-                    if told.get_dtype() not in _TYPES:
-                        rule = f"hold numbers of the types {', '.join(_TYPES)}"
-                        raise value_error(where, path.name, rule, f"{told.get_dtype()} in {name}")
-                    stated[name] = torch.empty(told.get_shape(), dtype=_TYPES[told.get_dtype()], device="meta")
-        except (SafetensorError, RuntimeError) as error:  # sides so long that torch cannot count what they hold
-            raise value_error(where, path.name, "be in safetensors format", f"{error}") from None
-    return stated
-
-
 def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
-    """Read ``model.safetensors``, or the files that ``model.safetensors.index.json`` names: name -> tensor.
+    """The tensors of ``model.safetensors``, or of the files that ``model.safetensors.index.json`` names, by name.
+
+    Files are mapped into memory: what they hold is read where it is used, and shapes cost nothing.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -92,8 +50,9 @@ def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
     for path in _weight_files(where, folder):
         try:
             weights |= load_file(path)
-        except SafetensorError as error:
-            raise value_error(where, path.name, "be in safetensors format", f"{error}") from None
+        except (SafetensorError, RuntimeError, TypeError) as error:  # sides so long that torch cannot count them
+            got = str(error).partition("\n")[0]
+            raise value_error(where, path.name, "be in safetensors format", got) from None
     return weights
 
 
