@@ -71,8 +71,8 @@ class Decoder(nn.Module):
         """Load a published model from a folder on disk, in float32 and eval mode.
 
         Reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, where there is
-        one, ``tokenizer.json``. Pickled weights are never read, and no code of the folder is run. Understood are the
-        forms of GPT-2, Llama, Mistral and Qwen2, and that which `save_pretrained` falls back on.
+        one, ``tokenizer.json``. Pickled weights are never read, and no code of the folder is run. The formats of GPT-2,
+        Llama, Mistral and Qwen2 are understood, and the one that `save_pretrained` falls back on.
 
         Args:
             path: the folder.
@@ -85,16 +85,17 @@ class Decoder(nn.Module):
         return read_decoder("Decoder.from_pretrained", path, cls)
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, in a form that others read too where there is one.
+        """Write the model to a folder, where possible in a format that others read too.
 
-        That of Llama (with a sliding window that of Mistral) or GPT-2 if the model is one, else a form of our own. Each
-        file is written beside its place and then renamed, so that a reader finds an old file or a new one, but no half.
+        That of Llama (with a sliding window that of Mistral) or GPT-2 if the model is one, else a format of our own.
+        Files are written under other names and then renamed, so that a reader finds an old file or a new one, never
+        half of one.
 
         Args:
             path: the folder; made if there is none. Files of other names in it are left alone.
 
         Raises:
-            UnsupportedError: a mask that no form has a word for.
+            UnsupportedError: a mask that no format can express.
             ImportError: safetensors is not installed.
         """
         write_decoder("Decoder.save_pretrained", path, self.config, self.state_dict(), self.tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,8 +26,8 @@ __all__ = ["EncoderDecoder", "Given"]
 class EncoderDecoder(nn.Module):
     """Reads one text, and says for every token of another how likely each token is to come next.
 
-    One vocabulary serves both texts; tokens come in as the vectors that they are told by, times the root of
-    ``embed_dim``.
+    Both texts share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;
+    embeddings are multiplied by the root of ``embed_dim``.
 
     Args:
         config: its sizes.
@@ -44,7 +45,7 @@ class EncoderDecoder(nn.Module):
         >>> model(source, tokens).shape
         torch.Size([1, 3, 50])
 
-        To write, read once: ``given(source)`` is a model of one text, as generation wants it.
+        To generate, read the source once: ``given(source)`` is a model of the other text.
 
         >>> writer = model.given(source)
         >>> cache = writer.new_cache()
@@ -99,7 +100,7 @@ class EncoderDecoder(nn.Module):
         return given(tokens, mask=mask, positions=positions, cache=cache)
 
     def given(self, source: Tensor, *, source_positions: Positions = None) -> Given:
-        """Read ``source``, once, for a text about it to be written.
+        """Read ``source`` once, to write a text about it.
 
         Args:
             source, source_positions: as in `forward`.
@@ -146,7 +147,7 @@ class EncoderDecoder(nn.Module):
     def cross_matrices(
         self, source: Tensor, tokens: Tensor, *, source_positions: Positions = None, positions: Positions = None
     ) -> list[Matrix]:
-        """Say which tokens of ``source`` each of ``tokens`` looks at, in every layer that writes.
+        """Say which tokens of ``source`` each of ``tokens`` looks at, in every layer of the decoder.
 
         Args:
             source, tokens, source_positions, positions: as in `forward`.
@@ -159,10 +160,10 @@ class EncoderDecoder(nn.Module):
         return self.decoder.cross_matrices(x, encoded, positions=positions, encoded_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """An empty cache, of the text that is written and of the one that was read.
+        """An empty cache, for the text that is written and the one that was read.
 
         Args:
-            max_len: room for so many tokens of the first, taken at once; None to grow.
+            max_len: room for so many tokens of the written text, taken at once; None to grow.
         """
         return self.decoder.new_cache(max_len)
 
@@ -176,15 +177,17 @@ class EncoderDecoder(nn.Module):
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
         where_it_stands = self.position(range(length) if place is None else place)
-        return self.dropout(x + where_it_stands.to(x))  # waves have no weights by which they could follow the model
+        return self.dropout(
+            x + where_it_stands.to(x)
+        )  # sinusoids have no weights, so they do not follow the model's dtype
 
 
 class Given(nn.Module):
-    """An `EncoderDecoder` that has read its source: a model of one text. Made by `EncoderDecoder.given`.
+    """An `EncoderDecoder` that has read its source: a model of the other text. Made by `EncoderDecoder.given`.
 
     Args:
-        model: what has read.
-        encoded: what it made of the source.
+        model: the encoder-decoder.
+        encoded: what its encoder made of the source.
         encoded_positions: where the tokens of the source stand.
     """
 
@@ -243,30 +246,22 @@ def _feed_forward(config: EncoderDecoderConfig) -> FeedForward:
 
 
 def _encoder_layer(config: EncoderDecoderConfig) -> EncoderLayer:
-    return EncoderLayer(
-        _self_attention(config, None),
-        _feed_forward(config),
-        norm=config.norm,
-        norm_eps=config.norm_eps,
-        norm_first=config.norm_first,
-        dropout_p=config.dropout_p,
-    )
+    return EncoderLayer(_self_attention(config, None), _feed_forward(config), **_norms(config))
 
 
 def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
-    return DecoderLayer(
-        _self_attention(config, Causal()),
-        _feed_forward(config),
-        cross_attention=MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p),
-        norm=config.norm,
-        norm_eps=config.norm_eps,
-        norm_first=config.norm_first,
-        dropout_p=config.dropout_p,
-    )
+    across = MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
+    attention = _self_attention(config, Causal())
+    return DecoderLayer(attention, _feed_forward(config), cross_attention=across, **_norms(config))
+
+
+def _norms(config: EncoderDecoderConfig) -> dict[str, Any]:
+    """What encoder layers and decoder layers are told alike."""
+    return {name: getattr(config, name) for name in ("norm", "norm_eps", "norm_first", "dropout_p")}
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """Where norms come first, nothing has normalised the last sum."""
+    """One where norms come first: else nothing would normalise the last sum."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps, "EncoderDecoder")

@@ -65,7 +65,7 @@ def write_folder(
 ) -> None:
     """Write ``model.safetensors``, ``tokenizer.json`` where there is a tokenizer, and last ``config.json``.
 
-    All are written beside their places first, and renamed when all are complete.
+    Each is written under another name first; all are renamed when all are complete.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -104,8 +104,7 @@ def write_folder(
 def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
     """Read ``tokenizer.json``; None when there is no such file.
 
-    The cutting and padding that the file asks for is turned off: a text keeps all its tokens, and gets no
-    others.
+    Truncation and padding are turned off, whatever the file says: a text keeps all its tokens, and gets no others.
 
     Raises:
         ImportError: the file is there, but tokenizers is not installed.

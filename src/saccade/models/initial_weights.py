@@ -1,4 +1,4 @@
-"""How a language model begins."""
+"""The weights that a language model starts with."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["start_small"]
 
 
 def start_small(model: nn.Module, num_layers: int) -> None:
-    """Small normal weights and zero biases; what every part of a layer adds is smaller, the more layers there are.
+    """Small normal weights and zero biases; the more layers, the smaller what each part of a layer adds.
 
-    The sum of all that is added has then about the size of one part, however deep the model.
+    The sum of all parts then has about the size of one, however deep the model is.
 
     Reference: Radford et al. 2019 (GPT-2), section 2.3.
     """

@@ -1,10 +1,11 @@
-"""Tokens as a model takes them."""
+"""The check of the tokens that a model is called with."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import instance
 from saccade.errors import type_error, value_error
 
 __all__ = ["check_tokens"]
@@ -13,11 +14,10 @@ __all__ = ["check_tokens"]
 def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | None = None) -> None:
     """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.
 
-    The numbers are read on the CPU only; elsewhere that would wait for the device, and torch's own lookup stops, as it
+    The numbers are read on the CPU only: on other devices that would wait, and torch's own lookup raises there, as it
     does in a compiled program.
     """
-    if not isinstance(tokens, Tensor):
-        raise type_error(where, argument, "be a tensor", type(tokens).__name__)
+    tokens = instance(where, argument, tokens, Tensor, "be a tensor")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise type_error(where, argument, "be int64 or int32", tokens.dtype)
     if tokens.ndim != 2:

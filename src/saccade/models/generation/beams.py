@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import integer, number
 from saccade.caches import Cache, LayerCache
-from saccade.errors import type_error
 from saccade.models.generation.generate import Tokens
-from saccade.models.generation.prompts import as_prompts, check_count, stop_tokens
+from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.reader import LanguageModel, new_reader
 
 __all__ = ["Hypothesis", "beam_search"]
@@ -25,7 +24,8 @@ class Hypothesis(NamedTuple):
 
     Args:
         tokens: without the prompt and the stop token.
-        score: sum of the log-probabilities, the stop token's included, by the number of tokens to the length penalty.
+        score: sum of the log-probabilities, the stop token's included, divided by
+            ``number_of_tokens ** length_penalty``.
     """
 
     tokens: list[int]
@@ -42,7 +42,7 @@ def beam_search(
     cache: Cache | LayerCache | None = None,
     stop: int | Collection[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    r"""Continue texts by what is likely as a whole, instead of token by token.
+    r"""Continue texts so that each continuation as a whole is likely, instead of each token by itself.
 
     .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
 
@@ -53,8 +53,8 @@ def beam_search(
     Args:
         model, tokens, max_new_tokens, stop: see `generate`.
         beams: continuations side by side, at least 1.
-        length_penalty: 0 compares sums, which favours short texts; 1 means of log-probabilities.
-        cache: what the model remembers of earlier text; it is left as it is.
+        length_penalty: 0 compares sums of log-probabilities, which favours short texts; 1 compares their means.
+        cache: what the model remembers of earlier text; it is not changed.
 
     Returns:
         For each prompt at most ``beams`` continuations, best first.
@@ -77,17 +77,15 @@ def beam_search(
     """
     where = "beam_search"
     prompts = as_prompts(where, tokens)
-    check_count(where, "max_new_tokens", max_new_tokens, 1)
-    check_count(where, "beams", beams, 1)
-    is_number = isinstance(length_penalty, int | float) and not isinstance(length_penalty, bool)
-    if not is_number or not abs(length_penalty) <= sys.float_info.max:
-        raise type_error(where, "length_penalty", "be a finite number", repr(length_penalty))
+    max_new_tokens = integer(where, "max_new_tokens", max_new_tokens)
+    beams = integer(where, "beams", beams)
+    length_penalty = number(where, "length_penalty", length_penalty)
     ends = stop_tokens(where, stop)
     if cache is not None and isinstance(cache, Cache | LayerCache):
         cache = cache.fork()
     reader = new_reader(where, model, cache)
 
-    searches = [_Search(beams, float(length_penalty), max_new_tokens, ends) for _ in prompts]
+    searches = [_Search(beams, length_penalty, max_new_tokens, ends) for _ in prompts]
     logits = reader.read(prompts)
     active = list(range(len(prompts)))  # prompts that rows stand for, each with as many rows as it has open beams
     while True:
@@ -95,12 +93,12 @@ def beam_search(
         rows: list[int] = []
         new: list[list[int]] = []
         start, still = 0, []
-        for number in active:
-            search = searches[number]
+        for prompt in active:
+            search = searches[prompt]
             stop_row = start + len(search.open)
             kept = search.extend(log_probs[start:stop_row])
             if kept:
-                still.append(number)
+                still.append(prompt)
                 rows.extend(start + parent for parent, _ in kept)
                 new.extend([token] for _, token in kept)
             start = stop_row
