@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from saccade.models.folder import read_config
 from saccade.models.loading import load
 from saccade.models.tokens import check_tokens
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
+from saccade.nn.stack import with_inputs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -107,12 +108,8 @@ class Encoder(nn.Module):
 
         Cost: a forward pass; memory linear in len.
         """
-        hidden = self._embedded(tokens, token_types)
-        matrices = []
-        for layer in self.layers:
-            matrices.append(cast(EncoderLayer, layer).matrix(hidden, mask=mask))
-            hidden = layer(hidden, mask=mask)
-        return matrices
+        inputs = with_inputs(self.layers, self._embedded(tokens, token_types), mask=mask)
+        return [layer.matrix(hidden, mask=mask) for layer, hidden in inputs]
 
     def embed(self, tokens: Tensor, lengths: Sequence[int] | Tensor, *, normalize: bool = True) -> Tensor:
         """Make one vector of each sequence: the mean of its real tokens' hidden states.

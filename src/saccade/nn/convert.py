@@ -6,7 +6,8 @@ from typing import Literal, overload
 
 from torch import nn
 
-from saccade.errors import type_error, unsupported, value_error
+from saccade.arguments import instance
+from saccade.errors import unsupported, value_error
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.convert_attention import attention_from_torch, attention_to_torch
 from saccade.nn.convert_transformer import layer_from_torch, layer_to_torch, stack_from_torch, stack_to_torch
@@ -70,17 +71,15 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
         >>> from_torch(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).norm_first
         False
     """
-    if isinstance(module, _THEIRS):
-        _check_layout(module, batch_first)
-        _check_conduct("from_torch", module, _THEIRS)
+    rule = "be an nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder or a layer of these"
+    instance("from_torch", "module", module, _THEIRS, rule)
+    _check_layout(module, batch_first)
+    _check_forward("from_torch", module, _THEIRS)
     if isinstance(module, nn.MultiheadAttention):
         return attention_from_torch(module)
-    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        return layer_from_torch(module)
     if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
         return stack_from_torch(module)
-    rule = "be an nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder or a layer of these"
-    raise type_error("from_torch", "module", rule, type(module).__name__)
+    return layer_from_torch(module)  # type: ignore[arg-type]  # nothing else is left
 
 
 @overload
@@ -105,16 +104,14 @@ def to_torch(module: nn.Module) -> nn.Module:
             rotary, a mechanism other than plain softmax, a gate, root-mean-square norms, biases in some parts only, a
             subclass with a ``forward`` of its own.
     """
-    if isinstance(module, _OURS):
-        _check_conduct("to_torch", module, _OURS)
+    rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
+    instance("to_torch", "module", module, _OURS, rule)
+    _check_forward("to_torch", module, _OURS)
     if isinstance(module, MultiHeadAttention):
         return attention_to_torch(module)
-    if isinstance(module, EncoderLayer | DecoderLayer):
-        return layer_to_torch(module)
     if isinstance(module, EncoderStack | DecoderStack):
         return stack_to_torch(module)
-    rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
-    raise type_error("to_torch", "module", rule, type(module).__name__)
+    return layer_to_torch(module)  # type: ignore[arg-type]  # nothing else is left
 
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
@@ -134,7 +131,7 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
         raise unsupported(where, what, [reason], hint=hint)
 
 
-def _check_conduct(where: str, module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
+def _check_forward(where: str, module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
     """Refuse subclasses that may compute something else than the class whose weights are copied."""
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from types import NoneType
+
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import is_integer
+from saccade.arguments import Shapes, instance, integer
 from saccade.engine import dropout
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.attention import MultiHeadAttention
 
 __all__ = ["AttentionPool"]
+
+_TOKENS = Shapes("x [batch, len, embed_dim]")
+_ONE_QUERY = Shapes("x [batch, len, embed_dim]", "query [batch, query_dim]")
+_QUERIES = Shapes("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
 
 
 class AttentionPool(nn.Module):
@@ -63,19 +69,16 @@ class AttentionPool(nn.Module):
     ):
         super().__init__()
         where = "AttentionPool"
-        sizes = {"embed_dim": embed_dim, "num_queries": num_queries, "query_dim": query_dim}
-        for name, size in sizes.items():
-            given = size is not None or name == "embed_dim"
-            if given and (not is_integer(size) or size < 1):
-                raise value_error(where, name, "be an int of at least 1", repr(size))
+        self.embed_dim = integer(where, "embed_dim", embed_dim)
+        self.num_queries = None if num_queries is None else integer(where, "num_queries", num_queries)
+        self.query_dim = None if query_dim is None else integer(where, "query_dim", query_dim)
         if query_dim is not None and num_queries is not None:
             hint = "num_queries counts learned queries, query_dim is the width of given ones"
             raise value_error(where, "num_queries", "be None where query_dim is given", num_queries, hint=hint)
-        if mechanism is not None and not isinstance(mechanism, Mechanism):
-            hint = "a score goes into one: mechanisms.Softmax(score=...)"
-            raise type_error(where, "mechanism", "be a saccade Mechanism or None", type(mechanism).__name__, hint=hint)
+        hint = "a score goes into one: mechanisms.Softmax(score=...)"
+        rule = "be a saccade Mechanism or None"
+        instance(where, "mechanism", mechanism, (Mechanism, NoneType), rule, hint=hint)
         dropout.check(dropout_p, where)
-        self.embed_dim, self.query_dim, self.num_queries = embed_dim, query_dim, num_queries
         self.dropout_p = float(dropout_p)
         self.attention: MultiHeadAttention | None = None
         self.mechanism: Mechanism | None = None
@@ -140,10 +143,7 @@ class AttentionPool(nn.Module):
     def _asked(self, x: Tensor, query: Tensor | None) -> tuple[Tensor, bool]:
         """Queries ``[batch, num_queries, width]``, and whether the result keeps their axis."""
         where = "AttentionPool"
-        if not isinstance(x, Tensor):
-            raise type_error(where, "x", "be a tensor", type(x).__name__)
-        if x.dim() != 3 or x.shape[2] != self.embed_dim:
-            raise value_error(where, "x", f"have shape [batch, len, {self.embed_dim}]", list(x.shape))
+        _TOKENS.check(where, x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:
                 hint = "query_dim= makes a pool whose queries are given"
@@ -151,9 +151,6 @@ class AttentionPool(nn.Module):
             return self.query.to(x.dtype).expand(len(x), -1, -1), self.num_queries is not None
         if query is None:
             raise value_error(where, "query", "be given, as query_dim was", None)
-        if not isinstance(query, Tensor):
-            raise type_error(where, "query", "be a tensor", type(query).__name__)
-        if query.dim() not in (2, 3) or query.shape[0] != len(x) or query.shape[-1] != self.query_dim:
-            rule = f"have shape [{len(x)}, {self.query_dim}] or [{len(x)}, num_queries, {self.query_dim}]"
-            raise value_error(where, "query", rule, list(query.shape), facts=[describe("x", x)])
-        return (query if query.dim() == 3 else query[:, None]), query.dim() == 3
+        has_axis = isinstance(query, Tensor) and query.dim() == 3
+        (_QUERIES if has_axis else _ONE_QUERY).check(where, x, query, query_dim=self.query_dim or 0)
+        return (query if has_axis else query[:, None]), has_axis
