@@ -195,7 +195,10 @@ def part(**options):
         (lambda: FeedForward(3, 3, dropout_p=1.0), "FeedForward: dropout_p must be at least 0 and below 1"),
         (lambda: EncoderLayer(part(), FeedForward(9, 8)), "feed_forward must have embed_dim 8, .*; got 9"),
         (lambda: EncoderLayer(part(), FeedForward(8, 8), norm="batch"), "norm must be one of 'layer', .*; got 'batch'"),
-        (lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=0), "norm_eps must be a finite number above 0; got 0"),
+        (
+            lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=0),
+            "norm_eps must be a finite number above 0; got 0",
+        ),
         (lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=float("nan")), "norm_eps must be .*; got nan"),
         (lambda: EncoderLayer(part(), FeedForward(8, 8), dropout_p=-0.1), "EncoderLayer: dropout_p must be"),
         (

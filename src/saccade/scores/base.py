@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import is_integer
 from saccade.errors import describe, value_error
 from saccade.finite import is_finite, not_finite
 from saccade.transforms import is_plain
 
-__all__ = ["Prepared", "Score", "TileFunction", "check_size", "prepared", "widened"]
+__all__ = ["Prepared", "Score", "TileFunction", "prepared", "widened"]
 
 TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
@@ -96,13 +95,6 @@ def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
         query=torch.where(bad_query, made.query.detach(), clean.query),
         key=torch.where(bad_key, made.key.detach(), clean.key),
     )
-
-
-def check_size(where: str, **sizes: int) -> None:
-    """Raise unless every size is an int of at least 1."""
-    for name, size in sizes.items():
-        if not is_integer(size) or size < 1:
-            raise value_error(where, name, "be an int of at least 1", repr(size))
 
 
 def widened(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_finite_number
+from saccade.arguments import number
 from saccade.errors import value_error
 from saccade.tasks.recall import check_sizes, generator
 
@@ -57,8 +57,7 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
     check_sizes(where, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len, seed=seed)
     if needle_len > kv_len:
         raise value_error(where, "needle_len", f"be at most kv_len {kv_len}", needle_len)
-    if not is_finite_number(strength):
-        raise value_error(where, "strength", "be a finite number", repr(strength))
+    strength = number(where, "strength", strength)
     random = generator(seed)
     query = torch.randn(examples, 1, 1, head_dim, generator=random)
     key, value = (torch.randn(examples, 1, kv_len, head_dim, generator=random) for _ in range(2))

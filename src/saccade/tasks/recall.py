@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
+from saccade.arguments import integer
 from saccade.errors import value_error
 
 __all__ = ["IGNORED", "Recall", "check_sizes", "generator"]
@@ -46,11 +46,9 @@ class Recall:
 
 
 def check_sizes(where: str, **sizes: object) -> None:
-    """Raise unless all are ints of at least 1; ``seed`` of at least 0."""
+    """Check that all are ints of at least 1; ``seed`` of at least 0."""
     for name, size in sizes.items():
-        least = 0 if name == "seed" else 1
-        if not is_integer(size) or size < least:
-            raise value_error(where, name, f"be an int of at least {least}", repr(size))
+        integer(where, name, size, 0 if name == "seed" else 1)
 
 
 def generator(seed: int) -> torch.Generator:

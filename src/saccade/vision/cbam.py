@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from saccade.errors import value_error
+from saccade.arguments import one_of
 from saccade.nn.projections import weight_of
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
@@ -71,9 +71,7 @@ class CBAM(nn.Module):
         projection_bias: bool = False,
     ):
         super().__init__()
-        if order not in ORDERS:
-            raise value_error("CBAM", "order", "be 'channel-spatial' or 'spatial-channel'", repr(order))
-        self.channels, self.order = channels, order
+        self.channels, self.order = channels, one_of("CBAM", "order", order, ORDERS)
         self.channel = ChannelAttention(channels, ratio, pooling=("average", "max"), projection_bias=projection_bias)
         self.spatial = SpatialAttention(kernel_size, norm=norm)
 

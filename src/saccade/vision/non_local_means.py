@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.arguments import is_finite_number, is_integer
+from saccade.arguments import instance, integer, number
 from saccade.attention import attention
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Neighborhood
 from saccade.scores import Gaussian
 from saccade.scores.base import Prepared, Score
-from saccade.vision.feature_map import as_map, as_tokens, check_size
+from saccade.vision.feature_map import as_map, as_tokens
 
 __all__ = ["non_local_means"]
 
@@ -157,9 +157,8 @@ def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
 
 def _checked(image: Tensor, where: str) -> Tensor:
     """``[batch, channels, H, W]``."""
-    if not isinstance(image, Tensor):
-        hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
-        raise type_error(where, "image", "be a tensor", type(image).__name__, hint=hint)
+    hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
+    instance(where, "image", image, Tensor, "be a tensor", hint=hint)
     if image.dtype not in (torch.float32, torch.float64):
         got = str(image.dtype).removeprefix("torch.")
         raise type_error(where, "image", "be float32 or float64", got, hint="image.float() / 255 for bytes")
@@ -172,15 +171,11 @@ def _checked(image: Tensor, where: str) -> Tensor:
 
 
 def _check_numbers(where: str, patch_size: int, search_radius: int, h: float, sigma: float, pictures: Tensor) -> None:
-    check_size(where, "patch_size", patch_size)
-    if patch_size % 2 == 0:
+    if integer(where, "patch_size", patch_size) % 2 == 0:
         raise value_error(where, "patch_size", "be odd, so that a patch has a centre", patch_size)
-    if not is_integer(search_radius) or search_radius < 0:
-        raise value_error(where, "search_radius", "be an int of at least 0", repr(search_radius))
-    for name, number in (("h", h), ("sigma", sigma)):
-        if not (is_finite_number(number) and number >= 0) or (name == "h" and number == 0):
-            rule = "be a finite number above 0" if name == "h" else "be a finite number of at least 0"
-            raise value_error(where, name, rule, repr(number))
+    integer(where, "search_radius", search_radius, 0)
+    number(where, "h", h, above=0)
+    number(where, "sigma", sigma, least=0)
     if 0 not in pictures.shape and min(pictures.shape[2:]) <= patch_size // 2:
         rule = f"have more than {patch_size // 2} rows and columns for patch_size {patch_size}"
         got = f"{pictures.shape[2]} x {pictures.shape[3]}"
