@@ -15,7 +15,7 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.decoder_folder import read_decoder, write_decoder
-from saccade.models.initial_weights import start_small
+from saccade.models.initial_weights import start_small, weaken_parts
 from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
@@ -64,7 +64,8 @@ class Decoder(nn.Module):
         norm = make_norm(config.norm, config.embed_dim, config.norm_eps, "Decoder")
         self.stack = DecoderStack([_layer(config) for _ in range(config.num_layers)], final_norm=norm)
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
-        start_small(self, config.num_layers)
+        start_small(self)
+        weaken_parts(self, config.num_layers)
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:

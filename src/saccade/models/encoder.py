@@ -16,6 +16,7 @@ from saccade.models.config_json import check_types
 from saccade.models.embeddings import Embeddings
 from saccade.models.encoder_config import EncoderConfig
 from saccade.models.folder import read_config
+from saccade.models.initial_weights import start_small
 from saccade.models.loading import load
 from saccade.models.tokens import check_tokens
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
@@ -56,7 +57,7 @@ class Encoder(nn.Module):
         self.tokenizer = tokenizer
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_layers))
-        self.apply(_start)
+        start_small(self)
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
@@ -183,14 +184,3 @@ def _layer(config: EncoderConfig) -> EncoderLayer:
         norm_first=False,
         dropout_p=config.dropout_p,
     )
-
-
-def _start(module: nn.Module) -> None:
-    """Begin as BERT begins: small normal weights, zero biases, norms that change nothing."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
-    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-        with torch.no_grad():
-            module.weight[module.padding_idx].zero_()

@@ -14,7 +14,7 @@ from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.encoder_decoder_config import EncoderDecoderConfig
-from saccade.models.initial_weights import start_small
+from saccade.models.initial_weights import start_small, weaken_parts
 from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
@@ -66,7 +66,8 @@ class EncoderDecoder(nn.Module):
         decoder_layers = [_decoder_layer(config) for _ in range(config.num_decoder_layers)]
         self.encoder = EncoderStack(encoder_layers, final_norm=_final_norm(config))
         self.decoder = DecoderStack(decoder_layers, final_norm=_final_norm(config))
-        start_small(self, config.num_encoder_layers + config.num_decoder_layers)
+        start_small(self)
+        weaken_parts(self, config.num_encoder_layers + config.num_decoder_layers)
 
     def forward(
         self,
