@@ -131,12 +131,8 @@ class Decoder(nn.Module):
         The projection to the vocabulary, often the largest tensor of all, is then made of the tokens that need it:
         ``logits(hidden(tokens, cache=cache)[:, -1:])`` after a long prompt.
         """
-        return self.stack(
-            self._embedded(tokens, positions, cache),
-            mask=mask,
-            positions=positions,
-            cache=cache,
-        )
+        x = self._embedded(tokens, positions, cache)
+        return self.stack(x, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
@@ -170,15 +166,12 @@ class Decoder(nn.Module):
             if place is None and cache is not None:
                 place = cache.positions(length)
             place = range(length) if place is None else place
-            self._check_limit(place)
+            if isinstance(place, range) and place and max(place[0], place[-1]) >= self.config.max_len:
+                hint = "its position vectors are learned, and there are no more"
+                rule = f"be at most {self.config.max_len} long"
+                raise value_error("Decoder", "text", rule, max(place[0], place[-1]) + 1, hint=hint)
             x = x + self.position(place)
         return self.dropout(x)
-
-    def _check_limit(self, place: range | Tensor) -> None:
-        if isinstance(place, range) and len(place) and max(place) >= self.config.max_len:
-            hint = "its position vectors are learned, and there are no more"
-            rule = f"be at most {self.config.max_len} long"
-            raise value_error("Decoder", "text", rule, max(place) + 1, hint=hint)
 
 
 def _layer(config: DecoderConfig) -> DecoderLayer:

@@ -62,7 +62,7 @@ class EncoderDecoder(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         self.position = _position(config)
         self.dropout = nn.Dropout(config.dropout_p)
-        encoder_layers = [_encoder_layer(config) for _ in range(config.num_encoder_layers)]
+        encoder_layers = [EncoderLayer(**_parts(config, None)) for _ in range(config.num_encoder_layers)]
         decoder_layers = [_decoder_layer(config) for _ in range(config.num_decoder_layers)]
         self.encoder = EncoderStack(encoder_layers, final_norm=_final_norm(config))
         self.decoder = DecoderStack(decoder_layers, final_norm=_final_norm(config))
@@ -177,10 +177,8 @@ class EncoderDecoder(nn.Module):
         if self.position is None:
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
-        where_it_stands = self.position(range(length) if place is None else place)
-        return self.dropout(
-            x + where_it_stands.to(x)
-        )  # sinusoids have no weights, so they do not follow the model's dtype
+        vectors = self.position(range(length) if place is None else place)
+        return self.dropout(x + vectors.to(x))  # sinusoids have no weights by which they could follow the model's dtype
 
 
 class Given(nn.Module):
@@ -234,35 +232,24 @@ def _position(config: EncoderDecoderConfig) -> nn.Module | None:
     return Sinusoidal(config.embed_dim)
 
 
-def _self_attention(config: EncoderDecoderConfig, mask: Causal | None) -> MultiHeadAttention:
-    is_rotary = config.position_encoding == "rotary"
-    rotary = Rotary(config.embed_dim // config.num_heads) if is_rotary else None
-    return MultiHeadAttention(
-        config.embed_dim, config.num_heads, mask=mask, rotary=rotary, dropout_p=config.attention_dropout_p
-    )
-
-
-def _feed_forward(config: EncoderDecoderConfig) -> FeedForward:
-    return FeedForward(config.embed_dim, config.feed_forward_dim, activation=config.activation, gated=config.gated)
-
-
-def _encoder_layer(config: EncoderDecoderConfig) -> EncoderLayer:
-    return EncoderLayer(_self_attention(config, None), _feed_forward(config), **_norms(config))
+def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
+    """The parts and options that encoder layers and decoder layers share."""
+    dim, heads = config.embed_dim, config.num_heads
+    rotary = Rotary(dim // heads) if config.position_encoding == "rotary" else None
+    return {
+        "attention": MultiHeadAttention(dim, heads, mask=mask, rotary=rotary, dropout_p=config.attention_dropout_p),
+        "feed_forward": FeedForward(dim, config.feed_forward_dim, activation=config.activation, gated=config.gated),
+        **{name: getattr(config, name) for name in ("norm", "norm_eps", "norm_first", "dropout_p")},
+    }
 
 
 def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
     across = MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
-    attention = _self_attention(config, Causal())
-    return DecoderLayer(attention, _feed_forward(config), cross_attention=across, **_norms(config))
-
-
-def _norms(config: EncoderDecoderConfig) -> dict[str, Any]:
-    """What encoder layers and decoder layers are told alike."""
-    return {name: getattr(config, name) for name in ("norm", "norm_eps", "norm_first", "dropout_p")}
+    return DecoderLayer(**_parts(config, Causal()), cross_attention=across)
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """One where norms come first: else nothing would normalise the last sum."""
+    """A norm where norms come first: nothing else would normalise the last sum."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps, "EncoderDecoder")

@@ -76,16 +76,13 @@ def write_folder(
     except ModuleNotFoundError:
         raise missing_extra(where, "safetensors", "models") from None
 
-    def write_weights(path: Path) -> None:
-        save_file(dict(weights), path, metadata={"format": "pt"})  # transformers asks for this word
-
-    def write_config(path: Path) -> None:
-        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-    writers: dict[str, Callable[[Path], object]] = {_WEIGHTS: write_weights}
+    # transformers asks for this word
+    writers: dict[str, Callable[[Path], object]] = {
+        _WEIGHTS: lambda path: save_file(dict(weights), path, metadata={"format": "pt"})
+    }
     if tokenizer is not None:
         writers["tokenizer.json"] = lambda path: tokenizer.save(str(path))
-    writers["config.json"] = write_config
+    writers["config.json"] = lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     beside = {name: folder / f".{name}.{os.getpid()}.part" for name in writers}
     try:

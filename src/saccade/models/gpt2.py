@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.models.activations import ACTIVATIONS, published_name
+from saccade.models.activations import ACTIVATIONS
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.file_format import DecoderFormat, differences, end_tokens_of
 
@@ -90,7 +90,7 @@ class GPT2(DecoderFormat):
             "architectures": ["GPT2LMHeadModel"],
             **{key: getattr(config, ours) for key, ours in self.sizes.items()},
             "n_inner": config.feed_forward_dim,
-            "activation_function": published_name(config.activation, gelu_tanh="gelu_new"),
+            "activation_function": "gelu_new" if config.activation == "gelu_tanh" else config.activation,
             "layer_norm_epsilon": config.norm_eps,
             "resid_pdrop": config.dropout_p,
             "embd_pdrop": config.dropout_p,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import sliding_window
-from saccade.models.activations import ACTIVATIONS, published_name
+from saccade.models.activations import ACTIVATIONS
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.file_format import DecoderFormat, differences, end_tokens_of, reasons_without_words
 from saccade.models.rope import rope_base, rope_reasons, rope_scaling, rope_words
@@ -91,7 +91,7 @@ class Llama(DecoderFormat):
             **{key: getattr(config, ours) for key, ours in self.sizes.items()},
             "num_key_value_heads": config.kv_heads,
             "head_dim": config.embed_dim // config.num_heads,
-            "hidden_act": published_name(config.activation, gelu_tanh="gelu_pytorch_tanh"),
+            "hidden_act": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
             "rms_norm_eps": config.norm_eps,
             "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
             "tie_word_embeddings": config.tied,

@@ -55,8 +55,8 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     Args:
         module: one of torch's.
         batch_first: True says that ours will be called with the batch first although torch's module was not (torch's
-            own default). Otherwise such a module is refused: what is given to it has the same form with other
-            meanings, and ours would attend from one batch item to another.
+            own default). Otherwise such a module is refused: its inputs look alike but mean something else, and ours
+            would attend from one batch item to another.
 
     Raises:
         TypeError: none of these.
@@ -65,7 +65,7 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
             first, where ``batch_first=True`` is not said, or in some of its parts only; a subclass, or a part of one,
             with a ``forward`` of its own. An attention that uses
             ``add_bias_kv``, ``add_zero_attn``, or different widths of key and value; a layer with an activation that
-            `FeedForward` has not, or with parts whose outputs are dropped differently.
+            `FeedForward` does not have, or with parts whose outputs are dropped differently.
 
     Example:
         >>> from_torch(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).norm_first
@@ -95,8 +95,8 @@ def to_torch(module: DecoderStack) -> nn.TransformerDecoder: ...
 def to_torch(module: nn.Module) -> nn.Module:
     """One of torch's modules (``batch_first=True``), with copies of the weights of ours and equal outputs.
 
-    The table of `from_torch`, read from right to left. Key and value heads that several query heads share are written
-    out for each of them.
+    The table of `from_torch`, read from right to left. Key and value heads that several query heads share are copied
+    for each of them.
 
     Raises:
         TypeError: none of ours.
@@ -115,7 +115,7 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
-    """Refuse what is called with the length first, unless the caller knows that ours is not."""
+    """Refuse a module that takes the length first, unless the caller knows that ours does not."""
     if batch_first is not None and batch_first is not True:
         hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
         raise value_error(
@@ -132,7 +132,7 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
 
 
 def _check_forward(where: str, module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
-    """Refuse subclasses that may compute something else than the class whose weights are copied."""
+    """Refuse subclasses with a ``forward`` of their own: copied weights would not say what they compute."""
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
         for name, part in module.named_modules()

@@ -44,7 +44,7 @@ def attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 
 
 def reasons_against_torch(module: MultiHeadAttention) -> list[str]:
-    """Why torch's module cannot compute what ours does; empty: it can."""
+    """Why torch's module cannot compute what ours does; empty if it can."""
     reasons = []
     if module.mask is not None:
         reasons.append(f"it owns the mask {module.mask}; torch's module takes masks with each call only")

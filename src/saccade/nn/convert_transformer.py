@@ -27,6 +27,14 @@ _DECODER = (
     {"attention": "self_attn", "cross_attention": "multihead_attn"},
     {"attention_norm": "norm1", "cross_attention_norm": "norm2", "feed_forward_norm": "norm3"},
 )
+_FUNCTIONS: dict[Any, Activation] = {
+    ACTIVATIONS["gelu_tanh"]: "gelu_tanh",
+    torch.relu: "relu",
+    F.relu: "relu",
+    F.gelu: "gelu",
+    F.silu: "silu",
+}
+_MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
 
 
 def layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
@@ -73,13 +81,13 @@ def layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
     is_encoder = isinstance(module, EncoderLayer)
     kind = nn.TransformerEncoderLayer if is_encoder else nn.TransformerDecoderLayer
     # torch's own functions where it has them: its layers take a fast path for these.
-    known: dict[str, Any] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "gelu_tanh": ACTIVATIONS["gelu_tanh"]}
+    functions = {name: function for function, name in _FUNCTIONS.items()}
     theirs = kind(
         feed_forward.embed_dim,
         module.attention.num_heads,
         feed_forward.hidden_dim,
         dropout=module.dropout.p,
-        activation=known[feed_forward.activation],
+        activation=functions[feed_forward.activation],
         batch_first=True,
         norm_first=module.norm_first,
         bias=feed_forward.expand.bias is not None,
@@ -124,7 +132,7 @@ def stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
 
 
 def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
-    """Why torch's layer cannot compute what ours does; empty: it can."""
+    """Why torch's layer cannot compute what ours does; empty if it can."""
     attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
     reasons = []
     if isinstance(module, DecoderLayer) and module.cross_attention is None:
@@ -148,18 +156,9 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
     return reasons
 
 
-def _activation_of(activation: object) -> Activation | None:
+def _activation_of(activation: Any) -> Activation | None:
     """Our name of a torch layer's activation; None where we have none."""
-    if activation is ACTIVATIONS["gelu_tanh"]:
+    if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
         return "gelu_tanh"
-    if isinstance(activation, nn.GELU):
-        return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
-    names: list[tuple[Activation, tuple[object, ...], type[nn.Module]]] = [
-        ("relu", (F.relu, torch.relu), nn.ReLU),
-        ("gelu", (F.gelu,), nn.GELU),
-        ("silu", (F.silu,), nn.SiLU),
-    ]
-    for name, functions, kind in names:
-        if activation in functions or isinstance(activation, kind):
-            return name
-    return None
+    kinds = (name for kind, name in _MODULES.items() if isinstance(activation, kind))
+    return next(kinds, _FUNCTIONS.get(activation))

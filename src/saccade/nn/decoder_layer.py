@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from saccade.arguments import instance
 from saccade.caches import Cache, CrossCache, LayerCache
 from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
@@ -152,14 +153,15 @@ class DecoderLayer(ResidualLayer):
         """The cache of the attention, and that of the cross-attention."""
         if cache is None:
             return None, None
-        if self.cross_attention is None and isinstance(cache, LayerCache):
-            return cache, None
-        pair = tuple(cache) if isinstance(cache, Cache) and self.cross_attention is not None else ()
-        if len(pair) == 2 and isinstance(pair[0], LayerCache) and isinstance(pair[1], CrossCache):
-            return pair[0], pair[1]
-        wanted = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
-        rule = f"be {wanted}, or None"
-        raise type_error("DecoderLayer", "cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
+        hint = "new_cache() of the layer makes one"
+        if self.cross_attention is None:
+            rule = "be the cache of a layer, or None"
+            return instance("DecoderLayer", "cache", cache, LayerCache, rule, hint=hint), None
+        own, across = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)
+        if isinstance(own, LayerCache) and isinstance(across, CrossCache):
+            return own, across
+        rule = "be a Cache([KVCache(), CrossCache()]), or None"
+        raise type_error("DecoderLayer", "cache", rule, type(cache).__name__, hint=hint)
 
     def _check_encoded(self, encoded: Tensor | None, is_known: bool) -> None:
         """Refuse an ``encoded`` that nothing looks at, and none where it is needed."""

@@ -114,43 +114,41 @@ class AttentionPool(nn.Module):
             ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and given
             queries, the width is that of the queries. 0 where no token counts (with heads, the output's bias).
         """
-        asked, has_axis = self._asked(x, query)
         if self.attention is not None:
-            out = self.attention(asked, x, mask=mask)
+            out = self.attention(self._queries(x, query), x, mask=mask)
         else:
-            matrix = self._matrix(asked, x, mask)
+            matrix = self.matrix(x, query, mask=mask)
             out = matrix.matmul(x[:, None], dropout_p=self.dropout_p if self.training else 0.0)[:, 0]
+        has_axis = self.num_queries is not None or (query is not None and query.dim() == 3)
         return out if has_axis else out[:, 0]
 
     def matrix(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Matrix:
         """The weights of this call, ``[batch, num_heads or 1, num_queries, len]``, not built; see `forward`."""
-        asked, _ = self._asked(x, query)
-        return self._matrix(asked, x, mask) if self.attention is None else self.attention.matrix(asked, x, mask=mask)
+        asked = self._queries(x, query)
+        if self.mechanism is not None:
+            return self.mechanism(asked[:, None], x[:, None], mask=mask)
+        assert self.attention is not None
+        return self.attention.matrix(asked, x, mask=mask)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_queries={self.num_queries}, query_dim={self.query_dim}"
-
-    def _matrix(self, asked: Tensor, x: Tensor, mask: object) -> Matrix:
-        assert self.mechanism is not None
-        matrix: Matrix = self.mechanism(asked[:, None], x[:, None], mask=mask)
-        return matrix
 
     def _query_width(self) -> int:
         score = getattr(self.mechanism, "score", None)
         widths = None if score is None else score.widths
         return self.embed_dim if widths is None else widths[0]
 
-    def _asked(self, x: Tensor, query: Tensor | None) -> tuple[Tensor, bool]:
-        """Queries ``[batch, num_queries, width]``, and whether the result keeps their axis."""
+    def _queries(self, x: Tensor, query: Tensor | None) -> Tensor:
+        """The queries of this call, ``[batch, num_queries, width]``."""
         where = "AttentionPool"
         _TOKENS.check(where, x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:
                 hint = "query_dim= makes a pool whose queries are given"
                 raise value_error(where, "query", "be None where queries are learned", "a tensor", hint=hint)
-            return self.query.to(x.dtype).expand(len(x), -1, -1), self.num_queries is not None
+            return self.query.to(x.dtype).expand(len(x), -1, -1)
         if query is None:
             raise value_error(where, "query", "be given, as query_dim was", None)
         has_axis = isinstance(query, Tensor) and query.dim() == 3
         (_QUERIES if has_axis else _ONE_QUERY).check(where, x, query, query_dim=self.query_dim or 0)
-        return (query if has_axis else query[:, None]), has_axis
+        return query if has_axis else query[:, None]

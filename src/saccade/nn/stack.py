@@ -1,4 +1,4 @@
-"""Layers one above the other."""
+"""Stacks of encoder layers and of decoder layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
 
 
 class EncoderStack(nn.Module):
-    """Encoder layers one above the other.
+    """A stack of encoder layers.
 
     Args:
         layers: `EncoderLayer` each, at least one.
@@ -56,7 +56,7 @@ class EncoderStack(nn.Module):
 
 
 class DecoderStack(nn.Module):
-    """Decoder layers one above the other.
+    """A stack of decoder layers.
 
     Args:
         layers: `DecoderLayer` each, at least one; all with cross-attention, or none.
@@ -102,16 +102,10 @@ class DecoderStack(nn.Module):
             x, encoded, mask, encoded_mask, positions, encoded_positions: as in `DecoderLayer.forward`, for all layers.
             cache: what the layers remember of earlier calls, as `new_cache` makes it.
         """
+        facts = {"mask": mask, "positions": positions}
+        facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
         for layer, own in zip(self.layers, self._caches(cache), strict=True):
-            x = layer(
-                x,
-                encoded,
-                mask=mask,
-                encoded_mask=encoded_mask,
-                positions=positions,
-                encoded_positions=encoded_positions,
-                cache=own,
-            )
+            x = layer(x, encoded, cache=own, **facts)
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(

@@ -24,7 +24,7 @@ class Learned(nn.Module):
 
     Raises:
         ValueError: a size is no int of at least 1; a position below -1, or of ``max_len`` and more (on the CPU, where
-            positions can be read without waiting; elsewhere torch's own lookup stops).
+            positions can be read without waiting; elsewhere torch's own lookup raises).
         TypeError: positions that are neither a range nor int64.
 
     Cost: ``max_len * embed_dim`` parameters.

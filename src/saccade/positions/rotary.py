@@ -23,7 +23,7 @@ _BLOCK = 64  # positions, aligned, whose angles are computed at once where singl
 
 
 class Rotary(nn.Module):
-    r"""Turn queries and keys by where they stand, so that their product knows only how far apart they are.
+    r"""Turn queries and keys by where they stand, so that their product depends only on how far apart they are.
 
     Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:
 
@@ -99,9 +99,7 @@ class Rotary(nn.Module):
         Returns:
             As x, in its dtype.
         """
-        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
-        cos, sin = self._cos_and_sin(x, positions)
-        return self._turned(x, *((cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude)))
+        return self._turned(x, *self._cos_and_sin(x, positions))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Turn x back: what `forward` was given, up to one rounding in the dtype of x.
@@ -116,9 +114,9 @@ class Rotary(nn.Module):
         Returns:
             As x, in its dtype.
         """
-        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        square = 1.0 if self.scaling is None else self.scaling.magnitude**2
         cos, sin = self._cos_and_sin(x, positions)
-        return self._turned(x, cos / magnitude, -sin / magnitude)
+        return self._turned(x, cos / square, -sin / square)
 
     def extra_repr(self) -> str:
         return (
@@ -172,7 +170,8 @@ def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tenso
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions("Rotary", positions, device)).clamp(min=0)
     angles = place.to(dtype)[:, None, :, None] * make(base, rotary_dim, dtype, device)
-    cos, sin = angles.cos(), angles.sin()
+    magnitude = 1.0 if scaling is None else scaling.magnitude
+    cos, sin = (x if magnitude == 1.0 else x * magnitude for x in (angles.cos(), angles.sin()))
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)

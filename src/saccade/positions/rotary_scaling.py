@@ -22,7 +22,7 @@ def plain_frequencies(base: float, rotary_dim: int, dtype: torch.dtype, device: 
 
 
 class Scaling(ABC):
-    """Which frequencies a rotation turns with, where they are not the plain ones.
+    """Other frequencies for a rotation than the plain ones.
 
     A scaling is a frozen value. It never looks at the length of a call: keys in a cache were turned when they came, so
     frequencies that change with length would give a prefill and its decoding steps two different rotations.
@@ -38,7 +38,7 @@ class Scaling(ABC):
         """Radians per position of each pair of channels, ``[rotary_dim // 2]``, computed in ``dtype``."""
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
-        """Why these sizes cannot be had; an empty tuple means that they can."""
+        """Why the scaling does not work with these sizes; an empty tuple means that it does."""
         del base, rotary_dim
         return ()
 

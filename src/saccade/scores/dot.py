@@ -11,7 +11,7 @@ __all__ = ["Dot"]
 
 
 class Dot(Score):
-    r"""The dot product, ``scale * q · k``: what every attention uses that is told nothing else.
+    r"""The dot product, ``scale * q · k``: the score of every attention that is given no other.
 
     Args:
         scaled: ``scale=None`` means ``head_dim ** -0.5`` if true, else 1.

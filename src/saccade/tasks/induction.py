@@ -11,14 +11,14 @@ __all__ = ["induction"]
 
 
 def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Random tokens, of which a piece comes again at the end: each of its tokens but the first can be known.
+    """Random tokens, with one piece repeated at the end: each of its tokens but the first can be predicted.
 
     No token occurs twice in the first part, so that there is one answer.
 
     Args:
         examples: number of texts.
         length: tokens in a text.
-        copied: tokens that come again, at least 2, from a random place.
+        copied: length of the repeated piece, at least 2; it starts at a random place.
         vocab_size: number of tokens; token 0 is not used.
         seed: of all draws.
 

@@ -15,7 +15,7 @@ __all__ = ["Needle", "needle"]
 
 
 class Needle(NamedTuple):
-    """A query, keys, and where those stand that it is meant to find.
+    """A query, keys, and where the keys stand that it should find.
 
     Args:
         query: ``[examples, 1, 1, head_dim]``.

@@ -1,4 +1,4 @@
-"""Passkey: a few tokens in a long text that says nothing, and a question about them at its end."""
+"""Passkey: a few tokens hidden in a long meaningless text, and asked for at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recall: texts, and what has to come next at the places that count."""
+"""Recall: texts, and the tokens that must be predicted in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.errors import value_error
 __all__ = ["IGNORED", "Recall", "check_sizes", "generator"]
 
 IGNORED = -100
-"""The target where nothing is asked, as torch's cross entropy has it."""
+"""The target where nothing is asked; torch's cross entropy leaves it out by default."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Recall:
     context_len: int
 
     def accuracy(self, logits: Tensor) -> float:
-        """Share of the targets that are the likeliest token.
+        """The share of targets that are predicted: where the target is the likeliest token.
 
         Args:
             logits: ``[examples, length, vocab]``, or those of the last tokens only, ``[examples, n, vocab]``.
@@ -52,5 +52,5 @@ def check_sizes(where: str, **sizes: object) -> None:
 
 
 def generator(seed: int) -> torch.Generator:
-    """Random numbers of this task alone."""
+    """Random numbers for one task, independent of torch's own."""
     return torch.Generator().manual_seed(seed)

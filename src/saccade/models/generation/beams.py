@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection
 from typing import NamedTuple
@@ -86,27 +87,21 @@ def beam_search(
     reader = new_reader(where, model, cache)
 
     searches = [_Search(beams, length_penalty, max_new_tokens, ends) for _ in prompts]
-    logits = reader.read(prompts)
-    active = list(range(len(prompts)))  # prompts that rows stand for, each with as many rows as it has open beams
+    active, logits = searches, reader.read(prompts)
     while True:
-        log_probs = logits.log_softmax(-1)
-        rows: list[int] = []
-        new: list[list[int]] = []
-        start, still = 0, []
-        for prompt in active:
-            search = searches[prompt]
-            stop_row = start + len(search.open)
-            kept = search.extend(log_probs[start:stop_row])
-            if kept:
-                still.append(prompt)
-                rows.extend(start + parent for parent, _ in kept)
-                new.extend([token] for _, token in kept)
-            start = stop_row
-        active = still
-        if not active:
+        # Each active search has as many rows as it has open beams.
+        sizes = [len(search.open) for search in active]
+        pieces = zip(active, itertools.accumulate(sizes, initial=0), logits.log_softmax(-1).split(sizes), strict=False)
+        kept = [
+            (search, start + parent, token)
+            for search, start, log_probs in pieces
+            for parent, token in search.extend(log_probs)
+        ]
+        if not kept:
             return [search.best() for search in searches]
-        reader.reorder(rows)
-        logits = reader.read(new)
+        active = list(dict.fromkeys(search for search, _, _ in kept))
+        reader.reorder([row for _, row, _ in kept])
+        logits = reader.read([[token] for _, _, token in kept])
 
 
 class _Open(NamedTuple):
@@ -114,7 +109,7 @@ class _Open(NamedTuple):
     total: float
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Search:
     """The beams of one prompt."""
 

@@ -49,10 +49,10 @@ def _as_prompt(where: str, rule: str, number: int, given: object) -> list[int]:
 
 
 def left_padded(prompts: list[list[int]], starts: list[int], device: torch.device) -> tuple[Tensor, range | Tensor]:
-    """Tokens ``[batch, len]``, the last of each text in the last column, and where they stand.
+    """Tokens ``[batch, len]``, the last of each text in the last column, and where they stand; -1 at the padding.
 
     Args:
-        prompts: the tokens.
+        prompts: the tokens, none for a text that has ended.
         starts: where each text goes on.
     """
     longest = max(map(len, prompts))

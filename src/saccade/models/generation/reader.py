@@ -65,7 +65,6 @@ class _StepByStep(Reader):
         self.traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
-        new = [one or [-1] for one in new]
         after = self._cache.positions(1)
         if isinstance(after, Tensor):
             if len(after) != len(new):
@@ -75,11 +74,7 @@ class _StepByStep(Reader):
         else:
             starts = [0 if after is None else after.start] * len(new)
         tokens, positions = left_padded(new, starts, self._device)
-        is_real = tokens >= 0
-        if not bool(is_real.all()):
-            table = torch.tensor([list(positions)] * len(new)) if isinstance(positions, range) else positions
-            tokens, positions = tokens.clamp(min=0), table.to(tokens.device).masked_fill(~is_real, -1)
-        self.processed = sum(len(one) for one in new if one != [-1])
+        self.processed = sum(map(len, new))
         logits = _last(self._where, self._model, tokens, cache=self._cache, positions=positions)
         self.traffic = self._cache.traffic
         return logits
