@@ -11,17 +11,13 @@ from saccade.errors import value_error
 __all__ = ["check_types"]
 
 
-def _is_count(value: object) -> bool:
-    return is_integer(value) and abs(value) < 1 << 31  # products of two sizes then fit into 64 bits
-
-
 def _is_list(kind: type) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(type(one) is kind for one in value)
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "be an int below 2**31": (
-        _is_count,
+        lambda value: is_integer(value) and abs(value) < 1 << 31,  # products of two sizes then fit into 64 bits
         "vocab_size max_position_embeddings hidden_size num_attention_heads num_hidden_layers intermediate_size "
         "type_vocab_size pad_token_id num_key_value_heads head_dim sliding_window "
         "n_positions n_embd n_head n_layer n_inner original_max_position_embeddings "
@@ -66,6 +62,5 @@ def check_types(where: str, config: Mapping[str, Any], name: str = "config.json"
         fits, rule = _CHECKS.get(key, (None, ""))
         if fits is not None and value is not None and not fits(value):
             raise value_error(where, f"{key} in {name}", rule, repr(value))
-        is_outermost = name == "config.json"
-        if is_outermost and key in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping):
+        if name == "config.json" and key.startswith("rope_") and isinstance(value, Mapping):
             check_types(where, value, f"{key} of {name}")

@@ -162,9 +162,7 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         if self.position is not None:
             length = tokens.shape[1]
-            place = positions
-            if place is None and cache is not None:
-                place = cache.positions(length)
+            place = cache.positions(length) if positions is None and cache is not None else positions
             place = range(length) if place is None else place
             if isinstance(place, range) and place and max(place[0], place[-1]) >= self.config.max_len:
                 hint = "its position vectors are learned, and there are no more"
@@ -175,12 +173,11 @@ class Decoder(nn.Module):
 
 
 def _layer(config: DecoderConfig) -> DecoderLayer:
-    rotary, bias = None, None
+    rotary = None
     if config.position_encoding == "rotary":
         head_dim = config.embed_dim // config.num_heads
         rotary = Rotary(head_dim, base=config.rotary_base, scaling=config.rotary_scaling)
-    if config.position_encoding == "alibi":
-        bias = ALiBi(config.num_heads)
+    bias = ALiBi(config.num_heads) if config.position_encoding == "alibi" else None
     attention = MultiHeadAttention(
         config.embed_dim,
         config.num_heads,

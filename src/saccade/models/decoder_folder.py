@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,15 +36,15 @@ _FORMATS: dict[str, DecoderFormat] = {
 _WRITTEN = ("llama", "gpt2", "saccade-decoder")  # the first that can express the model
 
 
-def read_decoder(where: str, path: str | os.PathLike[str], make: Callable[..., M]) -> M:
-    """See `Decoder.from_pretrained`; ``make(config, tokenizer)`` makes the module."""
+def read_decoder(where: str, path: str | os.PathLike[str], make: type[M]) -> M:
+    """See `Decoder.from_pretrained`."""
     folder = Path(path)
     told = read_config(where, folder)
     kind = told.get("model_type")
     if not isinstance(kind, str) or kind not in _FORMATS:
         raise unsupported(where, "Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
     check_types(where, told)
-    return load(where, folder, told, _FORMATS[kind], make, "Decoder")
+    return load(where, folder, told, _FORMATS[kind], make)
 
 
 def write_decoder(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import describe, type_error, value_error
+from saccade.arguments import Shapes
+from saccade.errors import type_error, value_error
 from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models.bert import Bert
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["Encoder"]
+
+_TYPES = Shapes("tokens [batch, len]", "token_types [batch, len]")
 
 
 class Encoder(nn.Module):
@@ -78,7 +81,7 @@ class Encoder(nn.Module):
         told = read_config(where, folder)
         if told.get("model_type", "bert") == "bert":  # others are refused by their name, whatever else they say
             check_types(where, told)
-        return load(where, folder, told, Bert(), cls, "Encoder")
+        return load(where, folder, told, Bert(), cls)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
         """Encode.
@@ -170,9 +173,7 @@ class Encoder(nn.Module):
             raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", tokens.shape[1])
         if token_types is not None:
             check_tokens("Encoder", "token_types", token_types)
-            if token_types.shape != tokens.shape:
-                facts = (describe("tokens", tokens), describe("token_types", token_types))
-                raise value_error("Encoder", "token_types", "have the shape of tokens", "another", facts=facts)
+            _TYPES.check("Encoder", tokens, token_types)
         return self.embeddings(tokens, token_types)
 
 

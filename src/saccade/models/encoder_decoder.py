@@ -206,14 +206,8 @@ class Given(nn.Module):
         """What the last layer makes of each token; see `EncoderDecoder.hidden`."""
         # What the cache knows may since have been put in another order, or repeated, with the texts.
         is_known = cache is not None and cache.length > 0
-        return self.model.hidden(
-            None if is_known else self.encoded,
-            tokens,
-            encoded_positions=self.encoded_positions,
-            mask=mask,
-            positions=positions,
-            cache=cache,
-        )
+        encoded, where = None if is_known else self.encoded, self.encoded_positions
+        return self.model.hidden(encoded, tokens, encoded_positions=where, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `EncoderDecoder.logits`."""

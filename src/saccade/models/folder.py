@@ -129,15 +129,12 @@ def _weight_files(where: str, folder: Path) -> list[Path]:
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).is_file():
         others = sorted(found.name for found in folder.iterdir() if found.suffix in {".bin", ".safetensors", ".pt"})
-        raise value_error(
-            where,
-            "path",
-            f"have its weights in one {_WEIGHTS}",
-            f"only {', '.join(others)}" if others else "no weights",
-            hint=f"or in several files and a {_INDEX}; "
-            "pickled weights (.bin, .pt) can run code when they are read, so they are not read here; "
-            "transformers' save_pretrained(folder) writes safetensors.",
+        got = f"only {', '.join(others)}" if others else "no weights"
+        hint = (
+            f"or in several files and a {_INDEX}; pickled weights (.bin, .pt) can run code when they are read, so they "
+            "are not read here; transformers' save_pretrained(folder) writes safetensors."
         )
+        raise value_error(where, "path", f"have its weights in one {_WEIGHTS}", got, hint=hint)
     listed = _read_object(where, folder / _INDEX).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise value_error(where, _INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")

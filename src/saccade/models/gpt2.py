@@ -80,9 +80,8 @@ class GPT2(DecoderFormat):
 
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
         ours = {"position_encoding": "learned", "norm": "layer", "gated": False, "mask": None}
-        return differences(
-            config, ours | {"attention_bias": True, "feed_forward_bias": True, "kv_heads": config.num_heads}
-        )
+        ours |= {"attention_bias": True, "feed_forward_bias": True, "kv_heads": config.num_heads}
+        return differences(config, ours)
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 _ANY = 1 << 20  # a side of this length can be made without harm, and is compared with the weights later
 
 
-def load(where: str, folder: Path, told: Mapping[str, Any], form: FileFormat, make: Callable[..., M], name: str) -> M:
+def load(where: str, folder: Path, told: Mapping[str, Any], form: FileFormat, make: type[M]) -> M:
     """A model in float32 and eval mode, from the weights of a folder and its tokenizer, if there is one.
 
     Args:
@@ -29,8 +29,7 @@ def load(where: str, folder: Path, told: Mapping[str, Any], form: FileFormat, ma
         folder: where the files are.
         told: what config.json says.
         form: how to read it.
-        make: makes a model of a config and a tokenizer.
-        name: of the model, for the error message.
+        make: the model, made of a config and a tokenizer.
 
     Raises:
         UnsupportedError: a model that we would compute differently; every reason is listed.
@@ -40,7 +39,7 @@ def load(where: str, folder: Path, told: Mapping[str, Any], form: FileFormat, ma
     if told.get("quantization_config") is not None:
         reasons.append("it has a quantization_config: its weights are codes, not numbers")
     if reasons:
-        raise unsupported(where, name, reasons)
+        raise unsupported(where, make.__name__, reasons)
     config = form.read_config(where, told)
     weights = read_weights(where, folder)
     _check_sizes(where, config, form.sides(config), weights)
@@ -69,7 +68,7 @@ def _check_sizes(where: str, config: Any, sides: tuple[str, ...], weights: Mappi
             raise value_error(where, "config.json", rule, got)
 
 
-def _shapes(make: Callable[[Any], nn.Module], config: Any, layers: str) -> dict[str, Tensor]:
+def _shapes(make: type[nn.Module], config: Any, layers: str) -> dict[str, Tensor]:
     """A model's weights without memory. Layers are alike: one is made, however many there are."""
     with torch.device("meta"):
         state = make(dataclasses.replace(config, num_layers=1)).state_dict()

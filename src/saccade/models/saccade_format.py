@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from saccade.masks import sliding_window
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.file_format import DecoderFormat, reasons_without_words
@@ -23,6 +21,10 @@ _KEYS = {*_FIELDS, "model_type", "window", "rope_parameters", "end_tokens"}
 
 class SaccadeFormat(DecoderFormat):
     """The fields of `DecoderConfig` and the names of its weights, as they are."""
+
+    names = {"embedding": "embedding"}
+    prefix = ""
+    ignored = ()
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         unknown = [key for key in config if key not in _KEYS]
@@ -54,10 +56,6 @@ class SaccadeFormat(DecoderFormat):
             "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
             "end_tokens": list(config.end_tokens),
         }
-
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        del where, config
-        return dict(weights)
 
     def _their_name(self, own: str) -> str:
         return own

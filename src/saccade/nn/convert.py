@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 from torch import nn
 
@@ -10,20 +10,21 @@ from saccade.arguments import instance
 from saccade.errors import unsupported, value_error
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.convert_attention import attention_from_torch, attention_to_torch
-from saccade.nn.convert_transformer import layer_from_torch, layer_to_torch, stack_from_torch, stack_to_torch
+from saccade.nn.convert_transformer import (
+    TorchLayer,
+    TorchStack,
+    layer_from_torch,
+    layer_to_torch,
+    stack_from_torch,
+    stack_to_torch,
+)
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.stack import DecoderStack, EncoderStack
 
 __all__ = ["from_torch", "to_torch"]
 
-_THEIRS = (
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-)
+_THEIRS = (nn.MultiheadAttention, *get_args(TorchLayer), *get_args(TorchStack))
 _OURS = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
 
 
@@ -77,7 +78,7 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     _check_forward("from_torch", module, _THEIRS)
     if isinstance(module, nn.MultiheadAttention):
         return attention_from_torch(module)
-    if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
+    if isinstance(module, TorchStack):
         return stack_from_torch(module)
     return layer_from_torch(module)  # type: ignore[arg-type]  # nothing else is left
 
@@ -116,13 +117,11 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
     """Refuse a module that takes the length first, unless the caller knows that ours does not."""
+    where, what = "from_torch", type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
-        raise value_error(
-            "from_torch", "batch_first", "be True, or None for what the module says", batch_first, hint=hint
-        )
+        raise value_error(where, "batch_first", "be True, or None for what the module says", batch_first, hint=hint)
     layouts = {part.batch_first for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
-    where, what = "from_torch", type(module).__name__
     if len(layouts) > 1:
         raise unsupported(where, what, ["batch_first is True in some of its attentions and False in others"])
     if layouts == {False} and batch_first is None:

@@ -17,7 +17,7 @@ from saccade.nn.feed_forward import ACTIVATIONS, Activation, FeedForward
 from saccade.nn.projections import reasons_against_plain
 from saccade.nn.stack import DecoderStack, EncoderStack
 
-__all__ = ["layer_from_torch", "layer_to_torch", "stack_from_torch", "stack_to_torch"]
+__all__ = ["TorchLayer", "TorchStack", "layer_from_torch", "layer_to_torch", "stack_from_torch", "stack_to_torch"]
 
 TorchLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 TorchStack = nn.TransformerEncoder | nn.TransformerDecoder

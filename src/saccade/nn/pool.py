@@ -75,9 +75,8 @@ class AttentionPool(nn.Module):
         if query_dim is not None and num_queries is not None:
             hint = "num_queries counts learned queries, query_dim is the width of given ones"
             raise value_error(where, "num_queries", "be None where query_dim is given", num_queries, hint=hint)
-        hint = "a score goes into one: mechanisms.Softmax(score=...)"
-        rule = "be a saccade Mechanism or None"
-        instance(where, "mechanism", mechanism, (Mechanism, NoneType), rule, hint=hint)
+        hint, kinds = "a score goes into one: mechanisms.Softmax(score=...)", (Mechanism, NoneType)
+        instance(where, "mechanism", mechanism, kinds, "be a saccade Mechanism or None", hint=hint)
         dropout.check(dropout_p, where)
         self.dropout_p = float(dropout_p)
         self.attention: MultiHeadAttention | None = None
@@ -86,11 +85,7 @@ class AttentionPool(nn.Module):
             self.mechanism = Softmax() if mechanism is None else mechanism
         else:
             self.attention = MultiHeadAttention(
-                embed_dim if query_dim is None else query_dim,
-                num_heads,
-                context_dim=embed_dim,
-                mechanism=mechanism,
-                dropout_p=dropout_p,
+                query_dim or embed_dim, num_heads, context_dim=embed_dim, mechanism=mechanism, dropout_p=dropout_p
             )
         self.query: nn.Parameter | None = None
         if query_dim is None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache
 from saccade.engine.at_positions import Positions
-from saccade.errors import type_error, value_error
+from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
@@ -169,9 +169,8 @@ def _checked(
     where: str, layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None
 ) -> nn.ModuleList:
     instance(where, "final_norm", final_norm, (nn.Module, NoneType), "be a module or None")
-    if not isinstance(layers, Iterable):
-        raise type_error(where, "layers", f"be several {kind.__name__}", type(layers).__name__)
-    listed = [instance(where, "layers", layer, kind, f"be of kind {kind.__name__}") for layer in layers]
+    several = instance(where, "layers", layers, Iterable, f"be several {kind.__name__}")
+    listed = [instance(where, "layers", layer, kind, f"be of kind {kind.__name__}") for layer in several]
     if not listed:
         raise value_error(where, "layers", "hold at least one layer", "none")
     return nn.ModuleList(listed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from saccade.errors import value_error
-from saccade.tasks.recall import IGNORED, Recall, check_sizes, generator
+from saccade.tasks.recall import IGNORED, Recall, begin
 
 __all__ = ["induction"]
 
@@ -33,13 +33,12 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
     Reference: Olsson et al. 2022, arXiv:2209.11895.
     """
     where = "induction"
-    check_sizes(where, examples=examples, length=length, copied=copied, vocab_size=vocab_size, seed=seed)
+    random = begin(where, seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
     if copied < 2 or length < 2 * copied:
         raise value_error(where, "copied", f"be from 2 to half of length {length}", copied)
     first = length - copied
     if vocab_size - 1 < first:
         raise value_error(where, "vocab_size", f"have {first} tokens besides 0", vocab_size)
-    random = generator(seed)
     tokens = torch.stack([1 + torch.randperm(vocab_size - 1, generator=random)[:first] for _ in range(examples)])
     start = torch.randint(first - copied + 1, (examples, 1), generator=random)
     again = tokens.gather(1, start + torch.arange(copied))

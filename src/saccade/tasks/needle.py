@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.arguments import number
 from saccade.errors import value_error
-from saccade.tasks.recall import check_sizes, generator
+from saccade.tasks.recall import begin
 
 __all__ = ["Needle", "needle"]
 
@@ -54,11 +54,10 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
         True
     """
     where = "needle"
-    check_sizes(where, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len, seed=seed)
+    random = begin(where, seed, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len)
     if needle_len > kv_len:
         raise value_error(where, "needle_len", f"be at most kv_len {kv_len}", needle_len)
     strength = number(where, "strength", strength)
-    random = generator(seed)
     query = torch.randn(examples, 1, 1, head_dim, generator=random)
     key, value = (torch.randn(examples, 1, kv_len, head_dim, generator=random) for _ in range(2))
     start = torch.randint(kv_len - needle_len + 1, (examples,), generator=random)

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.arguments import integer
 from saccade.errors import value_error
 
-__all__ = ["IGNORED", "Recall", "check_sizes", "generator"]
+__all__ = ["IGNORED", "Recall", "begin"]
 
 IGNORED = -100
 """The target where nothing is asked; torch's cross entropy leaves it out by default."""
@@ -45,12 +45,8 @@ class Recall:
         return float((logits.argmax(-1) == targets)[asked].double().mean())
 
 
-def check_sizes(where: str, **sizes: object) -> None:
-    """Check that all are ints of at least 1; ``seed`` of at least 0."""
+def begin(where: str, seed: int, **sizes: int) -> torch.Generator:
+    """Check that all sizes are ints of at least 1, and return a generator of random numbers for one task."""
     for name, size in sizes.items():
-        integer(where, name, size, 0 if name == "seed" else 1)
-
-
-def generator(seed: int) -> torch.Generator:
-    """Random numbers for one task, independent of torch's own."""
-    return torch.Generator().manual_seed(seed)
+        integer(where, name, size)
+    return torch.Generator().manual_seed(integer(where, "seed", seed, 0))

@@ -93,12 +93,13 @@ class CBAM(nn.Module):
     def _gated(self, features: Tensor) -> tuple[Tensor, Gates]:
         check_features("CBAM", features, self.channels, weight_of(self.spatial.conv))
         self.spatial.check(features)
-        if self.order == "channel-spatial":
-            channel = self.channel.weights(features)
-            features = features * channel[:, :, None, None]
+        spatial = None
+        if self.order == "spatial-channel":
             spatial = self.spatial.weights(features)
-            return features * spatial, Gates(channel, spatial)
-        spatial = self.spatial.weights(features)
-        features = features * spatial
+            features = features * spatial
         channel = self.channel.weights(features)
-        return features * channel[:, :, None, None], Gates(channel, spatial)
+        features = features * channel[:, :, None, None]
+        if spatial is None:
+            spatial = self.spatial.weights(features)
+            features = features * spatial
+        return features, Gates(channel, spatial)

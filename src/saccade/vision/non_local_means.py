@@ -73,8 +73,12 @@ def non_local_means(
     "Non-local means denoising", Image Processing On Line 2011, section 2.
     """
     where = "non_local_means"
-    pictures = _checked(image, where)
-    _check_numbers(where, patch_size, search_radius, h, sigma, pictures)
+    if integer(where, "patch_size", patch_size) % 2 == 0:
+        raise value_error(where, "patch_size", "be odd, so that a patch has a centre", patch_size)
+    integer(where, "search_radius", search_radius, 0)
+    number(where, "h", h, above=0)
+    number(where, "sigma", sigma, least=0)
+    pictures = _pictures(where, image, patch_size)
     if 0 in pictures.shape:
         return image.clone()
     # Only differences of patches matter: near 0, their squares keep the most digits.
@@ -155,8 +159,8 @@ def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
     return (q @ k.mT + threshold).clamp(max=0.0)
 
 
-def _checked(image: Tensor, where: str) -> Tensor:
-    """``[batch, channels, H, W]``."""
+def _pictures(where: str, image: Tensor, patch_size: int) -> Tensor:
+    """The image as ``[batch, channels, H, W]``, once it is checked."""
     hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
     instance(where, "image", image, Tensor, "be a tensor", hint=hint)
     if image.dtype not in (torch.float32, torch.float64):
@@ -167,16 +171,8 @@ def _checked(image: Tensor, where: str) -> Tensor:
         raise value_error(where, "image", rule, list(image.shape))
     if not bool(torch.isfinite(image.detach()).all()):
         raise value_error(where, "image", "be finite", "NaN or inf", facts=[describe("image", image)])
-    return image.reshape((1,) * (4 - image.dim()) + image.shape)
-
-
-def _check_numbers(where: str, patch_size: int, search_radius: int, h: float, sigma: float, pictures: Tensor) -> None:
-    if integer(where, "patch_size", patch_size) % 2 == 0:
-        raise value_error(where, "patch_size", "be odd, so that a patch has a centre", patch_size)
-    integer(where, "search_radius", search_radius, 0)
-    number(where, "h", h, above=0)
-    number(where, "sigma", sigma, least=0)
-    if 0 not in pictures.shape and min(pictures.shape[2:]) <= patch_size // 2:
+    if 0 not in image.shape and min(image.shape[-2:]) <= patch_size // 2:
         rule = f"have more than {patch_size // 2} rows and columns for patch_size {patch_size}"
-        got = f"{pictures.shape[2]} x {pictures.shape[3]}"
+        got = f"{image.shape[-2]} x {image.shape[-1]}"
         raise value_error(where, "image", rule, got, hint="the picture is mirrored at its borders")
+    return image.reshape((1,) * (4 - image.dim()) + image.shape)

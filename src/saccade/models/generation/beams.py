@@ -98,7 +98,7 @@ def beam_search(
             for parent, token in search.extend(log_probs)
         ]
         if not kept:
-            return [search.best() for search in searches]
+            return [search.done for search in searches]
         active = list(dict.fromkeys(search for search, _, _ in kept))
         reader.reorder([row for _, row, _ in kept])
         logits = reader.read([[token] for _, _, token in kept])
@@ -111,7 +111,7 @@ class _Open(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """The beams of one prompt."""
+    """The beams of one prompt: those that may grow, and the finished ones, best first."""
 
     beams: int
     length_penalty: float
@@ -144,16 +144,12 @@ class _Search:
             elif rank < self.beams:
                 self.done.append(Hypothesis(before, self._score(total, len(before) + 1)))
         self.open = grown
-        self.done = sorted(self.done, key=lambda one: -one.score)[: self.beams]
         length = len(grown[0].tokens) if grown else self.max_new_tokens
-        if length == self.max_new_tokens:
-            self.done.extend(Hypothesis(one.tokens, self._score(one.total, length)) for one in grown)
-            return []
-        return [] if self._cannot_improve(length) else kept
-
-    def best(self) -> list[Hypothesis]:
-        """What was found, best first."""
-        return sorted(self.done, key=lambda one: -one.score)[: self.beams]
+        is_over = length == self.max_new_tokens
+        if is_over:
+            self.done += [Hypothesis(one.tokens, self._score(one.total, length)) for one in grown]
+        self.done = sorted(self.done, key=lambda one: -one.score)[: self.beams]
+        return [] if is_over or self._cannot_improve(length) else kept
 
     def _score(self, total: float, length: int) -> float:
         return total / length**self.length_penalty

@@ -62,10 +62,9 @@ def generate(
         >>> [len(text) for text in generate(model, [[1, 2, 3], [4]], 5)]
         [5, 5]
     """
-    where = "generate"
-    reader, prompts, ends = _checked(where, model, tokens, max_new_tokens, cache, sampler, stop, seed)
+    prompts, ends, steps = _begun("generate", model, tokens, max_new_tokens, cache, sampler, stop, seed)
     texts: list[list[int]] = [[] for _ in prompts]
-    for step in _steps(reader, prompts, max_new_tokens, sampler, ends, seed):
+    for step in steps:
         for text, token in zip(texts, step.tokens.tolist(), strict=True):
             if token >= 0 and token not in ends:
                 text.append(token)
@@ -94,11 +93,10 @@ def stream(
         decode 1 64
         decode 1 64
     """
-    reader, prompts, ends = _checked("stream", model, tokens, max_new_tokens, cache, sampler, stop, seed)
-    return _steps(reader, prompts, max_new_tokens, sampler, ends, seed)
+    return _begun("stream", model, tokens, max_new_tokens, cache, sampler, stop, seed)[2]
 
 
-def _checked(
+def _begun(
     where: str,
     model: LanguageModel,
     tokens: Tokens,
@@ -107,7 +105,8 @@ def _checked(
     sampler: Sampler | None,
     stop: int | Collection[int] | None,
     seed: int | None,
-) -> tuple[Reader, list[list[int]], frozenset[int]]:
+) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
+    """The prompts, the tokens that end a text, and the steps, once everything is checked."""
     prompts = as_prompts(where, tokens)
     integer(where, "max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
@@ -116,22 +115,18 @@ def _checked(
     if seed is not None and sampler is None:
         hint = "sampler=saccade.models.Sampler() draws; without one the likeliest token is taken"
         raise value_error(where, "seed", "be None where nothing is drawn", seed, hint=hint)
-    return new_reader(where, model, cache), prompts, stop_tokens(where, stop)
+    reader, ends = new_reader(where, model, cache), stop_tokens(where, stop)
+    return prompts, ends, _steps(reader, prompts, max_new_tokens, sampler, ends, seed)
 
 
 def _steps(
-    reader: Reader,
-    prompts: list[list[int]],
-    max_new_tokens: int,
-    sampler: Sampler | None,
-    ends: frozenset[int],
-    seed: int | None,
+    reader: Reader, new: list[list[int]], most: int, sampler: Sampler | None, ends: frozenset[int], seed: int | None
 ) -> Iterator[Step]:
     generator = torch.Generator()
     if sampler is not None:
         generator.manual_seed(int(torch.randint(1 << 62, ())) if seed is None else seed)
-    new, is_open = prompts, [True] * len(prompts)
-    for number in range(max_new_tokens):
+    is_open = [True] * len(new)
+    for number in range(most):
         logits = reader.read(new)
         if sampler is None:
             chosen, log_probs = logits.argmax(-1), logits.new_zeros(len(new))

@@ -33,8 +33,8 @@ class Reader(Protocol):
         traffic: bytes that its caches moved; None without a cache.
     """
 
-    processed: int
-    traffic: Traffic | None
+    processed: int = 0
+    traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
         """Read more tokens of each text (none where it has ended); logits of the next one, float ``[batch, vocab]``."""
@@ -61,8 +61,6 @@ def new_reader(where: str, model: LanguageModel, cache: Cache | LayerCache | Non
 class _StepByStep(Reader):
     def __init__(self, where: str, model: LanguageModel, cache: Cache | LayerCache):
         self._where, self._model, self._cache, self._device = where, model, cache, _device(model)
-        self.processed = 0
-        self.traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
         after = self._cache.positions(1)
@@ -87,8 +85,6 @@ class _Anew(Reader):
     def __init__(self, where: str, model: LanguageModel):
         self._where, self._model = where, model
         self._texts: list[list[int]] = []
-        self.processed = 0
-        self.traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
         texts = self._texts or [[] for _ in new]
@@ -122,8 +118,5 @@ def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Te
 
 
 def _device(model: object) -> torch.device:
-    if isinstance(model, torch.nn.Module):
-        first = next(model.parameters(), None)
-        if first is not None:
-            return first.device
-    return torch.device("cpu")
+    first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+    return torch.device("cpu") if first is None else first.device
