@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance
 from saccade.errors import type_error, value_error
 
 __all__ = ["check_tokens"]
@@ -17,14 +16,15 @@ def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | No
     The numbers are read on the CPU only: on other devices that would wait, and torch's own lookup raises there, as it
     does in a compiled program.
     """
-    tokens = instance(where, argument, tokens, Tensor, "be a tensor")
+    if not isinstance(tokens, Tensor):
+        raise type_error(where, argument, "be a tensor", type(tokens).__name__)
     if tokens.dtype not in (torch.int64, torch.int32):
         raise type_error(where, argument, "be int64 or int32", tokens.dtype)
     if tokens.ndim != 2:
         raise value_error(where, argument, "be [batch, len]", list(tokens.shape))
     if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel() or torch.compiler.is_compiling():
         return
-    least, most = (int(x) for x in tokens.aminmax())
+    least, most = map(int, tokens.aminmax())
     if least < 0 or most >= vocab_size:
         hint = "padding is any token, at position -1"
         rule = f"be from 0 to {vocab_size - 1}, the vocabulary"

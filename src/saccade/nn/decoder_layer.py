@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from saccade.arguments import instance
 from saccade.caches import Cache, CrossCache, LayerCache
 from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
@@ -93,8 +92,9 @@ class DecoderLayer(ResidualLayer):
         """
         own, across = self._caches(cache)
         is_known = across is not None and across.is_filled
-        self._check_encoded(encoded, is_known)
         cross, cross_norm = self.cross_attention, self.cross_attention_norm
+        if (cross is None) != (encoded is None):
+            self._check_encoded(encoded, is_known)
         if own is not None and positions is None and cross is not None:
             positions = own.positions(x.shape[1])
 
@@ -153,15 +153,14 @@ class DecoderLayer(ResidualLayer):
         """The cache of the attention, and that of the cross-attention."""
         if cache is None:
             return None, None
-        hint = "new_cache() of the layer makes one"
-        if self.cross_attention is None:
-            rule = "be the cache of a layer, or None"
-            return instance("DecoderLayer", "cache", cache, LayerCache, rule, hint=hint), None
+        if self.cross_attention is None and isinstance(cache, LayerCache):
+            return cache, None
         own, across = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)
-        if isinstance(own, LayerCache) and isinstance(across, CrossCache):
+        if self.cross_attention is not None and isinstance(own, LayerCache) and isinstance(across, CrossCache):
             return own, across
-        rule = "be a Cache([KVCache(), CrossCache()]), or None"
-        raise type_error("DecoderLayer", "cache", rule, type(cache).__name__, hint=hint)
+        wanted = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
+        rule = f"be {wanted}, or None"
+        raise type_error("DecoderLayer", "cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
     def _check_encoded(self, encoded: Tensor | None, is_known: bool) -> None:
         """Refuse an ``encoded`` that nothing looks at, and none where it is needed."""

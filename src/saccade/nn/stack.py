@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache
 from saccade.engine.at_positions import Positions
-from saccade.errors import value_error
+from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
@@ -147,15 +147,16 @@ class DecoderStack(nn.Module):
         """
         return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in self.layers)
 
-    def _caches(self, cache: Cache | None) -> list[LayerCache | Cache | None]:
+    def _caches(self, cache: Cache | None) -> Iterable[LayerCache | Cache | None]:
         if cache is None:
             return [None] * len(self.layers)
         hint = "new_cache() of this model makes one"
-        instance("DecoderStack", "cache", cache, Cache, "be a Cache or None", hint=hint)
+        if not isinstance(cache, Cache):
+            raise type_error("DecoderStack", "cache", "be a Cache or None", type(cache).__name__, hint=hint)
         if len(cache) != len(self.layers):
             rule = f"hold the caches of {len(self.layers)} layers"
             raise value_error("DecoderStack", "cache", rule, len(cache), hint=hint)
-        return list(cache)
+        return cache
 
 
 def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **facts: Any) -> Iterator[tuple[Any, Tensor]]:

@@ -150,18 +150,14 @@ class Rotary(nn.Module):
         return _angles(positions, turning)
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.rotary_dim < self.head_dim:
-            part, rest = x.split((self.rotary_dim, self.head_dim - self.rotary_dim), -1)
-            return torch.cat([self._all_turned(part, cos, sin), rest], -1)
-        return self._all_turned(x, cos, sin)
-
-    def _all_turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        wide = x.to(cos.dtype)
+        part = x if self.rotary_dim == self.head_dim else x[..., : self.rotary_dim]
+        wide = part.to(cos.dtype)
         if self.layout == "half":
             other = wide.roll(self.rotary_dim // 2, -1)
         else:
             other = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        return torch.addcmul(wide * cos, other, sin).to(x.dtype)
+        turned = torch.addcmul(wide * cos, other, sin).to(x.dtype)
+        return turned if part is x else torch.cat([turned, x[..., self.rotary_dim :]], -1)
 
 
 def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
