@@ -92,7 +92,7 @@ class BAM(nn.Module):
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         check_features("BAM", features, self.channels, weight_of(self.reduce))
-        self.channel_norm.check_count("BAM", features.shape[0])
+        self.channel_norm.check_spread("BAM", features.shape[0])
         channel = self.expand(torch.relu(self.reduce(pooled(features, "average"))))
         channel = self.channel_norm(channel[:, :, None, None])[:, :, 0, 0]
         return channel, self.spatial_norm(self.convs(features))

@@ -21,7 +21,7 @@ class BatchNorm(nn.BatchNorm2d):
             return super().forward(input)
         return nn.functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias)
 
-    def check_count(self, where: str, count: int) -> None:
+    def check_spread(self, where: str, count: int) -> None:
         """Refuse to train on one value per channel, whose variance says nothing.
 
         Raises:

@@ -134,7 +134,7 @@ class NonLocal(nn.Module):
 
     def _check(self, features: Tensor) -> None:
         check_features("NonLocal", features, self.channels, weight_of(self.output))
-        self.norm.check_count("NonLocal", features[:, 0].numel())
+        self.norm.check_spread("NonLocal", features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
         """What keys and values are made of. The last row and column may be pooled from fewer positions."""

@@ -72,4 +72,4 @@ class SpatialAttention(nn.Module):
         """
         check_features("SpatialAttention", features, None, weight_of(self.conv))
         if self.norm is not None:
-            self.norm.check_count("SpatialAttention", features[:, 0].numel())
+            self.norm.check_spread("SpatialAttention", features[:, 0].numel())
