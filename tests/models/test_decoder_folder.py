@@ -350,7 +350,7 @@ def test_every_reason_is_listed(folder):
         ({"intermediate_size": 49}, r"misfit      model\.layers\.0\.mlp\.gate_proj\.weight \[48, 32\], not \[49, 32\]"),
         ({"attention_bias": True}, r"missing     model\.layers\.0\.self_attn\.q_proj\.bias"),
         ({"rms_norm_eps": "small"}, r"rms_norm_eps in config\.json must be a number; got 'small'"),
-        ({"rms_norm_eps": -1}, "DecoderConfig: norm_eps must be a number above 0; got -1"),
+        ({"rms_norm_eps": -1}, "DecoderConfig: norm_eps must be a finite number above 0; got -1"),
         ({"hidden_act": ["silu"]}, r"hidden_act in config\.json must be a name; got \['silu'\]"),
         ({"eos_token_id": "2"}, r"eos_token_id in config\.json must be an int or a list of ints; got '2'"),
         ({"layer_types": 5}, r"layer_types in config\.json must be a list of names; got 5"),

@@ -198,14 +198,18 @@ def test_it_learns_to_reverse():
         ),
         (lambda m: EncoderDecoderConfig(**{**SIZES, "num_heads": 3}), ValueError, "num_heads must divide embed_dim 16"),
         (lambda m: EncoderDecoderConfig(**{**SIZES, "max_len": 0}), ValueError, "max_len must be an int of at least 1"),
-        (lambda m: EncoderDecoderConfig(**SIZES, norm="b"), ValueError, "norm must be one of layer, .*; got 'b'"),
+        (lambda m: EncoderDecoderConfig(**SIZES, norm="b"), ValueError, "norm must be one of 'layer', .*; got 'b'"),
         (lambda m: EncoderDecoderConfig(**SIZES, gated=1), TypeError, "gated must be True or False; got 1"),
         (
             lambda m: EncoderDecoderConfig(**SIZES, dropout_p=1.0),
             ValueError,
-            "dropout_p must be at least 0 and below 1",
+            "dropout_p must be a finite number of at least 0 and below 1",
         ),
-        (lambda m: EncoderDecoderConfig(**SIZES, end_tokens=1), TypeError, "end_tokens must be a tuple of ints; got 1"),
+        (
+            lambda m: EncoderDecoderConfig(**SIZES, end_tokens=1),
+            TypeError,
+            "end_tokens must be a tuple of ints; got int",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -309,8 +308,6 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
         (lambda m: generate(m, torch.ones(1, 2), 3), TypeError, r"got float32 \[1, 2\]"),
         (lambda m: generate(m, [[1]], 1.5), ValueError, "max_new_tokens must be an int of at least 0; got 1.5"),
         (lambda m: generate(m, [[1]], 3, sampler=0.7), TypeError, "sampler must be a Sampler or None; got float"),
-        (lambda m: generate(m, [[1]], sys.maxsize + 1), ValueError, f"max_new_tokens must be at most {sys.maxsize}"),
-        (lambda m: beam_search(m, [[1]], 10**24, beams=2), ValueError, "max_new_tokens must be at most"),
         (
             lambda m: generate(m, [[1]], 3, sampler=Sampler(), seed=-1),
             ValueError,
@@ -326,7 +323,7 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
         (lambda m: generate(m, [[1]], 3, sampler=Sampler(), seed="a"), TypeError, "seed must be an int.*; got 'a'"),
         (lambda m: generate(m, [[1]], 3, seed=3), ValueError, "seed must be None where nothing is drawn; got 3"),
         (lambda m: generate(m, [[1]], 3, stop="x"), TypeError, "stop must be a token, several tokens or None; got str"),
-        (lambda m: generate(m, [[1]], 3, stop=[-2]), ValueError, "stop must be tokens, ints of at least 0; got -2"),
+        (lambda m: generate(m, [[1]], 3, stop=[-2]), ValueError, "stop must be an int of at least 0; got -2"),
         (lambda m: generate(m, [[1]], 3, cache=3), TypeError, r"cache must be what model\.new_cache\(\) gives"),
         (lambda m: generate(3, [[1]], 3), TypeError, "model must be a model"),
         (lambda m: generate(m, [[VOCAB]], 3), ValueError, "tokens must be from 0 to 6, the vocabulary; got 7"),
@@ -339,19 +336,19 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
         (lambda m: beam_search(m, [[1]], 3, beams=0), ValueError, "beams must be an int of at least 1; got 0"),
         (lambda m: beam_search(m, [[1]], 0, beams=2), ValueError, "max_new_tokens must be an int of at least 1"),
         (lambda m: beam_search(m, [[1]], 3, beams=2, length_penalty="1"), TypeError, "length_penalty must be a finite"),
-        (lambda m: Sampler(0.0), ValueError, "temperature must be finite and above 0; got 0.0"),
-        (lambda m: Sampler(math.inf), ValueError, "temperature must be finite"),
-        (lambda m: Sampler(math.nan), ValueError, "temperature must be finite"),
-        (lambda m: Sampler(10**400), ValueError, "temperature must be finite and above 0; got 1000"),
+        (lambda m: Sampler(0.0), ValueError, "temperature must be a finite number above 0; got 0.0"),
+        (lambda m: Sampler(math.inf), ValueError, "temperature must be a finite number above 0"),
+        (lambda m: Sampler(math.nan), ValueError, "temperature must be a finite number above 0"),
+        (lambda m: Sampler(10**400), ValueError, "temperature must be a finite number above 0; got 1000"),
         (
             lambda m: beam_search(m, [[1]], 3, beams=2, length_penalty=10**400),
-            TypeError,
+            ValueError,
             "length_penalty must be a fin",
         ),
-        (lambda m: Sampler("1"), TypeError, "temperature must be a number; got str"),
-        (lambda m: Sampler(top_p=0.0), ValueError, "top_p must be above 0 and at most 1; got 0.0"),
+        (lambda m: Sampler("1"), TypeError, "temperature must be a finite number above 0; got '1'"),
+        (lambda m: Sampler(top_p=0.0), ValueError, "top_p must be a finite number above 0; got 0.0"),
         (lambda m: Sampler(top_p=1.1), ValueError, "top_p must be above 0 and at most 1"),
-        (lambda m: Sampler(top_k=0), ValueError, "top_k must be an int of at least 1, or None; got 0"),
+        (lambda m: Sampler(top_k=0), ValueError, "top_k must be an int of at least 1; got 0"),
         (lambda m: Sampler(top_k=True), ValueError, "top_k must be an int"),
     ],
 )

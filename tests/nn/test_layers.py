@@ -191,11 +191,14 @@ def part(**options):
     [
         (lambda: FeedForward(0, 3), "FeedForward: embed_dim must be an int of at least 1; got 0"),
         (lambda: FeedForward(3, True), "FeedForward: hidden_dim must be an int of at least 1; got True"),
-        (lambda: FeedForward(3, 3, activation="tanh"), "activation must be one of gelu, .*; got 'tanh'"),
+        (lambda: FeedForward(3, 3, activation="tanh"), "activation must be one of 'gelu', .*; got 'tanh'"),
         (lambda: FeedForward(3, 3, dropout_p=1.0), "FeedForward: dropout_p must be at least 0 and below 1"),
         (lambda: EncoderLayer(part(), FeedForward(9, 8)), "feed_forward must have embed_dim 8, .*; got 9"),
-        (lambda: EncoderLayer(part(), FeedForward(8, 8), norm="batch"), "norm must be one of layer, .*; got 'batch'"),
-        (lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=0), "norm_eps must be a number above 0; got 0"),
+        (lambda: EncoderLayer(part(), FeedForward(8, 8), norm="batch"), "norm must be one of 'layer', .*; got 'batch'"),
+        (
+            lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=0),
+            "norm_eps must be a finite number above 0; got 0",
+        ),
         (lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=float("nan")), "norm_eps must be .*; got nan"),
         (lambda: EncoderLayer(part(), FeedForward(8, 8), dropout_p=-0.1), "EncoderLayer: dropout_p must be"),
         (
@@ -206,14 +209,14 @@ def part(**options):
             (lambda size=size: MultiHeadAttention(8, 2, context_dim=size), f"context_dim must be an int .*; got {size}")
             for size in (-1, 0, 2.5, True)
         ),
-        (lambda: FeedForward(8, 8, activation=[]), r"FeedForward: activation must be one of gelu, .*; got \[\]"),
+        (lambda: FeedForward(8, 8, activation=[]), r"FeedForward: activation must be one of 'gelu', .*; got \[\]"),
         (
             lambda: EncoderLayer(part(), FeedForward(8, 8), norm=[]),
-            r"EncoderLayer: norm must be one of layer, .*; got",
+            r"EncoderLayer: norm must be one of 'layer', .*; got",
         ),
         (
             lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=10**400),
-            "norm_eps must be a number above 0; got 10",
+            "norm_eps must be a finite number above 0; got 10",
         ),
         (lambda: EncoderStack([]), "EncoderStack: layers must hold at least one layer; got none"),
         (
@@ -238,7 +241,7 @@ def test_bad_values_are_named(call, message):
     [
         (lambda: EncoderLayer(tnn.Linear(8, 8), FeedForward(8, 8)), "EncoderLayer: attention must be a .*; got Linear"),
         (lambda: EncoderLayer(part(), 32), "EncoderLayer: feed_forward must be a module; got int"),
-        (lambda: EncoderLayer(part(), FeedForward(8, 8), norm_first=1), "norm_first must be True or False; got int"),
+        (lambda: EncoderLayer(part(), FeedForward(8, 8), norm_first=1), "norm_first must be True or False; got 1"),
         (lambda: DecoderLayer(part(), FeedForward(8, 8), cross_attention=8), "cross_attention must be a .*; got int"),
         (lambda: FeedForward(8, 8, gated="no"), "FeedForward: gated must be True or False; got 'no'"),
         (lambda: FeedForward(8, 8, projection_bias=1), "FeedForward: projection_bias must be True or False; got 1"),

@@ -106,13 +106,17 @@ def test_dropout_in_training_only():
         (lambda: nn.AttentionPool(None), ValueError, "embed_dim must be an int of at least 1; got None"),
         (lambda: nn.AttentionPool(6, num_queries=2, query_dim=6), ValueError, "num_queries must be None"),
         (lambda: nn.AttentionPool(6, mechanism=scores.Cosine()), TypeError, r"a score goes into one"),
-        (lambda: nn.AttentionPool(6)(torch.zeros(2, 6)), ValueError, r"x must have shape \[batch, len, 6\]"),
+        (
+            lambda: nn.AttentionPool(6)(torch.zeros(2, 6)),
+            ValueError,
+            r"x must have shape \[batch, len, embed_dim\] = \[batch, len, 6\]; got",
+        ),
         (lambda: nn.AttentionPool(6)(torch.zeros(2, 3, 6), torch.zeros(2, 6)), ValueError, "query must be None"),
         (lambda: nn.AttentionPool(6, query_dim=4)(torch.zeros(2, 3, 6)), ValueError, "query must be given"),
         (
             lambda: nn.AttentionPool(6, query_dim=4)(torch.zeros(2, 3, 6), torch.zeros(3, 4)),
             ValueError,
-            r"query must have shape \[2, 4\] or",
+            r"query must have shape \[batch, query_dim\] = \[2, 4\]; got \[3, 4\]",
         ),
     ],
 )

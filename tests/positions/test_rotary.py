@@ -245,7 +245,7 @@ def test_a_ramp_of_yarn_between_no_two_pairs_is_a_step() -> None:
         (lambda: Rotary(8, rotary_dim=0.5), "Rotary: rotary_dim must be an int of at least 1; got 0.5."),
         (lambda: Rotary(8, base=1.0), "Rotary: base must be a finite number above 1; got 1.0."),
         (lambda: Rotary(8, base=float("nan")), "Rotary: base must be a finite number above 1; got nan."),
-        (lambda: Rotary(8, layout="neox"), 'Rotary: layout must be "half" or "interleaved"; got \'neox\'.'),
+        (lambda: Rotary(8, layout="neox"), "Rotary: layout must be one of 'half', 'interleaved'; got 'neox'."),
         (lambda: Linear(0.5), "Linear: factor must be a finite number of at least 1; got 0.5."),
         (lambda: NTK(float("inf")), "NTK: factor must be a finite number of at least 1; got inf."),
         (lambda: NTK("2"), "NTK: factor must be a finite number of at least 1; got '2'."),

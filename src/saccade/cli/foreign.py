@@ -9,7 +9,7 @@ import torch
 
 from saccade.errors import missing_extra, value_error
 from saccade.matrix import Matrix
-from saccade.models.folder import read_config, read_shapes
+from saccade.models.folder import read_config, read_weights
 from saccade.recording import record
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _check_layers(folder: Path) -> None:
     told = read_config("look", folder)
     if not (folder / "model.safetensors").is_file():
         return
-    count = len(read_shapes("look", folder))
+    count = len(read_weights("look", folder))
     for name, number in told.items():
         if ("layers" in name or name == "n_layer") and isinstance(number, int) and number > count:
             rule = "tell of sizes that the weights have"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from saccade.nn.feed_forward import Activation
 
-__all__ = ["ACTIVATIONS", "published_name"]
+__all__ = ["ACTIVATIONS"]
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -14,8 +14,3 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-
-
-def published_name(activation: Activation, *, gelu_tanh: str) -> str:
-    """The name that configurations use; that of ``"gelu_tanh"`` differs from family to family."""
-    return gelu_tanh if activation == "gelu_tanh" else activation

@@ -15,7 +15,7 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.decoder_folder import read_decoder, write_decoder
-from saccade.models.start import start_small
+from saccade.models.initial_weights import start_small, weaken_parts
 from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
@@ -64,15 +64,16 @@ class Decoder(nn.Module):
         norm = make_norm(config.norm, config.embed_dim, config.norm_eps, "Decoder")
         self.stack = DecoderStack([_layer(config) for _ in range(config.num_layers)], final_norm=norm)
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
-        start_small(self, config.num_layers)
+        start_small(self)
+        weaken_parts(self, config.num_layers)
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
         """Load a published model from a folder on disk, in float32 and eval mode.
 
         Reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, where there is
-        one, ``tokenizer.json``. Pickled weights are never read, and no code of the folder is run. Understood are the
-        forms of GPT-2, Llama, Mistral and Qwen2, and that which `save_pretrained` falls back on.
+        one, ``tokenizer.json``. Pickled weights are never read, and no code of the folder is run. The formats of GPT-2,
+        Llama, Mistral and Qwen2 are understood, and the one that `save_pretrained` falls back on.
 
         Args:
             path: the folder.
@@ -85,16 +86,17 @@ class Decoder(nn.Module):
         return read_decoder("Decoder.from_pretrained", path, cls)
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, in a form that others read too where there is one.
+        """Write the model to a folder, where possible in a format that others read too.
 
-        That of Llama (with a sliding window that of Mistral) or GPT-2 if the model is one, else a form of our own. Each
-        file is written beside its place and then renamed, so that a reader finds an old file or a new one, but no half.
+        That of Llama (with a sliding window that of Mistral) or GPT-2 if the model is one, else a format of our own.
+        Files are written under other names and then renamed, so that a reader finds an old file or a new one, never
+        half of one.
 
         Args:
             path: the folder; made if there is none. Files of other names in it are left alone.
 
         Raises:
-            UnsupportedError: a mask that no form has a word for.
+            UnsupportedError: a mask that no format can express.
             ImportError: safetensors is not installed.
         """
         write_decoder("Decoder.save_pretrained", path, self.config, self.state_dict(), self.tokenizer)
@@ -129,12 +131,8 @@ class Decoder(nn.Module):
         The projection to the vocabulary, often the largest tensor of all, is then made of the tokens that need it:
         ``logits(hidden(tokens, cache=cache)[:, -1:])`` after a long prompt.
         """
-        return self.stack(
-            self._embedded(tokens, positions, cache),
-            mask=mask,
-            positions=positions,
-            cache=cache,
-        )
+        x = self._embedded(tokens, positions, cache)
+        return self.stack(x, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
@@ -164,28 +162,22 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         if self.position is not None:
             length = tokens.shape[1]
-            place = positions
-            if place is None and cache is not None:
-                place = cache.positions(length)
+            place = cache.positions(length) if positions is None and cache is not None else positions
             place = range(length) if place is None else place
-            self._check_limit(place)
+            if isinstance(place, range) and place and max(place[0], place[-1]) >= self.config.max_len:
+                hint = "its position vectors are learned, and there are no more"
+                rule = f"be at most {self.config.max_len} long"
+                raise value_error("Decoder", "text", rule, max(place[0], place[-1]) + 1, hint=hint)
             x = x + self.position(place)
         return self.dropout(x)
 
-    def _check_limit(self, place: range | Tensor) -> None:
-        if isinstance(place, range) and len(place) and max(place) >= self.config.max_len:
-            hint = "its position vectors are learned, and there are no more"
-            rule = f"be at most {self.config.max_len} long"
-            raise value_error("Decoder", "text", rule, max(place) + 1, hint=hint)
-
 
 def _layer(config: DecoderConfig) -> DecoderLayer:
-    rotary, bias = None, None
+    rotary = None
     if config.position_encoding == "rotary":
         head_dim = config.embed_dim // config.num_heads
         rotary = Rotary(head_dim, base=config.rotary_base, scaling=config.rotary_scaling)
-    if config.position_encoding == "alibi":
-        bias = ALiBi(config.num_heads)
+    bias = ALiBi(config.num_heads) if config.position_encoding == "alibi" else None
     attention = MultiHeadAttention(
         config.embed_dim,
         config.num_heads,

@@ -1,15 +1,15 @@
-"""What a token is before any attention."""
+"""Embeddings: what a token is before any attention."""
 
 import torch
 from torch import Tensor, nn
 
-from saccade.models.config import EncoderConfig
+from saccade.models.encoder_config import EncoderConfig
 
 __all__ = ["Embeddings"]
 
 
 class Embeddings(nn.Module):
-    """The sum of what a token is, where it stands and which segment it is in, normalised."""
+    """The normalised sum of three vectors: for the token, for its position and for its segment."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()

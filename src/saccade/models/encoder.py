@@ -3,27 +3,32 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import describe, type_error, value_error
+from saccade.arguments import Shapes
+from saccade.errors import type_error, value_error
 from saccade.masks import Padding
 from saccade.matrix import Matrix
-from saccade.models.bert import config_from_bert, encoder_weights, weight_names
-from saccade.models.config import EncoderConfig
+from saccade.models.bert import Bert
+from saccade.models.config_json import check_types
 from saccade.models.embeddings import Embeddings
-from saccade.models.folder import read_config, read_shapes, read_tokenizer, read_weights
-from saccade.models.sizes import check_sizes, shapes_of
+from saccade.models.encoder_config import EncoderConfig
+from saccade.models.folder import read_config
+from saccade.models.initial_weights import start_small
+from saccade.models.loading import load
 from saccade.models.tokens import check_tokens
-from saccade.models.weights import check_fit
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
+from saccade.nn.stack import with_inputs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["Encoder"]
+
+_TYPES = Shapes("tokens [batch, len]", "token_types [batch, len]")
 
 
 class Encoder(nn.Module):
@@ -55,7 +60,7 @@ class Encoder(nn.Module):
         self.tokenizer = tokenizer
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_layers))
-        self.apply(_start)
+        start_small(self)
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
@@ -73,22 +78,10 @@ class Encoder(nn.Module):
             ImportError: safetensors or tokenizers is not installed.
         """
         where, folder = "Encoder.from_pretrained", Path(path)
-        config = config_from_bert(where, read_config(where, folder))
-        stated = read_shapes(where, folder)
-        sizes = {name: getattr(config, name) for name in ("vocab_size", "max_len", "embed_dim", "feed_forward_dim")}
-        check_sizes(where, stated, num_layers=config.num_layers, num_token_types=config.num_token_types, **sizes)
-        names = weight_names(config.num_layers)
-        own = shapes_of(cls, config, "layers")
-        shapes = {name: own[ours].shape for name, ours in names.items()}
-        check_fit(where, encoder_weights(stated), shapes)  # known before a layer is made
-        weights = encoder_weights(read_weights(where, folder))
-        check_fit(where, weights, shapes)
-        with torch.device("meta"):  # shapes only: the weights are about to be replaced
-            encoder = cls(config, read_tokenizer(where, folder))
-        # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
-        state = {names[name]: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
-        encoder.load_state_dict(state, assign=True)
-        return encoder.eval()
+        told = read_config(where, folder)
+        if told.get("model_type", "bert") == "bert":  # others are refused by their name, whatever else they say
+            check_types(where, told)
+        return load(where, folder, told, Bert(), cls)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
         """Encode.
@@ -119,12 +112,8 @@ class Encoder(nn.Module):
 
         Cost: a forward pass; memory linear in len.
         """
-        hidden = self._embedded(tokens, token_types)
-        matrices = []
-        for layer in self.layers:
-            matrices.append(cast(EncoderLayer, layer).matrix(hidden, mask=mask))
-            hidden = layer(hidden, mask=mask)
-        return matrices
+        inputs = with_inputs(self.layers, self._embedded(tokens, token_types), mask=mask)
+        return [layer.matrix(hidden, mask=mask) for layer, hidden in inputs]
 
     def embed(self, tokens: Tensor, lengths: Sequence[int] | Tensor, *, normalize: bool = True) -> Tensor:
         """Make one vector of each sequence: the mean of its real tokens' hidden states.
@@ -184,9 +173,7 @@ class Encoder(nn.Module):
             raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", tokens.shape[1])
         if token_types is not None:
             check_tokens("Encoder", "token_types", token_types)
-            if token_types.shape != tokens.shape:
-                facts = (describe("tokens", tokens), describe("token_types", token_types))
-                raise value_error("Encoder", "token_types", "have the shape of tokens", "another", facts=facts)
+            _TYPES.check("Encoder", tokens, token_types)
         return self.embeddings(tokens, token_types)
 
 
@@ -198,14 +185,3 @@ def _layer(config: EncoderConfig) -> EncoderLayer:
         norm_first=False,
         dropout_p=config.dropout_p,
     )
-
-
-def _start(module: nn.Module) -> None:
-    """Begin as BERT begins: small normal weights, zero biases, norms that change nothing."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
-    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-        with torch.no_grad():
-            module.weight[module.padding_idx].zero_()

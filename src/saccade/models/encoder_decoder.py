@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,7 +14,7 @@ from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.encoder_decoder_config import EncoderDecoderConfig
-from saccade.models.start import start_small
+from saccade.models.initial_weights import start_small, weaken_parts
 from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
@@ -25,8 +26,8 @@ __all__ = ["EncoderDecoder", "Given"]
 class EncoderDecoder(nn.Module):
     """Reads one text, and says for every token of another how likely each token is to come next.
 
-    One vocabulary serves both texts; tokens come in as the vectors that they are told by, times the root of
-    ``embed_dim``.
+    Both texts share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;
+    embeddings are multiplied by the root of ``embed_dim``.
 
     Args:
         config: its sizes.
@@ -44,7 +45,7 @@ class EncoderDecoder(nn.Module):
         >>> model(source, tokens).shape
         torch.Size([1, 3, 50])
 
-        To write, read once: ``given(source)`` is a model of one text, as generation wants it.
+        To generate, read the source once: ``given(source)`` is a model of the other text.
 
         >>> writer = model.given(source)
         >>> cache = writer.new_cache()
@@ -61,11 +62,12 @@ class EncoderDecoder(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         self.position = _position(config)
         self.dropout = nn.Dropout(config.dropout_p)
-        encoder_layers = [_encoder_layer(config) for _ in range(config.num_encoder_layers)]
+        encoder_layers = [EncoderLayer(**_parts(config, None)) for _ in range(config.num_encoder_layers)]
         decoder_layers = [_decoder_layer(config) for _ in range(config.num_decoder_layers)]
         self.encoder = EncoderStack(encoder_layers, final_norm=_final_norm(config))
         self.decoder = DecoderStack(decoder_layers, final_norm=_final_norm(config))
-        start_small(self, config.num_encoder_layers + config.num_decoder_layers)
+        start_small(self)
+        weaken_parts(self, config.num_encoder_layers + config.num_decoder_layers)
 
     def forward(
         self,
@@ -99,7 +101,7 @@ class EncoderDecoder(nn.Module):
         return given(tokens, mask=mask, positions=positions, cache=cache)
 
     def given(self, source: Tensor, *, source_positions: Positions = None) -> Given:
-        """Read ``source``, once, for a text about it to be written.
+        """Read ``source`` once, to write a text about it.
 
         Args:
             source, source_positions: as in `forward`.
@@ -146,7 +148,7 @@ class EncoderDecoder(nn.Module):
     def cross_matrices(
         self, source: Tensor, tokens: Tensor, *, source_positions: Positions = None, positions: Positions = None
     ) -> list[Matrix]:
-        """Say which tokens of ``source`` each of ``tokens`` looks at, in every layer that writes.
+        """Say which tokens of ``source`` each of ``tokens`` looks at, in every layer of the decoder.
 
         Args:
             source, tokens, source_positions, positions: as in `forward`.
@@ -159,10 +161,10 @@ class EncoderDecoder(nn.Module):
         return self.decoder.cross_matrices(x, encoded, positions=positions, encoded_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """An empty cache, of the text that is written and of the one that was read.
+        """An empty cache, for the text that is written and the one that was read.
 
         Args:
-            max_len: room for so many tokens of the first, taken at once; None to grow.
+            max_len: room for so many tokens of the written text, taken at once; None to grow.
         """
         return self.decoder.new_cache(max_len)
 
@@ -175,16 +177,16 @@ class EncoderDecoder(nn.Module):
         if self.position is None:
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
-        where_it_stands = self.position(range(length) if place is None else place)
-        return self.dropout(x + where_it_stands.to(x))  # waves have no weights by which they could follow the model
+        vectors = self.position(range(length) if place is None else place)
+        return self.dropout(x + vectors.to(x))  # sinusoids have no weights by which they could follow the model's dtype
 
 
 class Given(nn.Module):
-    """An `EncoderDecoder` that has read its source: a model of one text. Made by `EncoderDecoder.given`.
+    """An `EncoderDecoder` that has read its source: a model of the other text. Made by `EncoderDecoder.given`.
 
     Args:
-        model: what has read.
-        encoded: what it made of the source.
+        model: the encoder-decoder.
+        encoded: what its encoder made of the source.
         encoded_positions: where the tokens of the source stand.
     """
 
@@ -204,14 +206,8 @@ class Given(nn.Module):
         """What the last layer makes of each token; see `EncoderDecoder.hidden`."""
         # What the cache knows may since have been put in another order, or repeated, with the texts.
         is_known = cache is not None and cache.length > 0
-        return self.model.hidden(
-            None if is_known else self.encoded,
-            tokens,
-            encoded_positions=self.encoded_positions,
-            mask=mask,
-            positions=positions,
-            cache=cache,
-        )
+        encoded, where = None if is_known else self.encoded, self.encoded_positions
+        return self.model.hidden(encoded, tokens, encoded_positions=where, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `EncoderDecoder.logits`."""
@@ -230,43 +226,24 @@ def _position(config: EncoderDecoderConfig) -> nn.Module | None:
     return Sinusoidal(config.embed_dim)
 
 
-def _self_attention(config: EncoderDecoderConfig, mask: Causal | None) -> MultiHeadAttention:
-    is_rotary = config.position_encoding == "rotary"
-    rotary = Rotary(config.embed_dim // config.num_heads) if is_rotary else None
-    return MultiHeadAttention(
-        config.embed_dim, config.num_heads, mask=mask, rotary=rotary, dropout_p=config.attention_dropout_p
-    )
-
-
-def _feed_forward(config: EncoderDecoderConfig) -> FeedForward:
-    return FeedForward(config.embed_dim, config.feed_forward_dim, activation=config.activation, gated=config.gated)
-
-
-def _encoder_layer(config: EncoderDecoderConfig) -> EncoderLayer:
-    return EncoderLayer(
-        _self_attention(config, None),
-        _feed_forward(config),
-        norm=config.norm,
-        norm_eps=config.norm_eps,
-        norm_first=config.norm_first,
-        dropout_p=config.dropout_p,
-    )
+def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
+    """The parts and options that encoder layers and decoder layers share."""
+    dim, heads = config.embed_dim, config.num_heads
+    rotary = Rotary(dim // heads) if config.position_encoding == "rotary" else None
+    return {
+        "attention": MultiHeadAttention(dim, heads, mask=mask, rotary=rotary, dropout_p=config.attention_dropout_p),
+        "feed_forward": FeedForward(dim, config.feed_forward_dim, activation=config.activation, gated=config.gated),
+        **{name: getattr(config, name) for name in ("norm", "norm_eps", "norm_first", "dropout_p")},
+    }
 
 
 def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
-    return DecoderLayer(
-        _self_attention(config, Causal()),
-        _feed_forward(config),
-        cross_attention=MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p),
-        norm=config.norm,
-        norm_eps=config.norm_eps,
-        norm_first=config.norm_first,
-        dropout_p=config.dropout_p,
-    )
+    across = MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
+    return DecoderLayer(**_parts(config, Causal()), cross_attention=across)
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """Where norms come first, nothing has normalised the last sum."""
+    """A norm where norms come first: nothing else would normalise the last sum."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps, "EncoderDecoder")

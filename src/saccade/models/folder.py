@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from saccade.errors import missing_extra, value_error
@@ -15,27 +14,10 @@ from saccade.errors import missing_extra, value_error
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["read_config", "read_shapes", "read_tokenizer", "read_weights", "write_folder"]
+__all__ = ["read_config", "read_tokenizer", "read_weights", "write_folder"]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 def read_config(where: str, folder: Path) -> dict[str, Any]:
@@ -50,34 +32,10 @@ def read_config(where: str, folder: Path) -> dict[str, Any]:
     return _read_object(where, path)
 
 
-def read_shapes(where: str, folder: Path) -> dict[str, Tensor]:
-    """What `read_weights` would read, told from the headers of the files: tensors without memory.
-
-    Raises:
-        ImportError: safetensors is not installed.
-        ValueError: no such file, or not in that format.
-    """
-    try:
-        from safetensors import SafetensorError, safe_open  # noqa: PLC0415  imported when used
-    except ModuleNotFoundError:
-        raise missing_extra(where, "safetensors", "models") from None
-    stated: dict[str, Tensor] = {}
-    for path in _weight_files(where, folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  it is no mapping
-                    told = file.get_slice(name)
-                    if told.get_dtype() not in _TYPES:
-                        rule = f"hold numbers of the types {', '.join(_TYPES)}"
-                        raise value_error(where, path.name, rule, f"{told.get_dtype()} in {name}")
-                    stated[name] = torch.empty(told.get_shape(), dtype=_TYPES[told.get_dtype()], device="meta")
-        except (SafetensorError, RuntimeError) as error:  # sides so long that torch cannot count what they hold
-            raise value_error(where, path.name, "be in safetensors format", f"{error}") from None
-    return stated
-
-
 def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
-    """Read ``model.safetensors``, or the files that ``model.safetensors.index.json`` names: name -> tensor.
+    """The tensors of ``model.safetensors``, or of the files that ``model.safetensors.index.json`` names, by name.
+
+    Files are mapped into memory: what they hold is read where it is used, and shapes cost nothing.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -92,8 +50,9 @@ def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
     for path in _weight_files(where, folder):
         try:
             weights |= load_file(path)
-        except SafetensorError as error:
-            raise value_error(where, path.name, "be in safetensors format", f"{error}") from None
+        except (SafetensorError, RuntimeError, TypeError) as error:  # sides so long that torch cannot count them
+            got = str(error).partition("\n")[0]
+            raise value_error(where, path.name, "be in safetensors format", got) from None
     return weights
 
 
@@ -106,7 +65,7 @@ def write_folder(
 ) -> None:
     """Write ``model.safetensors``, ``tokenizer.json`` where there is a tokenizer, and last ``config.json``.
 
-    All are written beside their places first, and renamed when all are complete.
+    Each is written under another name first; all are renamed when all are complete.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -117,16 +76,13 @@ def write_folder(
     except ModuleNotFoundError:
         raise missing_extra(where, "safetensors", "models") from None
 
-    def write_weights(path: Path) -> None:
-        save_file(dict(weights), path, metadata={"format": "pt"})  # transformers asks for this word
-
-    def write_config(path: Path) -> None:
-        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-    writers: dict[str, Callable[[Path], object]] = {_WEIGHTS: write_weights}
+    # transformers asks for this word
+    writers: dict[str, Callable[[Path], object]] = {
+        _WEIGHTS: lambda path: save_file(dict(weights), path, metadata={"format": "pt"})
+    }
     if tokenizer is not None:
         writers["tokenizer.json"] = lambda path: tokenizer.save(str(path))
-    writers["config.json"] = write_config
+    writers["config.json"] = lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     beside = {name: folder / f".{name}.{os.getpid()}.part" for name in writers}
     try:
@@ -145,8 +101,7 @@ def write_folder(
 def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
     """Read ``tokenizer.json``; None when there is no such file.
 
-    The cutting and padding that the file asks for is turned off: a text keeps all its tokens, and gets no
-    others.
+    Truncation and padding are turned off, whatever the file says: a text keeps all its tokens, and gets no others.
 
     Raises:
         ImportError: the file is there, but tokenizers is not installed.
@@ -174,15 +129,12 @@ def _weight_files(where: str, folder: Path) -> list[Path]:
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).is_file():
         others = sorted(found.name for found in folder.iterdir() if found.suffix in {".bin", ".safetensors", ".pt"})
-        raise value_error(
-            where,
-            "path",
-            f"have its weights in one {_WEIGHTS}",
-            f"only {', '.join(others)}" if others else "no weights",
-            hint=f"or in several files and a {_INDEX}; "
-            "pickled weights (.bin, .pt) can run code when they are read, so they are not read here; "
-            "transformers' save_pretrained(folder) writes safetensors.",
+        got = f"only {', '.join(others)}" if others else "no weights"
+        hint = (
+            f"or in several files and a {_INDEX}; pickled weights (.bin, .pt) can run code when they are read, so they "
+            "are not read here; transformers' save_pretrained(folder) writes safetensors."
         )
+        raise value_error(where, "path", f"have its weights in one {_WEIGHTS}", got, hint=hint)
     listed = _read_object(where, folder / _INDEX).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise value_error(where, _INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")

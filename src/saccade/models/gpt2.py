@@ -1,41 +1,46 @@
-"""How GPT-2's published folders spell a decoder."""
+"""How GPT-2's published folders describe a decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from saccade.models.activations import ACTIVATIONS, published_name
+from saccade.models.activations import ACTIVATIONS
 from saccade.models.decoder_config import DecoderConfig
-from saccade.models.form import Form, end_tokens_of, required, without_tied_head
-from saccade.models.weights import Entry
+from saccade.models.file_format import DecoderFormat, differences, end_tokens_of
 
 __all__ = ["GPT2"]
 
-_REQUIRED = {
-    "vocab_size": "vocab_size",
-    "n_positions": "max_len",
-    "n_embd": "embed_dim",
-    "n_head": "num_heads",
-    "n_layer": "num_layers",
-}
-_PROJECTIONS = ("query_projection", "key_projection", "value_projection")
-# name there, names here, whether it is turned on its side there (its linear layers are written as convolutions)
-_LAYER = (
-    ("ln_1", ("attention_norm",), False),
-    ("attn.c_attn", tuple(f"attention.{name}" for name in _PROJECTIONS), True),
-    ("attn.c_proj", ("attention.output_projection",), True),
-    ("ln_2", ("feed_forward_norm",), False),
-    ("mlp.c_fc", ("feed_forward.expand",), True),
-    ("mlp.c_proj", ("feed_forward.contract",), True),
-)
-_MASKS = (".attn.bias", ".attn.masked_bias")  # constants that older files carry
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
-class GPT2(Form):
+class GPT2(DecoderFormat):
     """Learned positions, layer norms first, one gelu layer, one joined projection; Radford et al. 2019."""
+
+    sizes = {
+        "vocab_size": "vocab_size",
+        "n_positions": "max_len",
+        "n_embd": "embed_dim",
+        "n_head": "num_heads",
+        "n_layer": "num_layers",
+    }
+    layers = ("stack.layers", "transformer.h")
+    names = {
+        "embedding": "transformer.wte",
+        "position": "transformer.wpe",
+        "stack.final_norm": "transformer.ln_f",
+        "head": "lm_head",
+        "attention_norm": "ln_1",
+        "attention.query_projection": "attn.c_attn",
+        "attention.key_projection": "attn.c_attn",
+        "attention.value_projection": "attn.c_attn",
+        "attention.output_projection": "attn.c_proj",
+        "feed_forward_norm": "ln_2",
+        "feed_forward.expand": "mlp.c_fc",
+        "feed_forward.contract": "mlp.c_proj",
+    }
+    prefix = "transformer."
+    ignored = (".attn.bias", ".attn.masked_bias")
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         reasons = []
@@ -55,9 +60,8 @@ class GPT2(Form):
         return reasons
 
     def read_config(self, where: str, config: Mapping[str, Any]) -> DecoderConfig:
-        sizes = required(where, config, _REQUIRED)
+        sizes = self._required(where, config)
         inner = config.get("n_inner")
-        dropouts = [config.get(key, 0.1) for key in ("resid_pdrop", "attn_pdrop")]
         return DecoderConfig(
             **sizes,
             feed_forward_dim=4 * sizes["embed_dim"] if inner is None else inner,
@@ -69,35 +73,23 @@ class GPT2(Form):
             attention_bias=True,
             feed_forward_bias=True,
             tied=config.get("tie_word_embeddings", True),
-            dropout_p=dropouts[0],
-            attention_dropout_p=dropouts[1],
+            dropout_p=config.get("resid_pdrop", 0.1),
+            attention_dropout_p=config.get("attn_pdrop", 0.1),
             end_tokens=end_tokens_of(config),
         )
 
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
-        wanted = {
-            "position_encoding": "learned",
-            "norm": "layer",
-            "gated": False,
-            "attention_bias": True,
-            "feed_forward_bias": True,
-            "mask": None,
-            "kv_heads": config.num_heads,
-        }
-        return [
-            f"{name} is {getattr(config, name)}, not {own}"
-            for name, own in wanted.items()
-            if getattr(config, name) != own
-        ]
+        ours = {"position_encoding": "learned", "norm": "layer", "gated": False, "mask": None}
+        ours |= {"attention_bias": True, "feed_forward_bias": True, "kv_heads": config.num_heads}
+        return differences(config, ours)
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
-        words = {key: getattr(config, ours) for key, ours in _REQUIRED.items()}
         return {
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
-            **words,
+            **{key: getattr(config, ours) for key, ours in self.sizes.items()},
             "n_inner": config.feed_forward_dim,
-            "activation_function": published_name(config.activation, gelu_tanh="gelu_new"),
+            "activation_function": "gelu_new" if config.activation == "gelu_tanh" else config.activation,
             "layer_norm_epsilon": config.norm_eps,
             "resid_pdrop": config.dropout_p,
             "embd_pdrop": config.dropout_p,
@@ -107,27 +99,5 @@ class GPT2(Form):
             "eos_token_id": list(config.end_tokens) or None,
         }
 
-    def entries(self, config: DecoderConfig, own: Iterable[str]) -> list[Entry]:
-        del own
-        found = [
-            Entry("transformer.wte.weight", ("embedding.weight",)),
-            Entry("transformer.wpe.weight", ("position.weight",)),
-        ]
-        for layer in range(config.num_layers):
-            for name, parts, transposed in _LAYER:
-                for kind in ("weight", "bias"):
-                    ours = tuple(f"stack.layers.{layer}.{part}.{kind}" for part in parts)
-                    is_turned = transposed and kind == "weight"
-                    found.append(Entry(f"transformer.h.{layer}.{name}.{kind}", ours, is_turned))
-        found += [Entry(f"transformer.ln_f.{kind}", (f"stack.final_norm.{kind}",)) for kind in ("weight", "bias")]
-        if not config.tied:
-            found.append(Entry("lm_head.weight", ("head.weight",)))
-        return found
-
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        found = {
-            name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": weight
-            for name, weight in weights.items()
-            if not name.endswith(_MASKS)
-        }
-        return without_tied_head(where, found, "lm_head.weight", "transformer.wte.weight") if config.tied else found
+    def _is_transposed(self, name: str) -> bool:
+        return name.endswith(_TRANSPOSED)  # linear layers are written as convolutions

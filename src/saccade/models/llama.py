@@ -1,50 +1,46 @@
-"""How the published folders of Llama, Mistral and Qwen2 spell a decoder."""
+"""How the published folders of Llama, Mistral and Qwen2 describe a decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from saccade.masks import sliding_window
-from saccade.models.activations import ACTIVATIONS, published_name
+from saccade.models.activations import ACTIVATIONS
 from saccade.models.decoder_config import DecoderConfig
-from saccade.models.form import Form, end_tokens_of, required, without_tied_head
+from saccade.models.file_format import DecoderFormat, differences, end_tokens_of, reasons_without_words
 from saccade.models.rope import rope_base, rope_reasons, rope_scaling, rope_words
-from saccade.models.weights import Entry
 from saccade.models.windows import window_of
 
 __all__ = ["Llama", "Qwen2"]
 
-_REQUIRED = {
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_len",
-    "hidden_size": "embed_dim",
-    "num_attention_heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-    "intermediate_size": "feed_forward_dim",
-}
-_NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm"}
-_ATTENTION = {
-    "self_attn.q_proj": "attention.query_projection",
-    "self_attn.k_proj": "attention.key_projection",
-    "self_attn.v_proj": "attention.value_projection",
-    "self_attn.o_proj": "attention.output_projection",
-}
-_FEED_FORWARD = {
-    "mlp.gate_proj": "feed_forward.gate",
-    "mlp.up_proj": "feed_forward.expand",
-    "mlp.down_proj": "feed_forward.contract",
-}
 
-
-class Llama(Form):
+class Llama(DecoderFormat):
     """Rotary positions, root-mean-square norms first, gated networks; Touvron et al. 2023, arXiv:2302.13971.
 
     Mistral's has a sliding window (Jiang et al. 2023, arXiv:2310.06825), Qwen2's a bias in three of the projections.
     """
+
+    layers = ("stack.layers", "model.layers")
+    names = {
+        "embedding": "model.embed_tokens",
+        "stack.final_norm": "model.norm",
+        "head": "lm_head",
+        "attention_norm": "input_layernorm",
+        "attention.query_projection": "self_attn.q_proj",
+        "attention.key_projection": "self_attn.k_proj",
+        "attention.value_projection": "self_attn.v_proj",
+        "attention.output_projection": "self_attn.o_proj",
+        "feed_forward_norm": "post_attention_layernorm",
+        "feed_forward.gate": "mlp.gate_proj",
+        "feed_forward.expand": "mlp.up_proj",
+        "feed_forward.contract": "mlp.down_proj",
+    }
+    prefix = "model."
+    ignored = ("rotary_emb.inv_freq",)
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         reasons = rope_reasons(config)
@@ -52,8 +48,7 @@ class Llama(Form):
         if activation not in ACTIVATIONS:
             reasons.append(f"hidden_act is {activation!r}, not one of {', '.join(ACTIVATIONS)}")
         width, heads, head_dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
-        sizes = isinstance(width, int) and isinstance(heads, int) and heads > 0
-        if head_dim is not None and sizes and head_dim * heads != width:
+        if head_dim is not None and width is not None and heads and head_dim * heads != width:
             reasons.append(f"head_dim is {head_dim}, not hidden_size / num_attention_heads = {width} / {heads}")
         kinds = set(config.get("layer_types") or ())
         if not kinds <= {"sliding_attention" if _window(config) else "full_attention"}:
@@ -64,7 +59,7 @@ class Llama(Form):
         window = _window(config)
         kind = config.get("model_type")
         return DecoderConfig(
-            **required(where, config, _REQUIRED),
+            **self._required(where, config),
             num_kv_heads=config.get("num_key_value_heads"),
             mask=sliding_window(window) if window else None,
             rotary_base=rope_base(config),
@@ -79,33 +74,24 @@ class Llama(Form):
         )
 
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
-        wanted = {"position_encoding": "rotary", "norm": "rms", "gated": True, "dropout_p": 0.0}
-        reasons = [
-            f"{name} is {getattr(config, name)}, not {own}"
-            for name, own in wanted.items()
-            if getattr(config, name) != own
-        ]
-        if rope_words(config.rotary_base, config.rotary_scaling) is None:
-            reasons.append(f"rotary_scaling is {config.rotary_scaling}, which config.json has no word for")
-        if config.mask is not None and window_of(config) is None:
-            reasons.append(f"mask is {config.mask}, not a sliding window")
+        ours = {"position_encoding": "rotary", "norm": "rms", "gated": True, "dropout_p": 0.0}
+        reasons = differences(config, ours) + reasons_without_words(config)
         if window_of(config) is not None and (config.attention_bias or config.feed_forward_bias):
             reasons.append("it has a sliding window, which is Mistral's, and biases, which Mistral has not")
         return reasons
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
         window = window_of(config)
-        words = {key: getattr(config, ours) for key, ours in _REQUIRED.items()}
         special: dict[str, Any] = {"sliding_window": window}
         if window is None:
             special = {"attention_bias": config.attention_bias, "mlp_bias": config.feed_forward_bias}
         return {
             "model_type": "llama" if window is None else "mistral",
             "architectures": ["LlamaForCausalLM" if window is None else "MistralForCausalLM"],
-            **words,
+            **{key: getattr(config, ours) for key, ours in self.sizes.items()},
             "num_key_value_heads": config.kv_heads,
             "head_dim": config.embed_dim // config.num_heads,
-            "hidden_act": published_name(config.activation, gelu_tanh="gelu_pytorch_tanh"),
+            "hidden_act": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
             "rms_norm_eps": config.norm_eps,
             "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
             "tie_word_embeddings": config.tied,
@@ -115,39 +101,14 @@ class Llama(Form):
             "eos_token_id": list(config.end_tokens) or None,
         }
 
-    def entries(self, config: DecoderConfig, own: Iterable[str]) -> list[Entry]:
-        del own
-        found = [Entry("model.embed_tokens.weight", ("embedding.weight",))]
-        parts = [(_NORMS, False), (_ATTENTION, config.attention_bias), (_FEED_FORWARD, config.feed_forward_bias)]
-        for layer in range(config.num_layers):
-            for names, has_bias in parts:
-                for name, ours in names.items():
-                    for kind in ("weight", "bias") if has_bias else ("weight",):
-                        full = f"stack.layers.{layer}.{ours}.{kind}"
-                        found.append(Entry(f"model.layers.{layer}.{name}.{kind}", (full,)))
-        found.append(Entry("model.norm.weight", ("stack.final_norm.weight",)))
-        if not config.tied:
-            found.append(Entry("lm_head.weight", ("head.weight",)))
-        return found
-
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        found = {
-            name if name.startswith(("model.", "lm_head.")) else f"model.{name}": weight
-            for name, weight in weights.items()
-            if not name.endswith("rotary_emb.inv_freq")
-        }
-        return without_tied_head(where, found, "lm_head.weight", "model.embed_tokens.weight") if config.tied else found
-
 
 class Qwen2(Llama):
-    """As Llama, but the output projection of the attention has no bias: ours is 0."""
+    """As Llama, but the output projection of the attention has no bias; ours is 0."""
 
     def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         found = super().plain(where, weights, config)
-        device = next((x.device for x in weights.values()), None)
         for layer in range(config.num_layers):
-            zeros = torch.zeros(config.embed_dim, device=device)
-            found.setdefault(f"model.layers.{layer}.self_attn.o_proj.bias", zeros)
+            found.setdefault(f"model.layers.{layer}.self_attn.o_proj.bias", torch.zeros(config.embed_dim))
         return found
 
 

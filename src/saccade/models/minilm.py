@@ -60,10 +60,5 @@ def check_sha256(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != expected:
-        raise value_error(
-            "minilm",
-            path.name,
-            f"have sha256 {expected}",
-            actual,
-            hint="the file is not the published one; do not use it. Reinstall the package it came from.",
-        )
+        hint = "the file is not the published one; do not use it. Reinstall the package it came from."
+        raise value_error("minilm", path.name, f"have sha256 {expected}", actual, hint=hint)

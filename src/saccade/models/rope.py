@@ -1,7 +1,8 @@
-"""Rotary positions as config.json spells them."""
+"""Rotary positions in config.json: read and written."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,19 +11,12 @@ from saccade.positions import Linear, Llama3, Scaling, YaRN
 
 __all__ = ["rope_reasons", "rope_base", "rope_scaling", "rope_words"]
 
-_YARN = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
-_LLAMA3 = ("low_freq_factor", "high_freq_factor")
-_TRAINED = "original_max_position_embeddings"
-_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # what each type must have, and may have
-    "default": ((), ()),
-    "linear": (("factor",), ()),
-    "llama3": (("factor", *_LLAMA3, _TRAINED), ()),
-    "yarn": (("factor",), (*_YARN, _TRAINED)),
-}
+_KINDS: dict[str, Any] = {"linear": Linear, "llama3": Llama3, "yarn": YaRN}  # and "default", which changes nothing
+_TRAINED = "original_max_position_embeddings"  # our trained_len; every other key has the name of our field
 
 
 def rope_reasons(config: Mapping[str, Any]) -> list[str]:
-    """Why we would turn by other angles than those who wrote this; empty: we would not."""
+    """Why we would turn by other angles than the authors of this file; empty if we would not."""
     told = _told(config)
     if not isinstance(told, Mapping):
         return [f"rope_parameters is no JSON object but {told!r}"]
@@ -30,14 +24,17 @@ def rope_reasons(config: Mapping[str, Any]) -> list[str]:
     if kind == "dynamic":
         reason = "rope_type 'dynamic' turns by angles that change with the length, so that no cache equals the full run"
         return [reason]
-    if kind not in _KEYS:
-        return [f"rope_type is {kind!r}, not one of {', '.join(_KEYS)}"]
-    needed, allowed = _KEYS[kind]
+    if kind not in ("default", *_KINDS):
+        return [f"rope_type is {kind!r}, not one of default, {', '.join(_KINDS)}"]
+    fields = _fields(kind)
+    optional = (_TRAINED,) if kind == "yarn" else ()
+    needed = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in optional]
     missing = [key for key in needed if told.get(key) is None]
     reasons = [f"rope_type {kind!r} lacks {', '.join(missing)}"] if missing else []
     if told.get("partial_rotary_factor", 1.0) != 1.0:
         reasons.append(f"partial_rotary_factor is {told['partial_rotary_factor']}, not 1")
-    known = {*needed, *allowed, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    known = {*fields, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    known |= {"mscale", "mscale_all_dim"} if kind == "yarn" else set()
     unknown = [key for key, own in told.items() if key not in known and own is not None and kind != "default"]
     if unknown:
         reasons.append(f"rope_type {kind!r} has {', '.join(unknown)}, which we do not know")
@@ -56,42 +53,34 @@ def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
     """What changes the frequencies; None where nothing does."""
     told = _told(config)
     kind = _kind(told)
-    if kind == "linear":
-        return Linear(told["factor"])
-    if kind == "llama3":
-        return Llama3(told["factor"], told["low_freq_factor"], told["high_freq_factor"], told[_TRAINED])
+    if kind not in _KINDS:
+        return None
+    given = {field.name: told[key] for key, field in _fields(kind).items() if told.get(key) is not None}
     if kind == "yarn":
-        trained = told.get(_TRAINED)
-        return YaRN(
-            told["factor"],
-            config["max_position_embeddings"] if trained is None else trained,
-            beta_fast=told.get("beta_fast") or 32.0,
-            beta_slow=told.get("beta_slow") or 1.0,
-            attention_factor=_attention_factor(told),
-            truncate=told.get("truncate", True),
-        )
-    return None
+        given = {name: own for name, own in given.items() if own or not name.startswith("beta_")}  # 0: the default
+        given = {"trained_len": config["max_position_embeddings"], "attention_factor": _magnitude(told), **given}
+    return _KINDS[kind](**given)
 
 
 def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
-    """``rope_parameters`` of config.json; None where it has no words for this scaling."""
-    words: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
-    if isinstance(scaling, Linear):
-        words |= {"rope_type": "linear", "factor": scaling.factor}
-    elif isinstance(scaling, Llama3):
-        words |= {"rope_type": "llama3", "factor": scaling.factor, _TRAINED: scaling.trained_len}
-        words |= {key: getattr(scaling, key) for key in _LLAMA3}
-    elif isinstance(scaling, YaRN):
-        words |= {"rope_type": "yarn", "factor": scaling.factor, _TRAINED: scaling.trained_len}
-        words |= {key: getattr(scaling, key) for key in ("beta_fast", "beta_slow", "truncate")}
-        words |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
-    elif scaling is not None:
+    """``rope_parameters`` of config.json; None where it cannot express this scaling."""
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": base}
+    kind = next((kind for kind, own in _KINDS.items() if type(scaling) is own), None)
+    if kind is None:
         return None
-    return words
+    words = {key: getattr(scaling, field.name) for key, field in _fields(kind).items()}
+    return {"rope_type": kind, "rope_theta": base, **{key: own for key, own in words.items() if own is not None}}
+
+
+def _fields(kind: str) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of our class for a type, by the keys of config.json."""
+    own = dataclasses.fields(_KINDS[kind]) if kind in _KINDS else ()
+    return {_TRAINED if field.name == "trained_len" else field.name: field for field in own}
 
 
 def _told(config: Mapping[str, Any]) -> Any:
-    """Both spellings, the older one with ``rope_theta`` beside it."""
+    """The settings in either spelling; the older one has ``rope_theta`` beside it."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
@@ -99,12 +88,13 @@ def _kind(told: Mapping[str, Any]) -> str:
     return told.get("rope_type") or told.get("type") or "default"
 
 
-def _attention_factor(told: Mapping[str, Any]) -> float | None:
-    own, one, all_of = (told.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
-    if own is not None or not (one and all_of):
-        return own
+def _magnitude(told: Mapping[str, Any]) -> float | None:
+    """The attention factor of a file that gives two numbers for it; None where there are none."""
+    factor, one, all_of = (told.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
+    if not (factor and one and all_of):
+        return None
 
     def grown(by: float) -> float:
-        return 1.0 if told["factor"] <= 1 else 0.1 * by * math.log(told["factor"]) + 1.0
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
     return grown(one) / grown(all_of)

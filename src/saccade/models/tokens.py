@@ -1,4 +1,4 @@
-"""Tokens as a model takes them."""
+"""The check of the tokens that a model is called with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_tokens"]
 def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | None = None) -> None:
     """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.
 
-    The numbers are read on the CPU only; elsewhere that would wait for the device, and torch's own lookup stops, as it
+    The numbers are read on the CPU only: on other devices that would wait, and torch's own lookup raises there, as it
     does in a compiled program.
     """
     if not isinstance(tokens, Tensor):
@@ -24,7 +24,7 @@ def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | No
         raise value_error(where, argument, "be [batch, len]", list(tokens.shape))
     if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel() or torch.compiler.is_compiling():
         return
-    least, most = (int(x) for x in tokens.aminmax())
+    least, most = map(int, tokens.aminmax())
     if least < 0 or most >= vocab_size:
         hint = "padding is any token, at position -1"
         rule = f"be from 0 to {vocab_size - 1}, the vocabulary"

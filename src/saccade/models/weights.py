@@ -1,4 +1,4 @@
-"""Weights under other names: what of a published file becomes what of ours, and back."""
+"""The weights of a published file under our names, and ours under those of the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.errors import value_error
 
-__all__ = ["Entry", "check_fit", "our_weights", "shape_of", "their_weights"]
+__all__ = ["Entry", "our_weights", "their_weights"]
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,19 @@ class Entry:
 
     Args:
         name: its name there.
-        own: our names; several where theirs holds ours one below the other.
-        transposed: whether it is turned on its side there.
+        own: our names; several where their tensor holds ours one below the other.
+        transposed: whether it is the transpose of ours.
     """
 
     name: str
     own: tuple[str, ...]
     transposed: bool = False
+
+    def shape(self, state: Mapping[str, Tensor]) -> torch.Size:
+        """The shape that it must have for the tensors of ours."""
+        rows = sum(state[own].shape[0] for own in self.own)
+        shape = (rows, *state[self.own[0]].shape[1:])
+        return torch.Size(reversed(shape) if self.transposed else shape)
 
 
 def our_weights(
@@ -43,8 +49,7 @@ def our_weights(
         ValueError: tensors are missing, are too many, have other shapes or hold no floats; each is named.
     """
     entries = list(entries)
-    shapes = {entry.name: shape_of(entry, state) for entry in entries}
-    check_fit(where, published, shapes)
+    _check_fit(where, published, {entry.name: entry.shape(state) for entry in entries})
     found = {}
     for entry in entries:
         # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
@@ -65,7 +70,7 @@ def their_weights(entries: Iterable[Entry], state: Mapping[str, Tensor]) -> dict
     return found
 
 
-def check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+def _check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
     """Refuse weights that are not exactly those of the model, and say which ones are not."""
     facts = [f"missing     {name}" for name in shapes if name not in weights]
     facts += [f"unexpected  {name}" for name in weights if name not in shapes]
@@ -77,10 +82,3 @@ def check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, to
         shown = facts if len(facts) <= 12 else [*facts[:12], f"and {len(facts) - 12} more"]
         got = f"{len(facts)} that do not"
         raise value_error(where, "model.safetensors", "have the weights that config.json tells of", got, facts=shown)
-
-
-def shape_of(entry: Entry, state: Mapping[str, Tensor]) -> torch.Size:
-    """The shape that a tensor of a file must have for ours."""
-    rows = sum(state[own].shape[0] for own in entry.own)
-    shape = (rows, *state[entry.own[0]].shape[1:])
-    return torch.Size(reversed(shape) if entry.transposed else shape)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 from torch import nn
 
-from saccade.errors import type_error, unsupported, value_error
+from saccade.arguments import instance
+from saccade.errors import unsupported, value_error
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.convert_attention import attention_from_torch, attention_to_torch
-from saccade.nn.convert_transformer import layer_from_torch, layer_to_torch, stack_from_torch, stack_to_torch
+from saccade.nn.convert_transformer import (
+    TorchLayer,
+    TorchStack,
+    layer_from_torch,
+    layer_to_torch,
+    stack_from_torch,
+    stack_to_torch,
+)
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.stack import DecoderStack, EncoderStack
 
 __all__ = ["from_torch", "to_torch"]
 
-_THEIRS = (
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-)
+_THEIRS = (nn.MultiheadAttention, *get_args(TorchLayer), *get_args(TorchStack))
 _OURS = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
 
 
@@ -54,8 +56,8 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     Args:
         module: one of torch's.
         batch_first: True says that ours will be called with the batch first although torch's module was not (torch's
-            own default). Otherwise such a module is refused: what is given to it has the same form with other
-            meanings, and ours would attend from one batch item to another.
+            own default). Otherwise such a module is refused: its inputs look alike but mean something else, and ours
+            would attend from one batch item to another.
 
     Raises:
         TypeError: none of these.
@@ -64,23 +66,21 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
             first, where ``batch_first=True`` is not said, or in some of its parts only; a subclass, or a part of one,
             with a ``forward`` of its own. An attention that uses
             ``add_bias_kv``, ``add_zero_attn``, or different widths of key and value; a layer with an activation that
-            `FeedForward` has not, or with parts whose outputs are dropped differently.
+            `FeedForward` does not have, or with parts whose outputs are dropped differently.
 
     Example:
         >>> from_torch(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).norm_first
         False
     """
-    if isinstance(module, _THEIRS):
-        _check_layout(module, batch_first)
-        _check_conduct("from_torch", module, _THEIRS)
+    rule = "be an nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder or a layer of these"
+    instance("from_torch", "module", module, _THEIRS, rule)
+    _check_layout(module, batch_first)
+    _check_forward("from_torch", module, _THEIRS)
     if isinstance(module, nn.MultiheadAttention):
         return attention_from_torch(module)
-    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        return layer_from_torch(module)
-    if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
+    if isinstance(module, TorchStack):
         return stack_from_torch(module)
-    rule = "be an nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder or a layer of these"
-    raise type_error("from_torch", "module", rule, type(module).__name__)
+    return layer_from_torch(module)  # type: ignore[arg-type]  # nothing else is left
 
 
 @overload
@@ -96,8 +96,8 @@ def to_torch(module: DecoderStack) -> nn.TransformerDecoder: ...
 def to_torch(module: nn.Module) -> nn.Module:
     """One of torch's modules (``batch_first=True``), with copies of the weights of ours and equal outputs.
 
-    The table of `from_torch`, read from right to left. Key and value heads that several query heads share are written
-    out for each of them.
+    The table of `from_torch`, read from right to left. Key and value heads that several query heads share are copied
+    for each of them.
 
     Raises:
         TypeError: none of ours.
@@ -105,27 +105,23 @@ def to_torch(module: nn.Module) -> nn.Module:
             rotary, a mechanism other than plain softmax, a gate, root-mean-square norms, biases in some parts only, a
             subclass with a ``forward`` of its own.
     """
-    if isinstance(module, _OURS):
-        _check_conduct("to_torch", module, _OURS)
+    rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
+    instance("to_torch", "module", module, _OURS, rule)
+    _check_forward("to_torch", module, _OURS)
     if isinstance(module, MultiHeadAttention):
         return attention_to_torch(module)
-    if isinstance(module, EncoderLayer | DecoderLayer):
-        return layer_to_torch(module)
     if isinstance(module, EncoderStack | DecoderStack):
         return stack_to_torch(module)
-    rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
-    raise type_error("to_torch", "module", rule, type(module).__name__)
+    return layer_to_torch(module)  # type: ignore[arg-type]  # nothing else is left
 
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
-    """Refuse what is called with the length first, unless the caller knows that ours is not."""
+    """Refuse a module that takes the length first, unless the caller knows that ours does not."""
+    where, what = "from_torch", type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
-        raise value_error(
-            "from_torch", "batch_first", "be True, or None for what the module says", batch_first, hint=hint
-        )
+        raise value_error(where, "batch_first", "be True, or None for what the module says", batch_first, hint=hint)
     layouts = {part.batch_first for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
-    where, what = "from_torch", type(module).__name__
     if len(layouts) > 1:
         raise unsupported(where, what, ["batch_first is True in some of its attentions and False in others"])
     if layouts == {False} and batch_first is None:
@@ -134,8 +130,8 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
         raise unsupported(where, what, [reason], hint=hint)
 
 
-def _check_conduct(where: str, module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
-    """Refuse subclasses that may compute something else than the class whose weights are copied."""
+def _check_forward(where: str, module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
+    """Refuse subclasses with a ``forward`` of their own: copied weights would not say what they compute."""
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
         for name, part in module.named_modules()

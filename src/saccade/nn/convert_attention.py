@@ -35,22 +35,16 @@ def attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
         projection_bias=module.in_proj_bias is not None,
     )
     ours.to(module.out_proj.weight.device, module.out_proj.weight.dtype)
-    weights = (
-        module.in_proj_weight.chunk(3)
-        if module.in_proj_weight is not None
-        else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    )
-    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    projections = (ours.query_projection, ours.key_projection, ours.value_projection)
     with torch.no_grad():
-        for projection, weight, bias in zip(projections, weights, biases, strict=True):
-            _set(projection, weight, bias)
-        _set(ours.output_projection, module.out_proj.weight, module.out_proj.bias)
+        for own, (weight, bias) in zip(_projections(ours), _weights(module), strict=True):
+            own.weight.copy_(weight)
+            if bias is not None:
+                own.bias.copy_(bias)
     return ours.train(module.training)
 
 
 def reasons_against_torch(module: MultiHeadAttention) -> list[str]:
-    """Why torch's module cannot compute what ours does; empty: it can."""
+    """Why torch's module cannot compute what ours does; empty if it can."""
     reasons = []
     if module.mask is not None:
         reasons.append(f"it owns the mask {module.mask}; torch's module takes masks with each call only")
@@ -74,7 +68,7 @@ def attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     reasons = reasons_against_torch(module)
     if reasons:
         raise unsupported("to_torch", "nn.MultiheadAttention", reasons)
-    weight = module.output_projection.weight
+    like = module.output_projection.weight
     theirs = nn.MultiheadAttention(
         module.embed_dim,
         module.num_heads,
@@ -83,32 +77,31 @@ def attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
         kdim=module.context_dim,
         vdim=module.context_dim,
         batch_first=True,
-        device=weight.device,
-        dtype=weight.dtype,
+        device=like.device,
+        dtype=like.dtype,
     )
     share = module.num_heads // module.num_kv_heads
 
     def written_out(parameter: Tensor) -> Tensor:
-        heads = parameter.unflatten(0, (module.num_kv_heads, module.head_dim))
-        return heads.repeat_interleave(share, 0).flatten(0, 1)
+        """The rows of each head as often as query heads share them."""
+        return parameter.unflatten(0, (-1, module.head_dim)).repeat_interleave(share, 0).flatten(0, 1)
 
-    q, k, v = module.query_projection, module.key_projection, module.value_projection
-    weights = (q.weight, written_out(k.weight), written_out(v.weight))
     with torch.no_grad():
-        if theirs.in_proj_weight is not None:
-            theirs.in_proj_weight.copy_(torch.cat(weights))
-        else:
-            for own, new in zip(
-                (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight), weights, strict=True
-            ):
-                own.copy_(new)
-        if theirs.in_proj_bias is not None:
-            theirs.in_proj_bias.copy_(torch.cat([q.bias, written_out(k.bias), written_out(v.bias)]))
-        _set(theirs.out_proj, weight, module.output_projection.bias)
+        for own, (weight, bias) in zip(_projections(module), _weights(theirs), strict=True):
+            is_shared = own in (module.key_projection, module.value_projection)
+            weight.copy_(written_out(own.weight) if is_shared else own.weight)
+            if bias is not None:
+                bias.copy_(written_out(own.bias) if is_shared else own.bias)
     return theirs.train(module.training)
 
 
-def _set(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    linear.weight.copy_(weight)
-    if bias is not None:
-        linear.bias.copy_(bias)
+def _projections(module: MultiHeadAttention) -> list[nn.Linear]:
+    return [module.query_projection, module.key_projection, module.value_projection, module.output_projection]
+
+
+def _weights(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias of torch's projections (query, key, value, output), which may be written to."""
+    apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    weights = apart if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    return [*zip(weights, biases, strict=True), (module.out_proj.weight, module.out_proj.bias)]

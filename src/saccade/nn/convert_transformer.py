@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from saccade.errors import unsupported
-from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.convert_attention import attention_from_torch, attention_to_torch, reasons_against_torch
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
@@ -18,23 +17,41 @@ from saccade.nn.feed_forward import ACTIVATIONS, Activation, FeedForward
 from saccade.nn.projections import reasons_against_plain
 from saccade.nn.stack import DecoderStack, EncoderStack
 
-__all__ = ["layer_from_torch", "layer_to_torch", "stack_from_torch", "stack_to_torch"]
+__all__ = ["TorchLayer", "TorchStack", "layer_from_torch", "layer_to_torch", "stack_from_torch", "stack_to_torch"]
 
 TorchLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 TorchStack = nn.TransformerEncoder | nn.TransformerDecoder
+# Attentions and norms by our names, and torch's.
+_ENCODER = {"attention": "self_attn"}, {"attention_norm": "norm1", "feed_forward_norm": "norm2"}
+_DECODER = (
+    {"attention": "self_attn", "cross_attention": "multihead_attn"},
+    {"attention_norm": "norm1", "cross_attention_norm": "norm2", "feed_forward_norm": "norm3"},
+)
+_FUNCTIONS: dict[Any, Activation] = {
+    ACTIVATIONS["gelu_tanh"]: "gelu_tanh",
+    torch.relu: "relu",
+    F.relu: "relu",
+    F.gelu: "gelu",
+    F.silu: "silu",
+}
+_MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
 
 
 def layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
     """See `saccade.nn.from_torch`."""
-    attention, *across = (attention_from_torch(part) for part in _attentions_of(module))
+    is_encoder = isinstance(module, nn.TransformerEncoderLayer)
+    kind: Any = EncoderLayer if is_encoder else DecoderLayer
+    names, norms = _ENCODER if is_encoder else _DECODER
+    attentions = {ours: attention_from_torch(getattr(module, theirs)) for ours, theirs in names.items()}
     activation = _activation_of(module.activation)
-    residual_dropouts = {drop.p for drop in _residual_dropouts_of(module)}
+    # dropout1 to dropout3, of what each part adds
+    dropouts = {getattr(module, name.replace("norm", "dropout")).p for name in norms.values()}
     reasons = []
     if activation is None:
         known = "relu, gelu, silu, nn.GELU(approximate='tanh')"
         reasons.append(f"its activation {module.activation} is none of {known}")
-    if len(residual_dropouts) > 1:
-        reasons.append(f"what its parts add is dropped with different probabilities: {sorted(residual_dropouts)}")
+    if len(dropouts) > 1:
+        reasons.append(f"what its parts add is dropped with different probabilities: {sorted(dropouts)}")
     reasons += reasons_against_plain({"linear1": module.linear1, "linear2": module.linear2}, "saccade's layer")
     if reasons or activation is None:
         raise unsupported("from_torch", f"a layer of {type(module).__name__}", reasons)
@@ -45,22 +62,10 @@ def layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
         dropout_p=module.dropout.p,
         projection_bias=module.linear1.bias is not None,
     )
-    options: dict[str, Any] = {"norm_first": module.norm_first, "dropout_p": residual_dropouts.pop()}
-    ours: EncoderLayer | DecoderLayer
-    if isinstance(module, nn.TransformerEncoderLayer):
-        ours = EncoderLayer(attention, feed_forward, **options)
-        norms = {"attention_norm": module.norm1, "feed_forward_norm": module.norm2}
-    else:
-        ours = DecoderLayer(attention, feed_forward, cross_attention=across[0], **options)
-        norms = {
-            "attention_norm": module.norm1,
-            "cross_attention_norm": module.norm2,
-            "feed_forward_norm": module.norm3,
-        }
-    for name, norm in norms.items():
-        setattr(ours, name, copy.deepcopy(norm))
-    weight = module.linear1.weight
-    ours.to(weight.device, weight.dtype)
+    ours = kind(feed_forward=feed_forward, norm_first=module.norm_first, dropout_p=dropouts.pop(), **attentions)
+    for own, theirs in norms.items():
+        setattr(ours, own, copy.deepcopy(getattr(module, theirs)))
+    ours.to(module.linear1.weight.device, module.linear1.weight.dtype)
     feed_forward.expand.load_state_dict(module.linear1.state_dict())
     feed_forward.contract.load_state_dict(module.linear2.state_dict())
     return ours.train(module.training)
@@ -73,15 +78,16 @@ def layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
         raise unsupported("to_torch", f"nn.Transformer{type(module).__name__}", reasons)
     feed_forward = module.feed_forward
     assert isinstance(feed_forward, FeedForward)  # reasons were asked
-    kind = nn.TransformerEncoderLayer if isinstance(module, EncoderLayer) else nn.TransformerDecoderLayer
+    is_encoder = isinstance(module, EncoderLayer)
+    kind = nn.TransformerEncoderLayer if is_encoder else nn.TransformerDecoderLayer
     # torch's own functions where it has them: its layers take a fast path for these.
-    known: dict[str, Any] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "gelu_tanh": ACTIVATIONS["gelu_tanh"]}
+    functions = {name: function for function, name in _FUNCTIONS.items()}
     theirs = kind(
         feed_forward.embed_dim,
         module.attention.num_heads,
         feed_forward.hidden_dim,
         dropout=module.dropout.p,
-        activation=known[feed_forward.activation],
+        activation=functions[feed_forward.activation],
         batch_first=True,
         norm_first=module.norm_first,
         bias=feed_forward.expand.bias is not None,
@@ -89,14 +95,11 @@ def layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
         dtype=feed_forward.expand.weight.dtype,
     )
     theirs.dropout.p = feed_forward.dropout.p
-    theirs.self_attn = attention_to_torch(module.attention)
-    norms = [module.attention_norm, module.feed_forward_norm]
-    if isinstance(module, DecoderLayer):
-        assert module.cross_attention is not None and module.cross_attention_norm is not None  # noqa: PT018  as above
-        theirs.multihead_attn = attention_to_torch(module.cross_attention)
-        norms.insert(1, module.cross_attention_norm)
-    for index, own in enumerate(norms, start=1):
-        setattr(theirs, f"norm{index}", copy.deepcopy(own))
+    attentions, norms = _ENCODER if is_encoder else _DECODER
+    for own, name in attentions.items():
+        setattr(theirs, name, attention_to_torch(getattr(module, own)))
+    for own, name in norms.items():
+        setattr(theirs, name, copy.deepcopy(getattr(module, own)))
     theirs.linear1.load_state_dict(feed_forward.expand.state_dict())
     theirs.linear2.load_state_dict(feed_forward.contract.state_dict())
     return theirs.train(module.training)
@@ -129,21 +132,16 @@ def stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
 
 
 def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
-    """Why torch's layer cannot compute what ours does; empty: it can."""
-    attentions: dict[str, MultiHeadAttention] = {"attention": module.attention}
-    norms = {"attention_norm": module.attention_norm, "feed_forward_norm": module.feed_forward_norm}
+    """Why torch's layer cannot compute what ours does; empty if it can."""
+    attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
     reasons = []
-    if isinstance(module, DecoderLayer):
-        if module.cross_attention is None or module.cross_attention_norm is None:
-            reasons.append("it has no cross-attention; torch's decoder layer always has (its encoder layer never)")
-        else:
-            attentions["cross_attention"] = module.cross_attention
-            norms["cross_attention_norm"] = module.cross_attention_norm
-    for name, attention in attentions.items():
-        reasons += [f"{name}: {reason}" for reason in reasons_against_torch(attention)]
-    for name, norm in norms.items():
-        if type(norm) is not nn.LayerNorm:
-            reasons.append(f"{name} is {type(norm).__name__}; torch's layer has LayerNorm only")
+    if isinstance(module, DecoderLayer) and module.cross_attention is None:
+        reasons.append("it has no cross-attention; torch's decoder layer always has (its encoder layer never)")
+    for name in attentions:
+        reasons += [f"{name}: {reason}" for reason in reasons_against_torch(getattr(module, name))]
+    for name in norms:
+        if type(getattr(module, name)) is not nn.LayerNorm:
+            reasons.append(f"{name} is {type(getattr(module, name)).__name__}; torch's layer has LayerNorm only")
     feed_forward = module.feed_forward
     if not isinstance(feed_forward, FeedForward):
         reasons.append(f"feed_forward is {type(feed_forward).__name__}; torch's layer has two linear layers")
@@ -158,28 +156,9 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
     return reasons
 
 
-def _attentions_of(module: TorchLayer) -> list[nn.MultiheadAttention]:
-    across = [module.multihead_attn] if isinstance(module, nn.TransformerDecoderLayer) else []
-    return [module.self_attn, *across]
-
-
-def _residual_dropouts_of(module: TorchLayer) -> list[nn.Dropout]:
-    third = [module.dropout3] if isinstance(module, nn.TransformerDecoderLayer) else []
-    return [module.dropout1, module.dropout2, *third]
-
-
-def _activation_of(activation: object) -> Activation | None:
-    """Our name of what a torch layer bends with; None where there is none."""
-    if activation is ACTIVATIONS["gelu_tanh"]:
+def _activation_of(activation: Any) -> Activation | None:
+    """Our name of a torch layer's activation; None where we have none."""
+    if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
         return "gelu_tanh"
-    if isinstance(activation, nn.GELU):
-        return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
-    names: list[tuple[Activation, tuple[object, ...], type[nn.Module]]] = [
-        ("relu", (F.relu, torch.relu), nn.ReLU),
-        ("gelu", (F.gelu,), nn.GELU),
-        ("silu", (F.silu,), nn.SiLU),
-    ]
-    for name, functions, kind in names:
-        if activation in functions or isinstance(activation, kind):
-            return name
-    return None
+    kinds = (name for kind, name in _MODULES.items() if isinstance(activation, kind))
+    return next(kinds, _FUNCTIONS.get(activation))

@@ -1,4 +1,4 @@
-"""DecoderLayer: self-attention, cross-attention where there is something to look across to, a feed-forward network."""
+"""DecoderLayer: self-attention, cross-attention to an encoder's output (if there is one), a feed-forward network."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.norms import Norm, make_norm
-from saccade.nn.residual import add_sublayer, check_parts
+from saccade.nn.norms import Norm
+from saccade.nn.residual import ResidualLayer
 
 __all__ = ["DecoderLayer"]
 
 
-class DecoderLayer(nn.Module):
-    """Tokens look at those before them, then at what an encoder made of its own, then each is transformed by itself.
+class DecoderLayer(ResidualLayer):
+    """Tokens look at those before them, then at an encoder's output, then each is transformed by itself.
 
-    Without ``cross_attention`` this is the layer of a language model. That tokens do not see what comes later is the
-    business of the attention's mask: give it ``mask=masks.Causal()`` or any other causal mask, or pass one with each
-    call.
+    Without ``cross_attention`` this is the layer of a language model. It is the attention's mask that hides later
+    tokens: give it ``mask=masks.Causal()`` or any other causal mask, or pass one with each call.
 
     Args:
         attention: a `MultiHeadAttention`, over the tokens themselves.
@@ -48,6 +47,9 @@ class DecoderLayer(nn.Module):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
     """
 
+    cross_attention: MultiHeadAttention | None
+    cross_attention_norm: nn.Module | None
+
     def __init__(
         self,
         attention: MultiHeadAttention,
@@ -59,18 +61,8 @@ class DecoderLayer(nn.Module):
         norm_first: bool = True,
         dropout_p: float = 0.0,
     ):
-        super().__init__()
         attentions = {"attention": attention, "cross_attention": cross_attention}
-        check_parts("DecoderLayer", attentions, feed_forward, dropout_p, norm_first)
-        self.norm_first = norm_first
-        self.attention, self.cross_attention, self.feed_forward = attention, cross_attention, feed_forward
-
-        def new_norm() -> nn.Module:
-            return make_norm(norm, attention.embed_dim, norm_eps, "DecoderLayer")
-
-        self.attention_norm, self.feed_forward_norm = new_norm(), new_norm()
-        self.cross_attention_norm = None if cross_attention is None else new_norm()
-        self.dropout = nn.Dropout(dropout_p)
+        super().__init__(attentions, feed_forward, norm, norm_eps, norm_first, dropout_p)
 
     def forward(
         self,
@@ -99,19 +91,20 @@ class DecoderLayer(nn.Module):
             ``[batch, len, embed_dim]``.
         """
         own, across = self._caches(cache)
-        self._check_encoded(encoded, across)
-        if own is not None and positions is None and self.cross_attention is not None:
+        is_known = across is not None and across.is_filled
+        cross, cross_norm = self.cross_attention, self.cross_attention_norm
+        if (cross is None) != (encoded is None):
+            self._check_encoded(encoded, is_known)
+        if own is not None and positions is None and cross is not None:
             positions = own.positions(x.shape[1])
 
         def attend(tokens: Tensor) -> Tensor:
             return self.attention(tokens, mask=mask, positions=positions, cache=own)
 
-        x = add_sublayer(x, attend, self.attention_norm, self.dropout, self.norm_first)
-        cross, cross_norm = self.cross_attention, self.cross_attention_norm
+        x = self._add(x, attend, self.attention_norm)
         if cross is not None and cross_norm is not None:
 
             def look_across(tokens: Tensor) -> Tensor:
-                is_known = across is not None and across.is_filled
                 return cross(
                     tokens,
                     encoded,
@@ -121,13 +114,8 @@ class DecoderLayer(nn.Module):
                     cache=across,
                 )
 
-            x = add_sublayer(x, look_across, cross_norm, self.dropout, self.norm_first)
-        return add_sublayer(x, self.feed_forward, self.feed_forward_norm, self.dropout, self.norm_first)
-
-    def matrix(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Matrix:
-        """Who of x attends to whom of x in `forward`: ``[batch, num_heads, len, len]``, not built."""
-        tokens = self.attention_norm(x) if self.norm_first else x
-        return self.attention.matrix(tokens, mask=mask, positions=positions)
+            x = self._add(x, look_across, cross_norm)
+        return self._add(x, self.feed_forward, self.feed_forward_norm)
 
     def cross_matrix(
         self,
@@ -140,23 +128,20 @@ class DecoderLayer(nn.Module):
         encoded_positions: Positions = None,
     ) -> Matrix:
         """Who of x attends to what of ``encoded`` in `forward`: ``[batch, num_heads, len, encoded_len]``, not built."""
-        self._check_encoded(encoded, None)
-        assert self.cross_attention is not None and self.cross_attention_norm is not None  # noqa: PT018  checked in the line before
-        x = add_sublayer(
-            x,
-            lambda tokens: self.attention(tokens, mask=mask, positions=positions),
-            self.attention_norm,
-            self.dropout,
-            self.norm_first,
-        )
-        tokens = self.cross_attention_norm(x) if self.norm_first else x
+        self._check_encoded(encoded, False)
+        cross, cross_norm = self.cross_attention, self.cross_attention_norm
+        assert cross is not None and cross_norm is not None  # noqa: PT018  checked in the line before
+
+        def attend(tokens: Tensor) -> Tensor:
+            return self.attention(tokens, mask=mask, positions=positions)
+
+        x = self._add(x, attend, self.attention_norm)
+        tokens = cross_norm(x) if self.norm_first else x
         own = _in_own_text(positions, x, encoded_mask)
-        return self.cross_attention.matrix(
-            tokens, encoded, mask=encoded_mask, positions=own, kv_positions=encoded_positions
-        )
+        return cross.matrix(tokens, encoded, mask=encoded_mask, positions=own, kv_positions=encoded_positions)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:
-        """An empty cache for this layer: that of its attention, and beside it one for what it looks across to.
+        """An empty cache for this layer: one for its attention, and one for its cross-attention if it has one.
 
         Args:
             max_len: room for so many tokens, taken at once; None to grow.
@@ -164,28 +149,25 @@ class DecoderLayer(nn.Module):
         own = self.attention.mechanism.new_cache(max_len)
         return own if self.cross_attention is None else Cache([own, CrossCache()])
 
-    def extra_repr(self) -> str:
-        return f"norm_first={self.norm_first}"
-
     def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | None, CrossCache | None]:
-        """That of the attention, and that of the cross-attention."""
+        """The cache of the attention, and that of the cross-attention."""
         if cache is None:
             return None, None
         if self.cross_attention is None and isinstance(cache, LayerCache):
             return cache, None
-        pair = tuple(cache) if isinstance(cache, Cache) and self.cross_attention is not None else ()
-        if len(pair) == 2 and isinstance(pair[0], LayerCache) and isinstance(pair[1], CrossCache):
-            return pair[0], pair[1]
+        own, across = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)
+        if self.cross_attention is not None and isinstance(own, LayerCache) and isinstance(across, CrossCache):
+            return own, across
         wanted = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
         rule = f"be {wanted}, or None"
         raise type_error("DecoderLayer", "cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
-    def _check_encoded(self, encoded: Tensor | None, across: CrossCache | None) -> None:
+    def _check_encoded(self, encoded: Tensor | None, is_known: bool) -> None:
+        """Refuse an ``encoded`` that nothing looks at, and none where it is needed."""
         if self.cross_attention is None and encoded is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
             rule = "be None in a layer without cross_attention"
             raise value_error("DecoderLayer", "encoded", rule, type(encoded).__name__, hint=hint)
-        is_known = across is not None and across.is_filled
         if self.cross_attention is not None and encoded is None and not is_known:
             hint = "with a cache it may be left out from the second call on"
             rule = "be given to a layer with cross_attention"
@@ -193,9 +175,9 @@ class DecoderLayer(nn.Module):
 
 
 def _in_own_text(positions: Positions, x: Tensor, encoded_mask: object) -> Positions:
-    """Where tokens stand when they look across: where they do in their own text, whatever the other's length.
+    """Where tokens stand when they look across: where they stand in their own text, whatever the other's length.
 
-    A tensor says itself which rows it means.
+    A mask that is a tensor goes by rows, not by positions.
     """
     if positions is not None or isinstance(encoded_mask, Tensor):
         return positions

@@ -5,30 +5,29 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from saccade.engine.at_positions import Positions
-from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.norms import Norm, make_norm
-from saccade.nn.residual import add_sublayer, check_parts
+from saccade.nn.norms import Norm
+from saccade.nn.residual import ResidualLayer
 
 __all__ = ["EncoderLayer"]
 
 
-class EncoderLayer(nn.Module):
-    r"""Tokens look at each other, then each is transformed by itself; both results are added to what went in.
+class EncoderLayer(ResidualLayer):
+    r"""Tokens look at each other, then each is transformed by itself; both results are added to the input.
 
     .. math:: \text{norm first:}\quad x' = x + \mathrm{attention}(\mathrm{norm}(x)), \quad
               x'' = x' + \mathrm{ff}(\mathrm{norm}(x')); \qquad
               \text{else:}\quad x' = \mathrm{norm}(x + \mathrm{attention}(x)), \quad \dots
 
-    The layer is made of parts: what attention can be told (mask, mechanism, rotary, grouped heads) is told to the
-    attention, what the feed-forward network can be told to it.
+    The layer is made of parts. Options of attention (mask, mechanism, rotary, grouped heads) belong to the attention,
+    those of the feed-forward network to the network.
 
     Args:
         attention: a `MultiHeadAttention`.
         feed_forward: a `FeedForward`, or any module from ``[batch, len, embed_dim]`` to the same.
         norm: ``"layer"``, ``"layer_without_bias"`` or ``"rms"`` (root mean square, without a mean or a bias).
         norm_eps: added to the variance in the norms.
-        norm_first: whether a norm stands before each part (as in most models now) or after each sum (as in the paper).
+        norm_first: whether norms come before each part (as in most models now) or after each sum (as in the paper).
         dropout_p: of what each part adds, in training only.
 
     Attributes:
@@ -58,13 +57,7 @@ class EncoderLayer(nn.Module):
         norm_first: bool = True,
         dropout_p: float = 0.0,
     ):
-        super().__init__()
-        check_parts("EncoderLayer", {"attention": attention}, feed_forward, dropout_p, norm_first)
-        self.norm_first = norm_first
-        self.attention, self.feed_forward = attention, feed_forward
-        self.attention_norm = make_norm(norm, attention.embed_dim, norm_eps, "EncoderLayer")
-        self.feed_forward_norm = make_norm(norm, attention.embed_dim, norm_eps, "EncoderLayer")
-        self.dropout = nn.Dropout(dropout_p)
+        super().__init__({"attention": attention}, feed_forward, norm, norm_eps, norm_first, dropout_p)
 
     def forward(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Tensor:
         """Transform.
@@ -81,13 +74,5 @@ class EncoderLayer(nn.Module):
         def attend(tokens: Tensor) -> Tensor:
             return self.attention(tokens, mask=mask, positions=positions)
 
-        x = add_sublayer(x, attend, self.attention_norm, self.dropout, self.norm_first)
-        return add_sublayer(x, self.feed_forward, self.feed_forward_norm, self.dropout, self.norm_first)
-
-    def matrix(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Matrix:
-        """The attention matrix that `forward` multiplies by: ``[batch, num_heads, len, len]``, not built."""
-        tokens = self.attention_norm(x) if self.norm_first else x
-        return self.attention.matrix(tokens, mask=mask, positions=positions)
-
-    def extra_repr(self) -> str:
-        return f"norm_first={self.norm_first}"
+        x = self._add(x, attend, self.attention_norm)
+        return self._add(x, self.feed_forward, self.feed_forward_norm)

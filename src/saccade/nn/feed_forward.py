@@ -1,17 +1,16 @@
-"""FeedForward: what happens to each token by itself."""
+"""FeedForward: a small network that transforms each token by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import is_integer
+from saccade.arguments import flag, integer, one_of
 from saccade.engine import dropout
-from saccade.errors import type_error, value_error
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
 
@@ -26,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    r"""Widen each token, bend it, and narrow it again; no token knows of another.
+    r"""Widen each token, apply an activation, and narrow it again; tokens do not see one another.
 
     .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad
               \mathrm{out} = W_2\,(\phi(W_g x) \odot W_1 x)
@@ -36,7 +35,7 @@ class FeedForward(nn.Module):
     Args:
         embed_dim: width of the model.
         hidden_dim: width inside; often four times ``embed_dim``, or 8/3 times where it is gated, for as many weights.
-        activation: what bends: ``"gelu"``, ``"gelu_tanh"`` (its approximation, as in GPT-2), ``"relu"`` or ``"silu"``.
+        activation: ``"gelu"``, ``"gelu_tanh"`` (its approximation, as in GPT-2), ``"relu"`` or ``"silu"``.
         gated: whether a second projection is multiplied in.
         dropout_p: of the inner channels, in training only.
         projection_bias: whether the linear layers have a bias.
@@ -66,16 +65,13 @@ class FeedForward(nn.Module):
         projection_bias: bool = True,
     ):
         super().__init__()
-        for name, size in (("embed_dim", embed_dim), ("hidden_dim", hidden_dim)):
-            if not is_integer(size) or size < 1:
-                raise value_error("FeedForward", name, "be an int of at least 1", repr(size))
-        if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            raise value_error("FeedForward", "activation", f"be one of {', '.join(ACTIVATIONS)}", repr(activation))
-        for name, flag in (("gated", gated), ("projection_bias", projection_bias)):
-            if not isinstance(flag, bool):
-                raise type_error("FeedForward", name, "be True or False", repr(flag))
-        dropout.check(dropout_p, "FeedForward")
-        self.embed_dim, self.hidden_dim, self.activation = embed_dim, hidden_dim, activation
+        where = "FeedForward"
+        self.embed_dim = embed_dim = integer(where, "embed_dim", embed_dim)
+        self.hidden_dim = hidden_dim = integer(where, "hidden_dim", hidden_dim)
+        self.activation = one_of(where, "activation", activation, get_args(Activation))
+        flag(where, "gated", gated)
+        flag(where, "projection_bias", projection_bias)
+        dropout.check(dropout_p, where)
         self.expand = nn.Linear(embed_dim, hidden_dim, bias=projection_bias)
         self.gate = nn.Linear(embed_dim, hidden_dim, bias=projection_bias) if gated else None
         self.contract = nn.Linear(hidden_dim, embed_dim, bias=projection_bias)
@@ -83,8 +79,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., embed_dim]`` to ``[..., embed_dim]``."""
-        bend = ACTIVATIONS[self.activation]
-        inner = bend(self.expand(x)) if self.gate is None else bend(self.gate(x)) * self.expand(x)
+        activation = ACTIVATIONS[self.activation]
+        inner = activation(self.expand(x)) if self.gate is None else activation(self.gate(x)) * self.expand(x)
         return self.contract(self.dropout(inner) if self.dropout.training else inner)
 
     def extra_repr(self) -> str:

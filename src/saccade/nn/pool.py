@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from types import NoneType
+
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import is_integer
+from saccade.arguments import Shapes, instance, integer
 from saccade.engine import dropout
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.attention import MultiHeadAttention
 
 __all__ = ["AttentionPool"]
+
+_TOKENS = Shapes("x [batch, len, embed_dim]")
+_ONE_QUERY = Shapes("x [batch, len, embed_dim]", "query [batch, query_dim]")
+_QUERIES = Shapes("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
 
 
 class AttentionPool(nn.Module):
@@ -63,19 +69,15 @@ class AttentionPool(nn.Module):
     ):
         super().__init__()
         where = "AttentionPool"
-        sizes = {"embed_dim": embed_dim, "num_queries": num_queries, "query_dim": query_dim}
-        for name, size in sizes.items():
-            given = size is not None or name == "embed_dim"
-            if given and (not is_integer(size) or size < 1):
-                raise value_error(where, name, "be an int of at least 1", repr(size))
+        self.embed_dim = integer(where, "embed_dim", embed_dim)
+        self.num_queries = None if num_queries is None else integer(where, "num_queries", num_queries)
+        self.query_dim = None if query_dim is None else integer(where, "query_dim", query_dim)
         if query_dim is not None and num_queries is not None:
             hint = "num_queries counts learned queries, query_dim is the width of given ones"
             raise value_error(where, "num_queries", "be None where query_dim is given", num_queries, hint=hint)
-        if mechanism is not None and not isinstance(mechanism, Mechanism):
-            hint = "a score goes into one: mechanisms.Softmax(score=...)"
-            raise type_error(where, "mechanism", "be a saccade Mechanism or None", type(mechanism).__name__, hint=hint)
+        hint, kinds = "a score goes into one: mechanisms.Softmax(score=...)", (Mechanism, NoneType)
+        instance(where, "mechanism", mechanism, kinds, "be a saccade Mechanism or None", hint=hint)
         dropout.check(dropout_p, where)
-        self.embed_dim, self.query_dim, self.num_queries = embed_dim, query_dim, num_queries
         self.dropout_p = float(dropout_p)
         self.attention: MultiHeadAttention | None = None
         self.mechanism: Mechanism | None = None
@@ -83,11 +85,7 @@ class AttentionPool(nn.Module):
             self.mechanism = Softmax() if mechanism is None else mechanism
         else:
             self.attention = MultiHeadAttention(
-                embed_dim if query_dim is None else query_dim,
-                num_heads,
-                context_dim=embed_dim,
-                mechanism=mechanism,
-                dropout_p=dropout_p,
+                query_dim or embed_dim, num_heads, context_dim=embed_dim, mechanism=mechanism, dropout_p=dropout_p
             )
         self.query: nn.Parameter | None = None
         if query_dim is None:
@@ -111,49 +109,41 @@ class AttentionPool(nn.Module):
             ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and given
             queries, the width is that of the queries. 0 where no token counts (with heads, the output's bias).
         """
-        asked, has_axis = self._asked(x, query)
         if self.attention is not None:
-            out = self.attention(asked, x, mask=mask)
+            out = self.attention(self._queries(x, query), x, mask=mask)
         else:
-            matrix = self._matrix(asked, x, mask)
+            matrix = self.matrix(x, query, mask=mask)
             out = matrix.matmul(x[:, None], dropout_p=self.dropout_p if self.training else 0.0)[:, 0]
+        has_axis = self.num_queries is not None or (query is not None and query.dim() == 3)
         return out if has_axis else out[:, 0]
 
     def matrix(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Matrix:
         """The weights of this call, ``[batch, num_heads or 1, num_queries, len]``, not built; see `forward`."""
-        asked, _ = self._asked(x, query)
-        return self._matrix(asked, x, mask) if self.attention is None else self.attention.matrix(asked, x, mask=mask)
+        asked = self._queries(x, query)
+        if self.mechanism is not None:
+            return self.mechanism(asked[:, None], x[:, None], mask=mask)
+        assert self.attention is not None
+        return self.attention.matrix(asked, x, mask=mask)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_queries={self.num_queries}, query_dim={self.query_dim}"
-
-    def _matrix(self, asked: Tensor, x: Tensor, mask: object) -> Matrix:
-        assert self.mechanism is not None
-        matrix: Matrix = self.mechanism(asked[:, None], x[:, None], mask=mask)
-        return matrix
 
     def _query_width(self) -> int:
         score = getattr(self.mechanism, "score", None)
         widths = None if score is None else score.widths
         return self.embed_dim if widths is None else widths[0]
 
-    def _asked(self, x: Tensor, query: Tensor | None) -> tuple[Tensor, bool]:
-        """Queries ``[batch, num_queries, width]``, and whether the result keeps their axis."""
+    def _queries(self, x: Tensor, query: Tensor | None) -> Tensor:
+        """The queries of this call, ``[batch, num_queries, width]``."""
         where = "AttentionPool"
-        if not isinstance(x, Tensor):
-            raise type_error(where, "x", "be a tensor", type(x).__name__)
-        if x.dim() != 3 or x.shape[2] != self.embed_dim:
-            raise value_error(where, "x", f"have shape [batch, len, {self.embed_dim}]", list(x.shape))
+        _TOKENS.check(where, x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:
                 hint = "query_dim= makes a pool whose queries are given"
                 raise value_error(where, "query", "be None where queries are learned", "a tensor", hint=hint)
-            return self.query.to(x.dtype).expand(len(x), -1, -1), self.num_queries is not None
+            return self.query.to(x.dtype).expand(len(x), -1, -1)
         if query is None:
             raise value_error(where, "query", "be given, as query_dim was", None)
-        if not isinstance(query, Tensor):
-            raise type_error(where, "query", "be a tensor", type(query).__name__)
-        if query.dim() not in (2, 3) or query.shape[0] != len(x) or query.shape[-1] != self.query_dim:
-            rule = f"have shape [{len(x)}, {self.query_dim}] or [{len(x)}, num_queries, {self.query_dim}]"
-            raise value_error(where, "query", rule, list(query.shape), facts=[describe("x", x)])
-        return (query if query.dim() == 3 else query[:, None]), query.dim() == 3
+        has_axis = isinstance(query, Tensor) and query.dim() == 3
+        (_QUERIES if has_axis else _ONE_QUERY).check(where, x, query, query_dim=self.query_dim or 0)
+        return query if has_axis else query[:, None]

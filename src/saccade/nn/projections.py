@@ -1,4 +1,4 @@
-"""Projections: linear layers and convolutions of ours, and what others put in their places."""
+"""Projections: linear layers and convolutions, and what users may put in their place."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ __all__ = ["reasons_against_plain", "weight_of"]
 
 
 def weight_of(layer: nn.Module) -> Tensor | None:
-    """The weight that a layer's input must be like; None where there is none to look at.
+    """The weight whose dtype and device a layer's input must have; None where there is no such weight to see.
 
-    A layer of 8 bits has a method of that name and codes for numbers, an adapter keeps inside of it the layer that has
-    a weight. What these take is for them to say.
+    The weights of an 8-bit layer are integer codes, and an adapter hides the layer that has weights: these check their
+    inputs themselves.
     """
     weight = getattr(layer, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
 
 
 def reasons_against_plain(layers: Mapping[str, nn.Module], theirs: str) -> list[str]:
-    """Why the weights of some layers, by name, do not say all that these compute; empty: they do.
+    """Why some layers, by name, compute something else than plain linear layers; empty if they do not.
 
     Args:
         layers: where a linear layer is expected.
-        theirs: whose layers take these weights.
+        theirs: whose layers are to take these weights.
     """
     return [
         f"its {name} is {type(layer).__name__}; {theirs} has a plain linear layer"

@@ -1,52 +1,88 @@
-"""The two ways of adding a sublayer to what goes through it."""
+"""ResidualLayer: what encoder layers and decoder layers share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
+from saccade.arguments import flag, instance
 from saccade.engine import dropout
-from saccade.errors import type_error, value_error
+from saccade.engine.at_positions import Positions
+from saccade.errors import value_error
+from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.norms import Norm, make_norm
 
-__all__ = ["add_sublayer", "check_parts"]
-
-
-def add_sublayer(
-    x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module, drop: nn.Module, norm_first: bool
-) -> Tensor:
-    """``x + drop(sublayer(norm(x)))`` where the norm comes first, else ``norm(x + drop(sublayer(x)))``."""
-    change = sublayer(norm(x) if norm_first else x)
-    if drop.training:  # where one token goes through a model, calls that change nothing take as long as those that do
-        change = drop(change)
-    return x + change if norm_first else norm(x + change)
+__all__ = ["ResidualLayer"]
 
 
-def check_parts(
-    where: str,
-    attentions: dict[str, MultiHeadAttention | None],
-    feed_forward: nn.Module,
-    dropout_p: float,
-    norm_first: bool,
-) -> None:
-    """Raise unless the parts of a layer are parts, and of one width."""
-    width: int | None = None
+class ResidualLayer(nn.Module):
+    """The base of `EncoderLayer` and `DecoderLayer`: parts with a norm each, whose results are added to what went in.
+
+    Args:
+        attentions: the attentions by their names, ``attention`` the first; None for one that the layer does without.
+        feed_forward, norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
+    """
+
+    attention: MultiHeadAttention
+    attention_norm: nn.Module
+    feed_forward_norm: nn.Module
+
+    def __init__(
+        self,
+        attentions: Mapping[str, MultiHeadAttention | None],
+        feed_forward: nn.Module,
+        norm: Norm,
+        norm_eps: float,
+        norm_first: bool,
+        dropout_p: float,
+    ):
+        super().__init__()
+        where = type(self).__name__
+        width = _width(where, attentions, feed_forward)
+        dropout.check(dropout_p, where)
+        self.norm_first = flag(where, "norm_first", norm_first)
+        for name, part in attentions.items():
+            setattr(self, name, part)
+        self.feed_forward = feed_forward
+        parts = {"attention": None, "feed_forward": feed_forward} | {**attentions}
+        for name, module in parts.items():
+            setattr(self, f"{name}_norm", None if module is None else make_norm(norm, width, norm_eps, where))
+        self.dropout = nn.Dropout(dropout_p)
+
+    def matrix(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Matrix:
+        """The self-attention matrix that `forward` multiplies by: ``[batch, num_heads, len, len]``, not built."""
+        tokens = self.attention_norm(x) if self.norm_first else x
+        return self.attention.matrix(tokens, mask=mask, positions=positions)
+
+    def extra_repr(self) -> str:
+        return f"norm_first={self.norm_first}"
+
+    def _add(self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+        """``x + dropout(part(norm(x)))`` where norms come first, else ``norm(x + dropout(part(x)))``."""
+        change = part(norm(x) if self.norm_first else x)
+        drop = self.dropout
+        if drop.training:  # in a decoding step, a call that does nothing costs as much as one that does something
+            change = drop(change)
+        return x + change if self.norm_first else norm(x + change)
+
+
+def _width(where: str, attentions: Mapping[str, MultiHeadAttention | None], feed_forward: nn.Module) -> int:
+    """Check the types and widths of a layer's parts, and return their width."""
+    width = 0
     for name, part in attentions.items():
-        if part is None:
+        if part is None and name != "attention":
             continue
-        if not isinstance(part, MultiHeadAttention):
-            hint = "for instance saccade.nn.MultiHeadAttention(64, 8)"
-            raise type_error(where, name, "be a saccade.nn.MultiHeadAttention", type(part).__name__, hint=hint)
-        width = part.embed_dim if width is None else width
-        if part.embed_dim != width:
-            raise value_error(where, name, f"have embed_dim {width}, as the first attention", part.embed_dim)
-    if not isinstance(feed_forward, nn.Module):
-        hint = f"for instance saccade.nn.FeedForward({width}, {4 * (width or 1)})"
-        raise type_error(where, "feed_forward", "be a module", type(feed_forward).__name__, hint=hint)
+        hint = "for instance saccade.nn.MultiHeadAttention(64, 8)"
+        rule = "be a saccade.nn.MultiHeadAttention"
+        own = instance(where, name, part, MultiHeadAttention, rule, hint=hint).embed_dim
+        width = width or own
+        if own != width:
+            raise value_error(where, name, f"have embed_dim {width}, as the first attention", own)
+    hint = f"for instance saccade.nn.FeedForward({width}, {4 * width})"
+    instance(where, "feed_forward", feed_forward, nn.Module, "be a module", hint=hint)
     theirs = getattr(feed_forward, "embed_dim", width)
     if theirs != width:
         raise value_error(where, "feed_forward", f"have embed_dim {width}, as the attention", theirs)
-    dropout.check(dropout_p, where)
-    if not isinstance(norm_first, bool):
-        raise type_error(where, "norm_first", "be True or False", type(norm_first).__name__)
+    return width

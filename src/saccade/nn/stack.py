@@ -1,12 +1,14 @@
-"""Layers one above the other."""
+"""Stacks of encoder layers and of decoder layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Iterator
+from types import NoneType
+from typing import Any, cast
 
 from torch import Tensor, nn
 
+from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache
 from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
@@ -14,11 +16,11 @@ from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 
-__all__ = ["DecoderStack", "EncoderStack"]
+__all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
 
 
 class EncoderStack(nn.Module):
-    """Encoder layers one above the other.
+    """A stack of encoder layers.
 
     Args:
         layers: `EncoderLayer` each, at least one.
@@ -49,15 +51,12 @@ class EncoderStack(nn.Module):
 
     def matrices(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> list[Matrix]:
         """The attention matrix of every layer in `forward`, not built."""
-        found = []
-        for layer in self.layers:
-            found.append(cast(EncoderLayer, layer).matrix(x, mask=mask, positions=positions))
-            x = layer(x, mask=mask, positions=positions)
-        return found
+        facts = {"mask": mask, "positions": positions}
+        return [layer.matrix(x, **facts) for layer, x in with_inputs(self.layers, x, **facts)]
 
 
 class DecoderStack(nn.Module):
-    """Decoder layers one above the other.
+    """A stack of decoder layers.
 
     Args:
         layers: `DecoderLayer` each, at least one; all with cross-attention, or none.
@@ -79,7 +78,7 @@ class DecoderStack(nn.Module):
     def __init__(self, layers: Iterable[DecoderLayer], *, final_norm: nn.Module | None = None):
         super().__init__()
         self.layers = _checked("DecoderStack", layers, DecoderLayer, final_norm)
-        across = {cast(DecoderLayer, layer).cross_attention is not None for layer in self.layers}
+        across = {layer.cross_attention is not None for layer in self.layers}
         if len(across) > 1:
             rule = "all have cross_attention, or none"
             raise value_error("DecoderStack", "layers", rule, "some with and some without")
@@ -103,16 +102,10 @@ class DecoderStack(nn.Module):
             x, encoded, mask, encoded_mask, positions, encoded_positions: as in `DecoderLayer.forward`, for all layers.
             cache: what the layers remember of earlier calls, as `new_cache` makes it.
         """
+        facts = {"mask": mask, "positions": positions}
+        facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
         for layer, own in zip(self.layers, self._caches(cache), strict=True):
-            x = layer(
-                x,
-                encoded,
-                mask=mask,
-                encoded_mask=encoded_mask,
-                positions=positions,
-                encoded_positions=encoded_positions,
-                cache=own,
-            )
+            x = layer(x, encoded, cache=own, **facts)
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(
@@ -126,18 +119,9 @@ class DecoderStack(nn.Module):
         encoded_positions: Positions = None,
     ) -> list[Matrix]:
         """The self-attention matrix of every layer in `forward`, not built."""
-        found = []
-        for layer in self.layers:
-            found.append(cast(DecoderLayer, layer).matrix(x, mask=mask, positions=positions))
-            x = layer(
-                x,
-                encoded,
-                mask=mask,
-                encoded_mask=encoded_mask,
-                positions=positions,
-                encoded_positions=encoded_positions,
-            )
-        return found
+        own = {"mask": mask, "positions": positions}
+        facts = own | {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
+        return [layer.matrix(x, **own) for layer, x in with_inputs(self.layers, x, encoded, **facts)]
 
     def cross_matrices(
         self,
@@ -150,17 +134,10 @@ class DecoderStack(nn.Module):
         encoded_positions: Positions = None,
     ) -> list[Matrix]:
         """The cross-attention matrix of every layer in `forward`, not built."""
-        facts = {
-            "mask": mask,
-            "encoded_mask": encoded_mask,
-            "positions": positions,
-            "encoded_positions": encoded_positions,
-        }
-        found = []
-        for layer in self.layers:
-            found.append(cast(DecoderLayer, layer).cross_matrix(x, encoded, **facts))  # type: ignore[arg-type]
-            x = layer(x, encoded, **facts)
-        return found
+        facts = {"mask": mask, "positions": positions}
+        facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
+        inputs = with_inputs(self.layers, x, encoded, **facts)
+        return [layer.cross_matrix(x, encoded, **facts) for layer, x in inputs]
 
     def new_cache(self, max_len: int | None = None) -> Cache:
         """An empty cache for all layers.
@@ -170,7 +147,7 @@ class DecoderStack(nn.Module):
         """
         return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in self.layers)
 
-    def _caches(self, cache: Cache | None) -> list[LayerCache | Cache | None]:
+    def _caches(self, cache: Cache | None) -> Iterable[LayerCache | Cache | None]:
         if cache is None:
             return [None] * len(self.layers)
         hint = "new_cache() of this model makes one"
@@ -179,20 +156,22 @@ class DecoderStack(nn.Module):
         if len(cache) != len(self.layers):
             rule = f"hold the caches of {len(self.layers)} layers"
             raise value_error("DecoderStack", "cache", rule, len(cache), hint=hint)
-        return list(cache)
+        return cache
+
+
+def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **facts: Any) -> Iterator[tuple[Any, Tensor]]:
+    """Each layer, and what it is given where ``x`` goes through all of them."""
+    for layer in layers:
+        yield layer, x
+        x = layer(x, *others, **facts)
 
 
 def _checked(
     where: str, layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None
 ) -> nn.ModuleList:
-    if final_norm is not None and not isinstance(final_norm, nn.Module):
-        raise type_error(where, "final_norm", "be a module or None", type(final_norm).__name__)
-    if not isinstance(layers, Iterable):
-        raise type_error(where, "layers", f"be several {kind.__name__}", type(layers).__name__)
-    listed = list(layers)
+    instance(where, "final_norm", final_norm, (nn.Module, NoneType), "be a module or None")
+    several = instance(where, "layers", layers, Iterable, f"be several {kind.__name__}")
+    listed = [instance(where, "layers", layer, kind, f"be of kind {kind.__name__}") for layer in several]
     if not listed:
         raise value_error(where, "layers", "hold at least one layer", "none")
-    for layer in listed:
-        if not isinstance(layer, kind):
-            raise type_error(where, "layers", f"be of kind {kind.__name__}", type(layer).__name__)
     return nn.ModuleList(listed)

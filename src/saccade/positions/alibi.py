@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.arguments import integer
 from saccade.positions.bias import Bias
-from saccade.positions.checks import check_count, check_distances
+from saccade.positions.checks import check_distances
 
 __all__ = ["ALiBi"]
 
@@ -40,8 +41,7 @@ class ALiBi(Bias):
 
     def __init__(self, num_heads: int):
         super().__init__()
-        check_count("ALiBi", "num_heads", num_heads)
-        self.num_heads = num_heads
+        self.num_heads = integer("ALiBi", "num_heads", num_heads)
 
     def table(self, distances: Tensor) -> Tensor:
         return self._at(distances, torch.float32)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import integer
 from saccade.positions.bias import Bias
-from saccade.positions.checks import check_count, check_distances
+from saccade.positions.checks import check_distances
 
 __all__ = ["Clipped"]
 
@@ -43,9 +44,8 @@ class Clipped(Bias):
 
     def __init__(self, num_heads: int, reach: int):
         super().__init__()
-        check_count("Clipped", "num_heads", num_heads)
-        check_count("Clipped", "reach", reach, least=0)
-        self.num_heads, self.reach = num_heads, reach
+        self.num_heads = integer("Clipped", "num_heads", num_heads)
+        self.reach = integer("Clipped", "reach", reach, 0)
         self.weight = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 
     def table(self, distances: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import integer
 from saccade.positions.bias import Bias
-from saccade.positions.checks import as_positions, check_below, check_count, check_distances
+from saccade.positions.checks import as_positions, check_below, check_distances
 
 __all__ = ["GridTable"]
 
@@ -46,10 +47,9 @@ class GridTable(Bias):
 
     def __init__(self, num_heads: int, height: int, width: int):
         super().__init__()
-        check_count("GridTable", "num_heads", num_heads)
-        check_count("GridTable", "height", height)
-        check_count("GridTable", "width", width)
-        self.num_heads, self.height, self.width = num_heads, height, width
+        self.num_heads = integer("GridTable", "num_heads", num_heads)
+        self.height = integer("GridTable", "height", height)
+        self.width = integer("GridTable", "width", width)
         self.reach = (height - 1) * (2 * width - 1) + width - 1
         self.weight = nn.Parameter(torch.zeros((2 * height - 1) * (2 * width - 1), num_heads))
 

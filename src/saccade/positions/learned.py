@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.positions.checks import as_positions, check_below, check_count
+from saccade.arguments import integer
+from saccade.positions.checks import as_positions, check_below
 
 __all__ = ["Learned"]
 
@@ -23,7 +24,7 @@ class Learned(nn.Module):
 
     Raises:
         ValueError: a size is no int of at least 1; a position below -1, or of ``max_len`` and more (on the CPU, where
-            positions can be read without waiting; elsewhere torch's own lookup stops).
+            positions can be read without waiting; elsewhere torch's own lookup raises).
         TypeError: positions that are neither a range nor int64.
 
     Cost: ``max_len * embed_dim`` parameters.
@@ -38,9 +39,8 @@ class Learned(nn.Module):
 
     def __init__(self, max_len: int, embed_dim: int):
         super().__init__()
-        check_count("Learned", "max_len", max_len)
-        check_count("Learned", "embed_dim", embed_dim)
-        self.max_len, self.embed_dim = max_len, embed_dim
+        self.max_len = integer("Learned", "max_len", max_len)
+        self.embed_dim = integer("Learned", "embed_dim", embed_dim)
         self.weight = nn.Parameter(torch.zeros(max_len, embed_dim))
         self.reset_parameters()
 

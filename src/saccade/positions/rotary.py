@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import NoneType
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import instance, integer, number, one_of
 from saccade.errors import describe, type_error, unsupported, value_error
-from saccade.positions.checks import as_positions, check_count, check_number
+from saccade.positions.checks import as_positions
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
 from saccade.transforms import is_plain
 
 __all__ = ["Rotary"]
 
 _KEPT = 1 << 13  # the most positions whose angles are kept: 8 MB for heads of 128
+_Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # what decides the angles
 _BLOCK = 64  # positions, aligned, whose angles are computed at once where single ones are asked for
 
 
 class Rotary(nn.Module):
-    r"""Turn queries and keys by where they stand, so that their product knows only how far apart they are.
+    r"""Turn queries and keys by where they stand, so that their product depends only on how far apart they are.
 
     Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:
 
@@ -72,24 +75,19 @@ class Rotary(nn.Module):
         scaling: Scaling | None = None,
     ):
         super().__init__()
-        check_count("Rotary", "head_dim", head_dim)
-        rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        check_count("Rotary", "rotary_dim", rotary_dim)
-        check_number("Rotary", "base", base, above=1)
+        self.head_dim = integer("Rotary", "head_dim", head_dim)
+        self.rotary_dim = rotary_dim = integer("Rotary", "rotary_dim", head_dim if rotary_dim is None else rotary_dim)
+        self.base = number("Rotary", "base", base, above=1)
+        self.layout = one_of("Rotary", "layout", layout, ("half", "interleaved"))
+        hint = "for instance saccade.positions.YaRN(4.0, trained_len=4096)"
+        self.scaling = instance("Rotary", "scaling", scaling, (Scaling, NoneType), "be a scaling, or None", hint=hint)
         if rotary_dim % 2:
             raise value_error("Rotary", "rotary_dim", "be even", rotary_dim, hint="channels are turned in pairs")
         if rotary_dim > head_dim:
             raise value_error("Rotary", "rotary_dim", f"be at most head_dim {head_dim}", rotary_dim)
-        if layout not in ("half", "interleaved"):
-            raise value_error("Rotary", "layout", 'be "half" or "interleaved"', repr(layout))
-        if scaling is not None and not isinstance(scaling, Scaling):
-            hint = "for instance saccade.positions.YaRN(4.0, trained_len=4096)"
-            raise type_error("Rotary", "scaling", "be a scaling, or None", type(scaling).__name__, hint=hint)
         reasons = () if scaling is None else scaling.reasons(base, rotary_dim)
         if reasons:
             raise unsupported("Rotary", type(scaling).__name__, reasons)
-        self.head_dim, self.rotary_dim, self.base = head_dim, rotary_dim, float(base)
-        self.layout, self.scaling = layout, scaling
 
     def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Turn x.
@@ -101,9 +99,7 @@ class Rotary(nn.Module):
         Returns:
             As x, in its dtype.
         """
-        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
-        cos, sin = self._cos_and_sin(x, positions)
-        return self._turned(x, *((cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude)))
+        return self._turned(x, *self._cos_and_sin(x, positions))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Turn x back: what `forward` was given, up to one rounding in the dtype of x.
@@ -118,9 +114,9 @@ class Rotary(nn.Module):
         Returns:
             As x, in its dtype.
         """
-        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        square = 1.0 if self.scaling is None else self.scaling.magnitude**2
         cos, sin = self._cos_and_sin(x, positions)
-        return self._turned(x, cos / magnitude, -sin / magnitude)
+        return self._turned(x, cos / square, -sin / square)
 
     def extra_repr(self) -> str:
         return (
@@ -147,57 +143,38 @@ class Rotary(nn.Module):
             inference = torch.is_inference_mode_enabled()
             if length == 1 and positions.start >= 0:
                 block, place = divmod(positions.start, _BLOCK)
-                cos, sin = _kept(range(block * _BLOCK, (block + 1) * _BLOCK), *turning, inference)
+                cos, sin = _kept(range(block * _BLOCK, (block + 1) * _BLOCK), turning, inference)
                 return cos.narrow(2, place, 1), sin.narrow(2, place, 1)
             if length <= _KEPT:
-                return _kept(positions, *turning, inference)
-        return _angles(positions, *turning)
+                return _kept(positions, turning, inference)
+        return _angles(positions, turning)
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.rotary_dim < self.head_dim:
-            part, rest = x.split((self.rotary_dim, self.head_dim - self.rotary_dim), -1)
-            return torch.cat([self._all_turned(part, cos, sin), rest], -1)
-        return self._all_turned(x, cos, sin)
-
-    def _all_turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        wide = x.to(cos.dtype)
+        part = x if self.rotary_dim == self.head_dim else x[..., : self.rotary_dim]
+        wide = part.to(cos.dtype)
         if self.layout == "half":
             other = wide.roll(self.rotary_dim // 2, -1)
         else:
             other = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        return torch.addcmul(wide * cos, other, sin).to(x.dtype)
+        turned = torch.addcmul(wide * cos, other, sin).to(x.dtype)
+        return turned if part is x else torch.cat([turned, x[..., self.rotary_dim :]], -1)
 
 
-def _angles(
-    positions: range | Tensor,
-    base: float,
-    rotary_dim: int,
-    layout: str,
-    scaling: Scaling | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
+def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
     """For each channel what it is multiplied by, and what its partner is before the two are added."""
+    base, rotary_dim, layout, scaling, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions("Rotary", positions, device)).clamp(min=0)
     angles = place.to(dtype)[:, None, :, None] * make(base, rotary_dim, dtype, device)
-    cos, sin = angles.cos(), angles.sin()
+    magnitude = 1.0 if scaling is None else scaling.magnitude
+    cos, sin = (x if magnitude == 1.0 else x * magnitude for x in (angles.cos(), angles.sin()))
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
 
 
 @lru_cache(maxsize=4)
-def _kept(
-    positions: range,
-    base: float,
-    rotary_dim: int,
-    layout: str,
-    scaling: Scaling | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    inference: bool,
-) -> tuple[Tensor, Tensor]:
+def _kept(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
     """The angles that all layers of a model ask for in turn, and those of the next steps."""
     del inference  # only tells one kind of tensor from the other
-    return _angles(positions, base, rotary_dim, layout, scaling, dtype, device)
+    return _angles(positions, turning)

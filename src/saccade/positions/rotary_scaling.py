@@ -9,19 +9,20 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from saccade.errors import value_error
-from saccade.positions.checks import check_count, check_number
+from saccade.arguments import flag, integer, number
 
 __all__ = ["Linear", "Llama3", "NTK", "Scaling", "YaRN", "plain_frequencies"]
 
+Device = torch.device | None
 
-def plain_frequencies(base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+
+def plain_frequencies(base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
     """Radians per position of each pair of channels: ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
     return 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
 
 
 class Scaling(ABC):
-    """Which frequencies a rotation turns with, where they are not the plain ones.
+    """Other frequencies for a rotation than the plain ones.
 
     A scaling is a frozen value. It never looks at the length of a call: keys in a cache were turned when they came, so
     frequencies that change with length would give a prefill and its decoding steps two different rotations.
@@ -33,13 +34,11 @@ class Scaling(ABC):
         return 1.0
 
     @abstractmethod
-    def frequencies(
-        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
-    ) -> Tensor:
+    def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
         """Radians per position of each pair of channels, ``[rotary_dim // 2]``, computed in ``dtype``."""
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
-        """Why these sizes cannot be had; an empty tuple means that they can."""
+        """Why the scaling does not work with these sizes; an empty tuple means that it does."""
         del base, rotary_dim
         return ()
 
@@ -64,11 +63,9 @@ class Linear(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        check_number("Linear", "factor", self.factor, least=1)
+        number("Linear", "factor", self.factor, least=1)
 
-    def frequencies(
-        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
-    ) -> Tensor:
+    def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
         return plain_frequencies(base, rotary_dim, dtype, device) / float(self.factor)  # an int may exceed 64 bits
 
 
@@ -98,7 +95,7 @@ class NTK(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        check_number("NTK", "factor", self.factor, least=1)
+        number("NTK", "factor", self.factor, least=1)
 
     @classmethod
     def at_length(cls, factor: float, length: int, trained_len: int) -> NTK:
@@ -109,14 +106,12 @@ class NTK(Scaling):
             length: the longest sequence that will be read; up to ``trained_len``, nothing is scaled.
             trained_len: the longest sequence that the model was trained on.
         """
-        check_number("NTK.at_length", "factor", factor, least=1)
-        check_count("NTK.at_length", "length", length)
-        check_count("NTK.at_length", "trained_len", trained_len)
+        number("NTK.at_length", "factor", factor, least=1)
+        integer("NTK.at_length", "length", length)
+        integer("NTK.at_length", "trained_len", trained_len)
         return cls(factor * max(length, trained_len) / trained_len - (factor - 1))
 
-    def frequencies(
-        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
-    ) -> Tensor:
+    def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
         larger = base * self.factor ** (rotary_dim / (rotary_dim - 2))
         return plain_frequencies(larger, rotary_dim, dtype, device)
 
@@ -154,14 +149,12 @@ class Llama3(Scaling):
     trained_len: int
 
     def __post_init__(self) -> None:
-        check_number("Llama3", "factor", self.factor, least=1)
-        check_number("Llama3", "low_freq_factor", self.low_freq_factor, above=0)
-        check_number("Llama3", "high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
-        check_count("Llama3", "trained_len", self.trained_len)
+        number("Llama3", "factor", self.factor, least=1)
+        number("Llama3", "low_freq_factor", self.low_freq_factor, above=0)
+        number("Llama3", "high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
+        integer("Llama3", "trained_len", self.trained_len)
 
-    def frequencies(
-        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
-    ) -> Tensor:
+    def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
         plain = plain_frequencies(base, rotary_dim, dtype, device)
         low, high = float(self.low_freq_factor), float(self.high_freq_factor)
         periods = float(self.trained_len) / (2 * math.pi / plain)
@@ -204,22 +197,19 @@ class YaRN(Scaling):
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        check_number("YaRN", "factor", self.factor, least=1)
-        check_count("YaRN", "trained_len", self.trained_len)
-        check_number("YaRN", "beta_slow", self.beta_slow, above=0)
-        check_number("YaRN", "beta_fast", self.beta_fast, above=self.beta_slow)
+        number("YaRN", "factor", self.factor, least=1)
+        integer("YaRN", "trained_len", self.trained_len)
+        number("YaRN", "beta_slow", self.beta_slow, above=0)
+        number("YaRN", "beta_fast", self.beta_fast, above=self.beta_slow)
         if self.attention_factor is not None:
-            check_number("YaRN", "attention_factor", self.attention_factor, above=0)
-        if not isinstance(self.truncate, bool):
-            raise value_error("YaRN", "truncate", "be True or False", repr(self.truncate))
+            number("YaRN", "attention_factor", self.attention_factor, above=0)
+        flag("YaRN", "truncate", self.truncate)
 
     @property
     def magnitude(self) -> float:
         return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else float(self.attention_factor)
 
-    def frequencies(
-        self, base: float, rotary_dim: int, dtype: torch.dtype, device: torch.device | None = None
-    ) -> Tensor:
+    def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
         plain = plain_frequencies(base, rotary_dim, dtype, device)
         first, last = (self._pair_that_turns(turns, base, rotary_dim) for turns in (self.beta_fast, self.beta_slow))
         if self.truncate:

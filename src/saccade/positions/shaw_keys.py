@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import integer
 from saccade.errors import describe, value_error
 from saccade.positions.bias import Bias
-from saccade.positions.checks import check_count, check_distances
+from saccade.positions.checks import check_distances
 
 __all__ = ["ShawKeys"]
 
@@ -47,9 +48,8 @@ class ShawKeys(Bias):
 
     def __init__(self, head_dim: int, reach: int):
         super().__init__()
-        check_count("ShawKeys", "head_dim", head_dim)
-        check_count("ShawKeys", "reach", reach, least=0)
-        self.head_dim, self.reach = head_dim, reach
+        self.head_dim = integer("ShawKeys", "head_dim", head_dim)
+        self.reach = integer("ShawKeys", "reach", reach, 0)
         self.weight = nn.Parameter(torch.zeros(2 * reach + 1, head_dim))
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import integer, number
 from saccade.errors import value_error
-from saccade.positions.checks import as_positions, check_count, check_number
+from saccade.positions.checks import as_positions
 
 __all__ = ["Sinusoidal"]
 
@@ -45,12 +46,11 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, embed_dim: int, *, base: float = 10000.0):
         super().__init__()
-        check_count("Sinusoidal", "embed_dim", embed_dim)
-        check_number("Sinusoidal", "base", base, above=1)
+        self.embed_dim = integer("Sinusoidal", "embed_dim", embed_dim)
+        self.base = number("Sinusoidal", "base", base, above=1)
         if embed_dim % 2:
             hint = "each wave has a sine and a cosine"
             raise value_error("Sinusoidal", "embed_dim", "be even", embed_dim, hint=hint)
-        self.embed_dim, self.base = embed_dim, float(base)
         # Empty, and not stored: it follows the module, and so tells the dtype of the output.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 

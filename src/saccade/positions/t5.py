@@ -8,9 +8,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import flag, integer
 from saccade.errors import value_error
 from saccade.positions.bias import Bias
-from saccade.positions.checks import check_count, check_distances, check_flag
+from saccade.positions.checks import check_distances
 
 __all__ = ["T5"]
 
@@ -59,16 +60,14 @@ class T5(Bias):
 
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True):
         super().__init__()
-        check_count("T5", "num_heads", num_heads)
-        check_flag("T5", "bidirectional", bidirectional)
-        check_count("T5", "num_buckets", num_buckets, least=4 if bidirectional else 2)
+        self.num_heads = integer("T5", "num_heads", num_heads)
+        self.bidirectional = flag("T5", "bidirectional", bidirectional)
+        self.num_buckets = integer("T5", "num_buckets", num_buckets, 4 if bidirectional else 2)
         if bidirectional and num_buckets % 2:
             raise value_error("T5", "num_buckets", "be even where bidirectional", num_buckets)
-        self.num_heads, self.num_buckets = num_heads, num_buckets
-        self.max_distance, self.bidirectional = max_distance, bidirectional
         self._per_side = num_buckets // 2 if bidirectional else num_buckets
         self._single = self._per_side // 2
-        check_count("T5", "max_distance", max_distance, least=self._single + 1)
+        self.max_distance = integer("T5", "max_distance", max_distance, self._single + 1)
         self.reach = bisect.bisect_left(
             range(max_distance), self._per_side - 1, key=lambda d: int(self._bucket_of(torch.tensor(d, device="cpu")))
         )

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import integer
 from saccade.errors import unsupported
-from saccade.scores.base import Prepared, Score, check_size, widened
+from saccade.scores.base import Prepared, Score, widened
 
 __all__ = ["Additive", "compare"]
 
@@ -49,9 +50,9 @@ class Additive(Score):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int):
         super().__init__()
-        check_size("Additive", query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
-        self.query_weight = nn.Parameter(torch.empty(hidden_dim, query_dim))
-        self.key_weight = nn.Parameter(torch.empty(hidden_dim, key_dim))
+        hidden_dim = integer("Additive", "hidden_dim", hidden_dim)
+        self.query_weight = nn.Parameter(torch.empty(hidden_dim, integer("Additive", "query_dim", query_dim)))
+        self.key_weight = nn.Parameter(torch.empty(hidden_dim, integer("Additive", "key_dim", key_dim)))
         self.output_weight = nn.Parameter(torch.empty(hidden_dim))
         self.reset_parameters()
 

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import is_integer
 from saccade.errors import describe, value_error
 from saccade.finite import is_finite, not_finite
 from saccade.transforms import is_plain
 
-__all__ = ["Prepared", "Score", "TileFunction", "check_size", "prepared", "widened"]
+__all__ = ["Prepared", "Score", "TileFunction", "prepared", "widened"]
 
 TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
@@ -67,17 +66,17 @@ class Score(nn.Module):
         """
 
     def check(self, query: Tensor, key: Tensor, where: str) -> None:
-        """Raise unless the widths of query and key are those that the score takes."""
-        facts = [describe("query", query), describe("key", key)]
-        name = type(self).__name__
-        if self.widths is None:
-            if query.shape[-1] != key.shape[-1]:
-                got = f"{query.shape[-1]} and {key.shape[-1]}"
-                raise value_error(where, "head_dim", "be the same for query and key", got, facts=facts)
+        """Check that the widths of query and key are those that the score takes."""
+        widths, own = (query.shape[-1], key.shape[-1]), self.widths
+        if widths == own or (own is None and widths[0] == widths[1]):
             return
-        for what, x, width in zip(("query", "key"), (query, key), self.widths, strict=True):
-            if x.shape[-1] != width:
-                raise value_error(where, f"width of {what}", f"be {width}, like {name}'s", x.shape[-1], facts=facts)
+        facts = [describe("query", query), describe("key", key)]
+        if own is None:
+            got = f"{widths[0]} and {widths[1]}"
+            raise value_error(where, "head_dim", "be the same for query and key", got, facts=facts)
+        name, index = ("query", 0) if widths[0] != own[0] else ("key", 1)
+        rule = f"be {own[index]}, like {type(self).__name__}'s"
+        raise value_error(where, f"width of {name}", rule, widths[index], facts=facts)
 
 
 def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
@@ -96,13 +95,6 @@ def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
         query=torch.where(bad_query, made.query.detach(), clean.query),
         key=torch.where(bad_key, made.key.detach(), clean.key),
     )
-
-
-def check_size(where: str, **sizes: int) -> None:
-    """Raise unless every size is an int of at least 1."""
-    for name, size in sizes.items():
-        if not is_integer(size) or size < 1:
-            raise value_error(where, name, "be an int of at least 1", repr(size))
 
 
 def widened(x: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.scores.base import Prepared, Score, check_size, widened
+from saccade.arguments import integer
+from saccade.scores.base import Prepared, Score, widened
 
 __all__ = ["Bilinear"]
 
@@ -39,8 +40,8 @@ class Bilinear(Score):
 
     def __init__(self, query_dim: int, key_dim: int):
         super().__init__()
-        check_size("Bilinear", query_dim=query_dim, key_dim=key_dim)
-        self.weight = nn.Parameter(torch.empty(query_dim, key_dim))
+        sizes = integer("Bilinear", "query_dim", query_dim), integer("Bilinear", "key_dim", key_dim)
+        self.weight = nn.Parameter(torch.empty(sizes))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from saccade.errors import type_error
+from saccade.arguments import flag
 from saccade.scores.base import Prepared, Score
 
 __all__ = ["Dot"]
 
 
 class Dot(Score):
-    r"""The dot product, ``scale * q · k``: what every attention uses that is told nothing else.
+    r"""The dot product, ``scale * q · k``: the score of every attention that is given no other.
 
     Args:
         scaled: ``scale=None`` means ``head_dim ** -0.5`` if true, else 1.
@@ -34,9 +34,7 @@ class Dot(Score):
 
     def __init__(self, *, scaled: bool = True):
         super().__init__()
-        if not isinstance(scaled, bool):
-            raise type_error("Dot", "scaled", "be True or False", repr(scaled))
-        self.scaled = scaled
+        self.scaled = flag("Dot", "scaled", scaled)
 
     def default_scale(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.scaled and head_dim else 1.0

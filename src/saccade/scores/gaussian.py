@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import is_finite_number
-from saccade.errors import type_error, value_error
+from saccade.arguments import flag, number
 from saccade.scores.base import Prepared, Score, widened
 
 __all__ = ["Gaussian"]
@@ -46,12 +45,8 @@ class Gaussian(Score):
 
     def __init__(self, bandwidth: float = 1.0, *, trainable: bool = False):
         super().__init__()
-        if not (is_finite_number(bandwidth) and bandwidth > 0):
-            raise value_error("Gaussian", "bandwidth", "be a finite number above 0", repr(bandwidth))
-        if not isinstance(trainable, bool):
-            raise type_error("Gaussian", "trainable", "be True or False", repr(trainable))
-        start = torch.tensor(math.log(bandwidth))
-        if trainable:
+        start = torch.tensor(math.log(number("Gaussian", "bandwidth", bandwidth, above=0)))
+        if flag("Gaussian", "trainable", trainable):
             self.log_bandwidth = nn.Parameter(start)
         else:
             self.register_buffer("log_bandwidth", start)

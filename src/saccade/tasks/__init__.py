@@ -1,4 +1,4 @@
-"""Texts made from a seed, in which what is asked for stands somewhere else: what a memory is tried on."""
+"""Synthetic texts that ask for what stood earlier in them: tests of a model's or a cache's memory."""
 
 from saccade.tasks.induction import induction
 from saccade.tasks.mqar import mqar

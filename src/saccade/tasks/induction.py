@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 
 from saccade.errors import value_error
-from saccade.tasks.recall import IGNORED, Recall, check_sizes, generator
+from saccade.tasks.recall import IGNORED, Recall, begin
 
 __all__ = ["induction"]
 
 
 def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Random tokens, of which a piece comes again at the end: each of its tokens but the first can be known.
+    """Random tokens, with one piece repeated at the end: each of its tokens but the first can be predicted.
 
     No token occurs twice in the first part, so that there is one answer.
 
     Args:
         examples: number of texts.
         length: tokens in a text.
-        copied: tokens that come again, at least 2, from a random place.
+        copied: length of the repeated piece, at least 2; it starts at a random place.
         vocab_size: number of tokens; token 0 is not used.
         seed: of all draws.
 
@@ -33,13 +33,12 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
     Reference: Olsson et al. 2022, arXiv:2209.11895.
     """
     where = "induction"
-    check_sizes(where, examples=examples, length=length, copied=copied, vocab_size=vocab_size, seed=seed)
+    random = begin(where, seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
     if copied < 2 or length < 2 * copied:
         raise value_error(where, "copied", f"be from 2 to half of length {length}", copied)
     first = length - copied
     if vocab_size - 1 < first:
         raise value_error(where, "vocab_size", f"have {first} tokens besides 0", vocab_size)
-    random = generator(seed)
     tokens = torch.stack([1 + torch.randperm(vocab_size - 1, generator=random)[:first] for _ in range(examples)])
     start = torch.randint(first - copied + 1, (examples, 1), generator=random)
     again = tokens.gather(1, start + torch.arange(copied))

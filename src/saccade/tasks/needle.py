@@ -7,15 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_finite_number
+from saccade.arguments import number
 from saccade.errors import value_error
-from saccade.tasks.recall import check_sizes, generator
+from saccade.tasks.recall import begin
 
 __all__ = ["Needle", "needle"]
 
 
 class Needle(NamedTuple):
-    """A query, keys, and where those stand that it is meant to find.
+    """A query, keys, and where the keys stand that it should find.
 
     Args:
         query: ``[examples, 1, 1, head_dim]``.
@@ -54,12 +54,10 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
         True
     """
     where = "needle"
-    check_sizes(where, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len, seed=seed)
+    random = begin(where, seed, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len)
     if needle_len > kv_len:
         raise value_error(where, "needle_len", f"be at most kv_len {kv_len}", needle_len)
-    if not is_finite_number(strength):
-        raise value_error(where, "strength", "be a finite number", repr(strength))
-    random = generator(seed)
+    strength = number(where, "strength", strength)
     query = torch.randn(examples, 1, 1, head_dim, generator=random)
     key, value = (torch.randn(examples, 1, kv_len, head_dim, generator=random) for _ in range(2))
     start = torch.randint(kv_len - needle_len + 1, (examples,), generator=random)

@@ -1,11 +1,11 @@
-"""Passkey: a few tokens in a long text that says nothing, and a question about them at its end."""
+"""Passkey: a few tokens hidden in a long meaningless text, and asked for at its end."""
 
 from __future__ import annotations
 
 import torch
 
 from saccade.errors import value_error
-from saccade.tasks.recall import IGNORED, Recall, check_sizes, generator
+from saccade.tasks.recall import IGNORED, Recall, begin
 
 __all__ = ["passkey"]
 
@@ -34,13 +34,12 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
     Reference: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, with token numbers for words.
     """
     where = "passkey"
-    check_sizes(where, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size, seed=seed)
+    random = begin(where, seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
     context = length - key_len - 1
     if context < key_len + 1:
         raise value_error(where, "length", f"hold a key of {key_len} and its sign twice", length)
     if vocab_size < 9 + key_len:
         raise value_error(where, "vocab_size", f"be at least {9 + key_len}", vocab_size)
-    random = generator(seed)
     filler = 1 + torch.arange(context) % 8
     tokens = torch.zeros(examples, length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)

@@ -1,4 +1,4 @@
-"""Recall: texts, and what has to come next at the places that count."""
+"""Recall: texts, and the tokens that must be predicted in them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
+from saccade.arguments import integer
 from saccade.errors import value_error
 
-__all__ = ["IGNORED", "Recall", "check_sizes", "generator"]
+__all__ = ["IGNORED", "Recall", "begin"]
 
 IGNORED = -100
-"""The target where nothing is asked, as torch's cross entropy has it."""
+"""The target where nothing is asked; torch's cross entropy leaves it out by default."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Recall:
     context_len: int
 
     def accuracy(self, logits: Tensor) -> float:
-        """Share of the targets that are the likeliest token.
+        """The share of targets that are predicted: where the target is the likeliest token.
 
         Args:
             logits: ``[examples, length, vocab]``, or those of the last tokens only, ``[examples, n, vocab]``.
@@ -45,14 +45,8 @@ class Recall:
         return float((logits.argmax(-1) == targets)[asked].double().mean())
 
 
-def check_sizes(where: str, **sizes: object) -> None:
-    """Raise unless all are ints of at least 1; ``seed`` of at least 0."""
+def begin(where: str, seed: int, **sizes: int) -> torch.Generator:
+    """Check that all sizes are ints of at least 1, and return a generator of random numbers for one task."""
     for name, size in sizes.items():
-        least = 0 if name == "seed" else 1
-        if not is_integer(size) or size < least:
-            raise value_error(where, name, f"be an int of at least {least}", repr(size))
-
-
-def generator(seed: int) -> torch.Generator:
-    """Random numbers of this task alone."""
-    return torch.Generator().manual_seed(seed)
+        integer(where, name, size)
+    return torch.Generator().manual_seed(integer(where, "seed", seed, 0))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import integer
 from saccade.nn.projections import weight_of
 from saccade.vision.cbam import Gates
 from saccade.vision.channel import pooled
-from saccade.vision.feature_map import BatchNorm, check_features, check_size, reduced
+from saccade.vision.feature_map import BatchNorm, check_features, reduced
 
 __all__ = ["BAM"]
 
@@ -47,8 +48,7 @@ class BAM(nn.Module):
     def __init__(self, channels: int, ratio: int = 16, *, dilation: int = 4):
         super().__init__()
         hidden = reduced("BAM", channels, ratio)
-        check_size("BAM", "dilation", dilation)
-        self.channels, self.ratio, self.dilation = channels, ratio, dilation
+        self.channels, self.ratio, self.dilation = channels, ratio, integer("BAM", "dilation", dilation)
         self.reduce = nn.Linear(channels, hidden)
         self.expand = nn.Linear(hidden, channels)
         self.channel_norm = BatchNorm(channels)
@@ -92,7 +92,7 @@ class BAM(nn.Module):
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         check_features("BAM", features, self.channels, weight_of(self.reduce))
-        self.channel_norm.check_count("BAM", features.shape[0])
+        self.channel_norm.check_spread("BAM", features.shape[0])
         channel = self.expand(torch.relu(self.reduce(pooled(features, "average"))))
         channel = self.channel_norm(channel[:, :, None, None])[:, :, 0, 0]
         return channel, self.spatial_norm(self.convs(features))

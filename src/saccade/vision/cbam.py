@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from saccade.errors import value_error
+from saccade.arguments import one_of
 from saccade.nn.projections import weight_of
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
@@ -71,9 +71,7 @@ class CBAM(nn.Module):
         projection_bias: bool = False,
     ):
         super().__init__()
-        if order not in ORDERS:
-            raise value_error("CBAM", "order", "be 'channel-spatial' or 'spatial-channel'", repr(order))
-        self.channels, self.order = channels, order
+        self.channels, self.order = channels, one_of("CBAM", "order", order, ORDERS)
         self.channel = ChannelAttention(channels, ratio, pooling=("average", "max"), projection_bias=projection_bias)
         self.spatial = SpatialAttention(kernel_size, norm=norm)
 
@@ -95,12 +93,13 @@ class CBAM(nn.Module):
     def _gated(self, features: Tensor) -> tuple[Tensor, Gates]:
         check_features("CBAM", features, self.channels, weight_of(self.spatial.conv))
         self.spatial.check(features)
-        if self.order == "channel-spatial":
-            channel = self.channel.weights(features)
-            features = features * channel[:, :, None, None]
+        spatial = None
+        if self.order == "spatial-channel":
             spatial = self.spatial.weights(features)
-            return features * spatial, Gates(channel, spatial)
-        spatial = self.spatial.weights(features)
-        features = features * spatial
+            features = features * spatial
         channel = self.channel.weights(features)
-        return features * channel[:, :, None, None], Gates(channel, spatial)
+        features = features * channel[:, :, None, None]
+        if spatial is None:
+            spatial = self.spatial.weights(features)
+            features = features * spatial
+        return features, Gates(channel, spatial)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import value_error
+from saccade.arguments import flag, one_of
 from saccade.nn.projections import weight_of
-from saccade.vision.feature_map import check_features, check_flag, reduced
+from saccade.vision.feature_map import check_features, reduced
 
 __all__ = ["ChannelAttention", "pooled"]
 
@@ -54,11 +54,10 @@ class ChannelAttention(nn.Module):
     ):
         super().__init__()
         hidden = reduced("ChannelAttention", channels, ratio)
-        if not isinstance(pooling, (tuple, list)) or tuple(pooling) not in _POOLINGS:
-            rule = 'be ("average",) or ("average", "max")'
-            raise value_error("ChannelAttention", "pooling", rule, repr(pooling))
-        check_flag("ChannelAttention", "projection_bias", projection_bias)
-        self.channels, self.ratio, self.pooling = channels, ratio, tuple(pooling)
+        pooling = tuple(pooling) if isinstance(pooling, list) else pooling
+        self.pooling = one_of("ChannelAttention", "pooling", pooling, _POOLINGS)
+        flag("ChannelAttention", "projection_bias", projection_bias)
+        self.channels, self.ratio = channels, ratio
         self.reduce = nn.Linear(channels, hidden, bias=projection_bias)
         self.expand = nn.Linear(hidden, channels, bias=projection_bias)
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from saccade.errors import type_error, unsupported, value_error
+from saccade.arguments import instance
+from saccade.errors import unsupported, value_error
 from saccade.vision.cbam import CBAM
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.non_local import NonLocal
@@ -14,13 +15,15 @@ from saccade.vision.spatial import SpatialAttention
 
 __all__ = ["from_timm", "to_timm"]
 
-# Ours, theirs: prefixes of parameter names.
+# Our names of the parts, and timm's.
 _CHANNEL = {"reduce": "fc1", "expand": "fc2"}
 _SPATIAL = {"conv": "conv.conv", "norm": "conv.bn"}
-_NON_LOCAL = {"query": "t", "key": "p", "value": "g", "output": "z", "norm": "norm"}
-_CBAM = {
-    **{f"channel.{ours}": f"channel.{theirs}" for ours, theirs in _CHANNEL.items()},
-    **{f"spatial.{ours}": f"spatial.{theirs}" for ours, theirs in _SPATIAL.items()},
+_PARTS: dict[type[nn.Module], dict[str, str]] = {
+    ChannelAttention: _CHANNEL,
+    SpatialAttention: _SPATIAL,
+    NonLocal: {"query": "t", "key": "p", "value": "g", "output": "z", "norm": "norm"},
+    CBAM: {f"channel.{ours}": f"channel.{theirs}" for ours, theirs in _CHANNEL.items()}
+    | {f"spatial.{ours}": f"spatial.{theirs}" for ours, theirs in _SPATIAL.items()},
 }
 
 
@@ -50,12 +53,8 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
         >>> {name: list(x.shape) for name, x in to_timm(ChannelAttention(8, ratio=4)).items()}
         {'fc1.weight': [2, 8, 1, 1], 'fc1.bias': [2], 'fc2.weight': [8, 2, 1, 1], 'fc2.bias': [8]}
     """
-    names = _names("to_timm", module)
-    renamed = {}
-    for name, own in module.state_dict().items():
-        prefix, _, parameter = name.rpartition(".")
-        renamed[f"{names[prefix]}.{parameter}"] = own[:, :, None, None] if own.dim() == 2 else own
-    return renamed
+    names, state = _names("to_timm", module), module.state_dict()
+    return {names[name]: own[:, :, None, None] if own.dim() == 2 else own for name, own in state.items()}
 
 
 def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,63 +72,54 @@ def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
         ValueError: names or shapes that do not fit the module.
     """
     names = _names("from_timm", module)
-    if not isinstance(state, Mapping):
-        raise type_error("from_timm", "state", "be a state dict", type(state).__name__)
-    renamed = {}
-    for name, own in module.state_dict().items():
-        prefix, _, parameter = name.rpartition(".")
-        renamed[name] = (f"{names[prefix]}.{parameter}", own)
-    theirs = {name for name, _ in renamed.values()}
+    instance("from_timm", "state", state, Mapping, "be a state dict")
+    theirs = set(names.values())
     if theirs != set(state):
-        facts = [
-            f"{what} {sorted(which)}" for what, which in (("lacks", theirs - set(state)), ("has", set(state) - theirs))
-        ]
+        facts = [f"lacks {sorted(theirs - set(state))}", f"has {sorted(set(state) - theirs)}"]
         rule = f"have the names of the timm layer that is a {type(module).__name__}"
         hint = "projection_bias and norm decide which parameters there are"
         raise value_error("from_timm", "state", rule, "others", facts=facts, hint=hint)
-    for name, (other, own) in renamed.items():
-        wanted = (*own.shape, 1, 1) if own.dim() == 2 else tuple(own.shape)
-        if tuple(state[other].shape) != wanted:
-            rule = f"have shape {list(wanted)}, like {name} of the module"
-            raise value_error("from_timm", other, rule, list(state[other].shape))
-    return {name: state[other].reshape(own.shape) for name, (other, own) in renamed.items()}
+    for name, own in module.state_dict().items():
+        shape, wanted = list(state[names[name]].shape), [*own.shape, 1, 1] if own.dim() == 2 else [*own.shape]
+        if shape != wanted:
+            raise value_error("from_timm", names[name], f"have shape {wanted}, like {name} of the module", shape)
+    return {name: state[names[name]].reshape(own.shape) for name, own in module.state_dict().items()}
 
 
 def _names(where: str, module: nn.Module) -> dict[str, str]:
-    """What timm calls the parts of a module.
+    """What timm calls the parameters of a module.
 
     Raises:
         TypeError, UnsupportedError: there is no counterpart.
     """
+    rule = "be a ChannelAttention, SpatialAttention, CBAM or NonLocal"
+    instance(where, "module", module, tuple(_PARTS), rule)
+    parts = next(parts for kind, parts in _PARTS.items() if isinstance(module, kind))
+    reasons, names = _differences(module), {}
+    for name in module.state_dict():
+        part, _, parameter = name.rpartition(".")
+        names[name] = f"{parts.get(part)}.{parameter}"
+        if part not in parts:
+            reasons.append(f"it has {name}, which is no parameter of a plain layer")
+    if reasons:
+        raise unsupported(where, f"timm's counterpart of {type(module).__name__}", reasons)
+    return names
+
+
+def _differences(module: nn.Module) -> list[str]:
+    """Which settings of a module its counterpart lacks."""
     reasons = []
-    if isinstance(module, ChannelAttention):
-        names = _CHANNEL
-    elif isinstance(module, SpatialAttention):
-        names = _SPATIAL
-        if module.norm is None:
-            reasons.append("norm=False: timm's spatial gate always has a batch norm")
-    elif isinstance(module, CBAM):
-        names = _CBAM
-        if module.spatial.norm is None:
-            reasons.append("norm=False: timm's spatial gate always has a batch norm")
-        if module.order != "channel-spatial":
-            reasons.append(f"order={module.order!r}: timm's module gates channels first")
-    elif isinstance(module, NonLocal):
-        names = _NON_LOCAL
+    gate = module.spatial if isinstance(module, CBAM) else module
+    if isinstance(gate, SpatialAttention) and gate.norm is None:
+        reasons.append("norm=False: timm's spatial gate always has a batch norm")
+    if isinstance(module, CBAM) and module.order != "channel-spatial":
+        reasons.append(f"order={module.order!r}: timm's module gates channels first")
+    if isinstance(module, NonLocal):
+        own = module.channels**-0.5
         if module.kind != "embedded":
             reasons.append(f"kind={module.kind!r}: timm's block is an embedded Gaussian")
         if module.subsample != 1:
             reasons.append(f"subsample={module.subsample}: timm's block keeps all positions")
-        if module.scale not in (1.0, module.channels**-0.5):
-            reasons.append(f"scale={module.scale:g}: timm's is 1 or channels ** -0.5, {module.channels**-0.5:g} here")
-    else:
-        rule = "be a ChannelAttention, SpatialAttention, CBAM or NonLocal"
-        raise type_error(where, "module", rule, type(module).__name__)
-    reasons += [
-        f"it has {name}, which is no parameter of a plain layer"
-        for name in module.state_dict()
-        if name.rpartition(".")[0] not in names
-    ]
-    if reasons:
-        raise unsupported(where, f"timm's counterpart of {type(module).__name__}", reasons)
-    return names
+        if module.scale not in (1.0, own):
+            reasons.append(f"scale={module.scale:g}: timm's is 1 or channels ** -0.5, {own:g} here")
+    return reasons

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import is_finite_number, is_number
+from saccade.arguments import integer, number, one_of
 from saccade.attention import AttentionMatrix
-from saccade.errors import type_error, unsupported, value_error
+from saccade.errors import unsupported, value_error
 from saccade.nn.projections import weight_of
-from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features, check_size
+from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features
 from saccade.vision.pairwise import dot_mean, rectified_sum_mean
 
 __all__ = ["KINDS", "NonLocal"]
@@ -69,16 +69,17 @@ class NonLocal(nn.Module):
         scale: float | None = 1.0,
     ):
         super().__init__()
-        check_size("NonLocal", "channels", channels)
+        self.channels = integer("NonLocal", "channels", channels)
         bottleneck = max(1, channels // 2) if bottleneck is None else bottleneck
-        check_size("NonLocal", "bottleneck", bottleneck)
-        check_size("NonLocal", "subsample", subsample)
-        if kind not in KINDS:
-            raise value_error("NonLocal", "kind", f"be one of {', '.join(KINDS)}", repr(kind))
-        _check_scale(scale, kind)
+        self.bottleneck = integer("NonLocal", "bottleneck", bottleneck)
+        self.subsample = integer("NonLocal", "subsample", subsample)
+        self.kind = one_of("NonLocal", "kind", kind, KINDS)
+        scale = None if scale is None else number("NonLocal", "scale", scale)
+        if kind == "concatenation" and scale != 1.0:
+            hint = "it has no dot product to scale; its vector w is learned"
+            raise value_error("NonLocal", "scale", "be 1.0 for kind 'concatenation'", scale, hint=hint)
         width = channels if kind == "gaussian" else bottleneck
-        self.channels, self.kind, self.bottleneck, self.subsample = channels, kind, bottleneck, subsample
-        self.scale = width**-0.5 if scale is None else float(scale)
+        self.scale = width**-0.5 if scale is None else scale
         self.query = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
         self.key = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
         self.value = nn.Conv2d(channels, bottleneck, 1)
@@ -133,7 +134,7 @@ class NonLocal(nn.Module):
 
     def _check(self, features: Tensor) -> None:
         check_features("NonLocal", features, self.channels, weight_of(self.output))
-        self.norm.check_count("NonLocal", features[:, 0].numel())
+        self.norm.check_spread("NonLocal", features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
         """What keys and values are made of. The last row and column may be pooled from fewer positions."""
@@ -155,14 +156,3 @@ class NonLocal(nn.Module):
         if self.joint is None:
             return dot_mean(query * self.scale, key, value)
         return rectified_sum_mean(query @ self.joint[0], key @ self.joint[1], value)
-
-
-def _check_scale(scale: object, kind: str) -> None:
-    if scale is not None:
-        if not is_number(scale):
-            raise type_error("NonLocal", "scale", "be a number or None", type(scale).__name__)
-        if not is_finite_number(scale):
-            raise value_error("NonLocal", "scale", "be finite", scale)
-    if kind == "concatenation" and scale != 1.0:
-        hint = "it has no dot product to scale; its vector w is learned"
-        raise value_error("NonLocal", "scale", "be 1.0 for kind 'concatenation'", scale, hint=hint)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.arguments import is_finite_number, is_integer
+from saccade.arguments import instance, integer, number
 from saccade.attention import attention
 from saccade.errors import describe, type_error, value_error
 from saccade.masks import Neighborhood
 from saccade.scores import Gaussian
 from saccade.scores.base import Prepared, Score
-from saccade.vision.feature_map import as_map, as_tokens, check_size
+from saccade.vision.feature_map import as_map, as_tokens
 
 __all__ = ["non_local_means"]
 
@@ -73,8 +73,12 @@ def non_local_means(
     "Non-local means denoising", Image Processing On Line 2011, section 2.
     """
     where = "non_local_means"
-    pictures = _checked(image, where)
-    _check_numbers(where, patch_size, search_radius, h, sigma, pictures)
+    if integer(where, "patch_size", patch_size) % 2 == 0:
+        raise value_error(where, "patch_size", "be odd, so that a patch has a centre", patch_size)
+    integer(where, "search_radius", search_radius, 0)
+    number(where, "h", h, above=0)
+    number(where, "sigma", sigma, least=0)
+    pictures = _pictures(where, image, patch_size)
     if 0 in pictures.shape:
         return image.clone()
     # Only differences of patches matter: near 0, their squares keep the most digits.
@@ -155,11 +159,10 @@ def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
     return (q @ k.mT + threshold).clamp(max=0.0)
 
 
-def _checked(image: Tensor, where: str) -> Tensor:
-    """``[batch, channels, H, W]``."""
-    if not isinstance(image, Tensor):
-        hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
-        raise type_error(where, "image", "be a tensor", type(image).__name__, hint=hint)
+def _pictures(where: str, image: Tensor, patch_size: int) -> Tensor:
+    """The image as ``[batch, channels, H, W]``, once it is checked."""
+    hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
+    instance(where, "image", image, Tensor, "be a tensor", hint=hint)
     if image.dtype not in (torch.float32, torch.float64):
         got = str(image.dtype).removeprefix("torch.")
         raise type_error(where, "image", "be float32 or float64", got, hint="image.float() / 255 for bytes")
@@ -168,20 +171,8 @@ def _checked(image: Tensor, where: str) -> Tensor:
         raise value_error(where, "image", rule, list(image.shape))
     if not bool(torch.isfinite(image.detach()).all()):
         raise value_error(where, "image", "be finite", "NaN or inf", facts=[describe("image", image)])
-    return image.reshape((1,) * (4 - image.dim()) + image.shape)
-
-
-def _check_numbers(where: str, patch_size: int, search_radius: int, h: float, sigma: float, pictures: Tensor) -> None:
-    check_size(where, "patch_size", patch_size)
-    if patch_size % 2 == 0:
-        raise value_error(where, "patch_size", "be odd, so that a patch has a centre", patch_size)
-    if not is_integer(search_radius) or search_radius < 0:
-        raise value_error(where, "search_radius", "be an int of at least 0", repr(search_radius))
-    for name, number in (("h", h), ("sigma", sigma)):
-        if not (is_finite_number(number) and number >= 0) or (name == "h" and number == 0):
-            rule = "be a finite number above 0" if name == "h" else "be a finite number of at least 0"
-            raise value_error(where, name, rule, repr(number))
-    if 0 not in pictures.shape and min(pictures.shape[2:]) <= patch_size // 2:
+    if 0 not in image.shape and min(image.shape[-2:]) <= patch_size // 2:
         rule = f"have more than {patch_size // 2} rows and columns for patch_size {patch_size}"
-        got = f"{pictures.shape[2]} x {pictures.shape[3]}"
+        got = f"{image.shape[-2]} x {image.shape[-1]}"
         raise value_error(where, "image", rule, got, hint="the picture is mirrored at its borders")
+    return image.reshape((1,) * (4 - image.dim()) + image.shape)

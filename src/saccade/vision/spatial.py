@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import flag, integer
+from saccade.errors import value_error
 from saccade.nn.projections import weight_of
-from saccade.vision.feature_map import BatchNorm, check_features, check_flag, check_kernel
+from saccade.vision.feature_map import BatchNorm, check_features
 
 __all__ = ["SpatialAttention"]
 
@@ -42,11 +44,11 @@ class SpatialAttention(nn.Module):
 
     def __init__(self, kernel_size: int = 7, *, norm: bool = True):
         super().__init__()
-        check_kernel("SpatialAttention", kernel_size)
-        check_flag("SpatialAttention", "norm", norm)
-        self.kernel_size = kernel_size
+        self.kernel_size = integer("SpatialAttention", "kernel_size", kernel_size)
+        if kernel_size % 2 == 0:  # its map would be shifted by half a position
+            raise value_error("SpatialAttention", "kernel_size", "be odd, so that it has a centre", kernel_size)
         self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
-        self.norm = BatchNorm(1) if norm else None
+        self.norm = BatchNorm(1) if flag("SpatialAttention", "norm", norm) else None
 
     def forward(self, features: Tensor) -> Tensor:
         """``[batch, channels, H, W]``, every position times its gate."""
@@ -70,4 +72,4 @@ class SpatialAttention(nn.Module):
         """
         check_features("SpatialAttention", features, None, weight_of(self.conv))
         if self.norm is not None:
-            self.norm.check_count("SpatialAttention", features[:, 0].numel())
+            self.norm.check_spread("SpatialAttention", features[:, 0].numel())

@@ -1,4 +1,4 @@
-"""Texts, token by token, of any model that says what may come next."""
+"""Text, token by token, from any model that says what may come next."""
 
 from saccade.models.generation.beams import Hypothesis, beam_search
 from saccade.models.generation.generate import generate, stream

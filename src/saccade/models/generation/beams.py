@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-import sys
 from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import integer, number
 from saccade.caches import Cache, LayerCache
-from saccade.errors import type_error
 from saccade.models.generation.generate import Tokens
-from saccade.models.generation.prompts import as_prompts, check_count, stop_tokens
+from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.reader import LanguageModel, new_reader
 
 __all__ = ["Hypothesis", "beam_search"]
@@ -25,7 +25,8 @@ class Hypothesis(NamedTuple):
 
     Args:
         tokens: without the prompt and the stop token.
-        score: sum of the log-probabilities, the stop token's included, by the number of tokens to the length penalty.
+        score: sum of the log-probabilities, the stop token's included, divided by
+            ``number_of_tokens ** length_penalty``.
     """
 
     tokens: list[int]
@@ -42,7 +43,7 @@ def beam_search(
     cache: Cache | LayerCache | None = None,
     stop: int | Collection[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    r"""Continue texts by what is likely as a whole, instead of token by token.
+    r"""Continue texts so that each continuation as a whole is likely, instead of each token by itself.
 
     .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
 
@@ -53,8 +54,8 @@ def beam_search(
     Args:
         model, tokens, max_new_tokens, stop: see `generate`.
         beams: continuations side by side, at least 1.
-        length_penalty: 0 compares sums, which favours short texts; 1 means of log-probabilities.
-        cache: what the model remembers of earlier text; it is left as it is.
+        length_penalty: 0 compares sums of log-probabilities, which favours short texts; 1 compares their means.
+        cache: what the model remembers of earlier text; it is not changed.
 
     Returns:
         For each prompt at most ``beams`` continuations, best first.
@@ -77,38 +78,30 @@ def beam_search(
     """
     where = "beam_search"
     prompts = as_prompts(where, tokens)
-    check_count(where, "max_new_tokens", max_new_tokens, 1)
-    check_count(where, "beams", beams, 1)
-    is_number = isinstance(length_penalty, int | float) and not isinstance(length_penalty, bool)
-    if not is_number or not abs(length_penalty) <= sys.float_info.max:
-        raise type_error(where, "length_penalty", "be a finite number", repr(length_penalty))
+    max_new_tokens = integer(where, "max_new_tokens", max_new_tokens)
+    beams = integer(where, "beams", beams)
+    length_penalty = number(where, "length_penalty", length_penalty)
     ends = stop_tokens(where, stop)
     if cache is not None and isinstance(cache, Cache | LayerCache):
         cache = cache.fork()
     reader = new_reader(where, model, cache)
 
-    searches = [_Search(beams, float(length_penalty), max_new_tokens, ends) for _ in prompts]
-    logits = reader.read(prompts)
-    active = list(range(len(prompts)))  # prompts that rows stand for, each with as many rows as it has open beams
+    searches = [_Search(beams, length_penalty, max_new_tokens, ends) for _ in prompts]
+    active, logits = searches, reader.read(prompts)
     while True:
-        log_probs = logits.log_softmax(-1)
-        rows: list[int] = []
-        new: list[list[int]] = []
-        start, still = 0, []
-        for number in active:
-            search = searches[number]
-            stop_row = start + len(search.open)
-            kept = search.extend(log_probs[start:stop_row])
-            if kept:
-                still.append(number)
-                rows.extend(start + parent for parent, _ in kept)
-                new.extend([token] for _, token in kept)
-            start = stop_row
-        active = still
-        if not active:
-            return [search.best() for search in searches]
-        reader.reorder(rows)
-        logits = reader.read(new)
+        # Each active search has as many rows as it has open beams.
+        sizes = [len(search.open) for search in active]
+        pieces = zip(active, itertools.accumulate(sizes, initial=0), logits.log_softmax(-1).split(sizes), strict=False)
+        kept = [
+            (search, start + parent, token)
+            for search, start, log_probs in pieces
+            for parent, token in search.extend(log_probs)
+        ]
+        if not kept:
+            return [search.done for search in searches]
+        active = list(dict.fromkeys(search for search, _, _ in kept))
+        reader.reorder([row for _, row, _ in kept])
+        logits = reader.read([[token] for _, _, token in kept])
 
 
 class _Open(NamedTuple):
@@ -116,9 +109,9 @@ class _Open(NamedTuple):
     total: float
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Search:
-    """The beams of one prompt."""
+    """The beams of one prompt: those that may grow, and the finished ones, best first."""
 
     beams: int
     length_penalty: float
@@ -151,16 +144,12 @@ class _Search:
             elif rank < self.beams:
                 self.done.append(Hypothesis(before, self._score(total, len(before) + 1)))
         self.open = grown
-        self.done = sorted(self.done, key=lambda one: -one.score)[: self.beams]
         length = len(grown[0].tokens) if grown else self.max_new_tokens
-        if length == self.max_new_tokens:
-            self.done.extend(Hypothesis(one.tokens, self._score(one.total, length)) for one in grown)
-            return []
-        return [] if self._cannot_improve(length) else kept
-
-    def best(self) -> list[Hypothesis]:
-        """What was found, best first."""
-        return sorted(self.done, key=lambda one: -one.score)[: self.beams]
+        is_over = length == self.max_new_tokens
+        if is_over:
+            self.done += [Hypothesis(one.tokens, self._score(one.total, length)) for one in grown]
+        self.done = sorted(self.done, key=lambda one: -one.score)[: self.beams]
+        return [] if is_over or self._cannot_improve(length) else kept
 
     def _score(self, total: float, length: int) -> float:
         return total / length**self.length_penalty

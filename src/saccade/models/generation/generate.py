@@ -1,16 +1,18 @@
-"""The loop that makes texts longer."""
+"""Continue texts token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from types import NoneType
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import instance, integer
 from saccade.caches import Cache, LayerCache
 from saccade.engine import dropout
-from saccade.errors import type_error, value_error
-from saccade.models.generation.prompts import as_prompts, check_count, stop_tokens
+from saccade.errors import value_error
+from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.reader import LanguageModel, Reader, new_reader
 from saccade.models.generation.sampler import Sampler
 from saccade.models.generation.step import Step
@@ -35,15 +37,15 @@ def generate(
     Args:
         model: ``model(tokens, cache=cache, positions=positions) -> logits [batch, len, vocab]`` with ``new_cache()``,
             in eval mode; or one without, ``model(tokens, positions=positions)``, which reads the texts anew each time.
-            Where it stands, ``model.logits(model.hidden(...))`` is asked for the last token only.
+            A model with ``hidden`` and ``logits`` computes the logits of the last token only.
         tokens: the prompts: a list of lists of ints, which may differ in length, or an int tensor ``[batch, len]``.
         max_new_tokens: most tokens to add to a text.
-        cache: what the model remembers of earlier text that the prompts go on from; it is extended. The last token
-            chosen has not been read: a next call begins with it. A new cache when None.
+        cache: what the model remembers of the text before the prompts; it is extended. The last token chosen has not
+            been read yet: the next call begins with it. A new cache when None.
         sampler: how tokens are drawn; the likeliest each time when None.
         stop: tokens that end a text; they are not part of it.
-        seed: of the draws, which touch no random state of the process; from 0 to 2**63 - 1, taken from torch's
-            generator when None. Nothing is drawn without a sampler, and a seed is refused.
+        seed: of the draws, from 0 to 2**63 - 1; taken from torch's generator when None. The draws leave the random
+            state of the process as it is. Without a sampler nothing is drawn, and a seed is refused.
 
     Returns:
         The new tokens of each prompt, without the prompt, padding and stop token.
@@ -60,10 +62,9 @@ def generate(
         >>> [len(text) for text in generate(model, [[1, 2, 3], [4]], 5)]
         [5, 5]
     """
-    where = "generate"
-    reader, prompts, ends = _checked(where, model, tokens, max_new_tokens, cache, sampler, stop, seed)
+    prompts, ends, steps = _begun("generate", model, tokens, max_new_tokens, cache, sampler, stop, seed)
     texts: list[list[int]] = [[] for _ in prompts]
-    for step in _steps(reader, prompts, max_new_tokens, sampler, ends, seed):
+    for step in steps:
         for text, token in zip(texts, step.tokens.tolist(), strict=True):
             if token >= 0 and token not in ends:
                 text.append(token)
@@ -80,7 +81,7 @@ def stream(
     stop: int | Collection[int] | None = None,
     seed: int | None = None,
 ) -> Iterator[Step]:
-    """Same as `generate`, step by step: each `Step` has one token of every text, and says what it took.
+    """As `generate`, step by step: each `Step` has one token of every text, and says what it cost.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig
@@ -92,11 +93,10 @@ def stream(
         decode 1 64
         decode 1 64
     """
-    reader, prompts, ends = _checked("stream", model, tokens, max_new_tokens, cache, sampler, stop, seed)
-    return _steps(reader, prompts, max_new_tokens, sampler, ends, seed)
+    return _begun("stream", model, tokens, max_new_tokens, cache, sampler, stop, seed)[2]
 
 
-def _checked(
+def _begun(
     where: str,
     model: LanguageModel,
     tokens: Tokens,
@@ -105,32 +105,28 @@ def _checked(
     sampler: Sampler | None,
     stop: int | Collection[int] | None,
     seed: int | None,
-) -> tuple[Reader, list[list[int]], frozenset[int]]:
+) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
+    """The prompts, the tokens that end a text, and the steps, once everything is checked."""
     prompts = as_prompts(where, tokens)
-    check_count(where, "max_new_tokens", max_new_tokens, 0)
-    if sampler is not None and not isinstance(sampler, Sampler):
-        hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
-        raise type_error(where, "sampler", "be a Sampler or None", type(sampler).__name__, hint=hint)
+    integer(where, "max_new_tokens", max_new_tokens, 0)
+    hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
+    instance(where, "sampler", sampler, (Sampler, NoneType), "be a Sampler or None", hint=hint)
     dropout.check_seed(seed, where)
     if seed is not None and sampler is None:
         hint = "sampler=saccade.models.Sampler() draws; without one the likeliest token is taken"
         raise value_error(where, "seed", "be None where nothing is drawn", seed, hint=hint)
-    return new_reader(where, model, cache), prompts, stop_tokens(where, stop)
+    reader, ends = new_reader(where, model, cache), stop_tokens(where, stop)
+    return prompts, ends, _steps(reader, prompts, max_new_tokens, sampler, ends, seed)
 
 
 def _steps(
-    reader: Reader,
-    prompts: list[list[int]],
-    max_new_tokens: int,
-    sampler: Sampler | None,
-    ends: frozenset[int],
-    seed: int | None,
+    reader: Reader, new: list[list[int]], most: int, sampler: Sampler | None, ends: frozenset[int], seed: int | None
 ) -> Iterator[Step]:
     generator = torch.Generator()
     if sampler is not None:
         generator.manual_seed(int(torch.randint(1 << 62, ())) if seed is None else seed)
-    new, is_open = prompts, [True] * len(prompts)
-    for number in range(max_new_tokens):
+    is_open = [True] * len(new)
+    for number in range(most):
         logits = reader.read(new)
         if sampler is None:
             chosen, log_probs = logits.argmax(-1), logits.new_zeros(len(new))

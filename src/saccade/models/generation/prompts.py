@@ -1,16 +1,16 @@
-"""Prompts: tokens in any form that a user has them in, as a left-padded batch."""
+"""Prompts: the tokens that a user hands over, as a left-padded batch."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import integer, is_integer
 from saccade.errors import type_error, value_error
 
-__all__ = ["as_prompts", "check_count", "left_padded", "stop_tokens"]
+__all__ = ["as_prompts", "left_padded", "stop_tokens"]
 
 
 def as_prompts(where: str, tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
@@ -24,36 +24,35 @@ def as_prompts(where: str, tokens: Tensor | Sequence[int] | Sequence[Sequence[in
         if tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() != 2:
             got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
             raise type_error(where, "tokens", rule, got, hint="one prompt: tokens[None]")
-        prompts = tokens.tolist()
-    else:
-        if not isinstance(tokens, Sequence) or isinstance(tokens, str | bytes):
-            got = type(tokens).__name__
-            raise type_error(where, "tokens", rule, got, hint="a tokenizer makes tokens of text")
-        prompts = [one.tolist() if isinstance(one, Tensor) else one for one in tokens]
-        for one in prompts:
-            if not isinstance(one, Sequence) or isinstance(one, str | bytes):
-                raise type_error(where, "tokens", rule, f"a list with {one!r}", hint="one prompt: [tokens]")
-            if not all(isinstance(token, int) and not isinstance(token, bool) for token in one):
-                raise type_error(where, "tokens", rule, "something else in a prompt")
-    if not prompts:
+        tokens = tokens.tolist()
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str):
+        raise type_error(where, "tokens", rule, type(tokens).__name__, hint="a tokenizer makes tokens of text")
+    if not tokens:
         raise value_error(where, "tokens", "hold at least one prompt", "none")
-    for number, one in enumerate(prompts):
-        if not len(one):
-            hint = "a text begins with some token: that for the beginning of a text, if the model has one"
-            raise value_error(
-                where, "tokens", "have at least one token in every prompt", f"none in prompt {number}", hint=hint
-            )
-        if min(one) < 0:
-            hint = "padding is done inside: give lists of different lengths"
-            raise value_error(where, "tokens", "be at least 0", min(one), hint=hint)
-    return [list(one) for one in prompts]
+    return [_as_prompt(where, rule, number, one) for number, one in enumerate(tokens)]
+
+
+def _as_prompt(where: str, rule: str, number: int, given: object) -> list[int]:
+    given = given.tolist() if isinstance(given, Tensor) else given
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise type_error(where, "tokens", rule, f"a list with {given!r}", hint="one prompt: [tokens]")
+    if not all(map(is_integer, given)):
+        raise type_error(where, "tokens", rule, "something else in a prompt")
+    if not given:
+        rule = "have at least one token in every prompt"
+        hint = "start a text with the token for the beginning of a text, if the model has one"
+        raise value_error(where, "tokens", rule, f"none in prompt {number}", hint=hint)
+    if min(given) < 0:
+        hint = "padding is done inside: give lists of different lengths"
+        raise value_error(where, "tokens", "be at least 0", min(given), hint=hint)
+    return list(map(int, given))
 
 
 def left_padded(prompts: list[list[int]], starts: list[int], device: torch.device) -> tuple[Tensor, range | Tensor]:
-    """Tokens ``[batch, len]``, the last of each text in the last column, and where they stand.
+    """Tokens ``[batch, len]``, the last of each text in the last column, and where they stand; -1 at the padding.
 
     Args:
-        prompts: the tokens.
+        prompts: the tokens, none for a text that has ended.
         starts: where each text goes on.
     """
     longest = max(map(len, prompts))
@@ -69,18 +68,7 @@ def left_padded(prompts: list[list[int]], starts: list[int], device: torch.devic
 
 def stop_tokens(where: str, stop: int | Collection[int] | None) -> frozenset[int]:
     """The tokens that end a text."""
-    given = () if stop is None else (stop,) if isinstance(stop, int) else stop
+    given = () if stop is None else (stop,) if is_integer(stop) else stop
     if isinstance(given, str) or not isinstance(given, Collection):
         raise type_error(where, "stop", "be a token, several tokens or None", type(stop).__name__)
-    for token in given:
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise value_error(where, "stop", "be tokens, ints of at least 0", repr(token))
-    return frozenset(given)
-
-
-def check_count(where: str, name: str, count: object, least: int) -> None:
-    """Raise unless ``count`` is an int of at least ``least``, and no more than anything can be counted to."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise value_error(where, name, f"be an int of at least {least}", repr(count))
-    if count > sys.maxsize:
-        raise value_error(where, name, f"be at most {sys.maxsize}", count)
+    return frozenset(integer(where, "stop", token, 0) for token in given)

@@ -1,12 +1,14 @@
-"""Reader: a model and the texts it has read so far, with a cache or without."""
+"""Reader: feeds a model the texts it has not read yet, with a cache or without."""
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache, Traffic
 from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
@@ -16,7 +18,7 @@ __all__ = ["LanguageModel", "Reader", "new_reader"]
 
 
 class LanguageModel(Protocol):
-    """What generation needs of a model. With ``new_cache()`` it is read step by step, else anew each time."""
+    """What generation needs of a model. With ``new_cache()`` it reads step by step, else everything each time."""
 
     def __call__(self, tokens: Tensor, *, positions: Positions) -> Tensor:
         """Logits ``[batch, len, vocab]`` of ``tokens [batch, len]``; with a cache also ``cache=``."""
@@ -31,11 +33,11 @@ class Reader(Protocol):
         traffic: bytes that its caches moved; None without a cache.
     """
 
-    processed: int
-    traffic: Traffic | None
+    processed: int = 0
+    traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
-        """Read further tokens of each text, none of an ended one: float ``[batch, vocab]``, about the next token."""
+        """Read more tokens of each text (none where it has ended); logits of the next one, float ``[batch, vocab]``."""
         ...
 
     def reorder(self, rows: list[int]) -> None:
@@ -47,8 +49,7 @@ def new_reader(where: str, model: LanguageModel, cache: Cache | LayerCache | Non
     """The reader that fits the model."""
     if not callable(model):
         raise type_error(where, "model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
-    if cache is not None and not isinstance(cache, Cache | LayerCache):
-        raise type_error(where, "cache", "be what model.new_cache() gives, or None", type(cache).__name__)
+    instance(where, "cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
     if cache is None:
         new_cache = getattr(model, "new_cache", None)
         if new_cache is None:
@@ -60,11 +61,8 @@ def new_reader(where: str, model: LanguageModel, cache: Cache | LayerCache | Non
 class _StepByStep(Reader):
     def __init__(self, where: str, model: LanguageModel, cache: Cache | LayerCache):
         self._where, self._model, self._cache, self._device = where, model, cache, _device(model)
-        self.processed = 0
-        self.traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
-        new = [one or [-1] for one in new]
         after = self._cache.positions(1)
         if isinstance(after, Tensor):
             if len(after) != len(new):
@@ -74,11 +72,7 @@ class _StepByStep(Reader):
         else:
             starts = [0 if after is None else after.start] * len(new)
         tokens, positions = left_padded(new, starts, self._device)
-        is_real = tokens >= 0
-        if not bool(is_real.all()):
-            table = torch.tensor([list(positions)] * len(new)) if isinstance(positions, range) else positions
-            tokens, positions = tokens.clamp(min=0), table.to(tokens.device).masked_fill(~is_real, -1)
-        self.processed = sum(len(one) for one in new if one != [-1])
+        self.processed = sum(map(len, new))
         logits = _last(self._where, self._model, tokens, cache=self._cache, positions=positions)
         self.traffic = self._cache.traffic
         return logits
@@ -91,8 +85,6 @@ class _Anew(Reader):
     def __init__(self, where: str, model: LanguageModel):
         self._where, self._model = where, model
         self._texts: list[list[int]] = []
-        self.processed = 0
-        self.traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
         texts = self._texts or [[] for _ in new]
@@ -106,7 +98,7 @@ class _Anew(Reader):
 
 
 def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
-    """Logits at the last token; of a model that lets one, without those at the others."""
+    """Logits of the last token; where the model allows it, the others are not computed."""
     hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
     with torch.no_grad():
         if callable(hidden) and callable(project):
@@ -126,8 +118,5 @@ def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Te
 
 
 def _device(model: object) -> torch.device:
-    if isinstance(model, torch.nn.Module):
-        first = next(model.parameters(), None)
-        if first is not None:
-            return first.device
-    return torch.device("cpu")
+    first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+    return torch.device("cpu") if first is None else first.device

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
+from saccade.arguments import integer, number
+from saccade.errors import value_error
 
 __all__ = ["Sampler"]
 
@@ -42,20 +42,12 @@ class Sampler:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("temperature", 0.0), ("top_p", 0.0)):
-            given = getattr(self, name)
-            if given is None and name == "top_p":
-                continue
-            if isinstance(given, bool) or not isinstance(given, int | float):
-                raise type_error("Sampler", name, "be a number", type(given).__name__)
-            most = 1.0 if name == "top_p" else sys.float_info.max
-            if not least < given <= most:
-                rule = "be above 0 and at most 1" if name == "top_p" else "be finite and above 0"
-                hint = "sampler=None always takes the likeliest token" if name == "temperature" else None
-                raise value_error("Sampler", name, rule, given, hint=hint)
-        k = self.top_k
-        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-            raise value_error("Sampler", "top_k", "be an int of at least 1, or None", repr(k))
+        hint = "sampler=None always takes the likeliest token"
+        number("Sampler", "temperature", self.temperature, above=0, hint=hint)
+        if self.top_k is not None:
+            integer("Sampler", "top_k", self.top_k)
+        if self.top_p is not None and number("Sampler", "top_p", self.top_p, above=0) > 1:
+            raise value_error("Sampler", "top_p", "be above 0 and at most 1", self.top_p)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What tokens are drawn by: ``[batch, vocab]``, rows sum to 1."""

@@ -1,4 +1,4 @@
-"""Step: what one pass through the model gave, and what it took."""
+"""Step: the result of one pass through the model, and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small language model that comes with the package."""
+"""The small language model that comes with the package."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def manuals() -> Decoder:
     """Load a small language model that has read manuals in English and Chinese: a toy that runs anywhere, offline.
 
     1.4 million weights; it has learned how Python's documentation and the manual pages of Linux sound, and little of
-    what they mean. It is there to try things on: to look at attention, to decode, to compare caches. `manuals_card`
-    says what it read, how it was trained and how well it tells text that it has not read.
+    what they mean. It is there to try things out: to look at attention, to decode, to compare caches. `manuals_card`
+    says what it read, how it was trained and how well it predicts text that it has not read.
 
     Raises:
         ImportError: safetensors or tokenizers is not installed.

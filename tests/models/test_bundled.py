@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 from saccade.models import generate, manuals, manuals_card
-from saccade.models.manuals import manuals_folder
+from saccade.models.bundled import manuals_folder
 
 ENGLISH = "Return a list of the names in the current local scope. With an argument, return a list of valid attributes."
 CHINESE = "如果指定的文件不存在，那么将创建一个新的文件。如果没有指定选项，则使用默认的值。"

@@ -1,28 +1,36 @@
-"""How a language model begins."""
+"""The weights that a model starts with."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import nn
 
 from saccade.nn import DecoderLayer, EncoderLayer
 
-__all__ = ["start_small"]
+__all__ = ["start_small", "weaken_parts"]
 
 
-def start_small(model: nn.Module, num_layers: int) -> None:
-    """Small normal weights and zero biases; what every part of a layer adds is smaller, the more layers there are.
-
-    The sum of all that is added has then about the size of one part, however deep the model.
-
-    Reference: Radford et al. 2019 (GPT-2), section 2.3.
-    """
+def start_small(model: nn.Module) -> None:
+    """Small normal weights, zero biases, and zeros for the token that fills up, as BERT and GPT-2 start."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            with torch.no_grad():
+                module.weight[module.padding_idx].zero_()
+
+
+def weaken_parts(model: nn.Module, num_layers: int) -> None:
+    """Make what each part of a layer adds smaller, the more layers there are.
+
+    The sum of all parts then has about the size of one, however deep the model is.
+
+    Reference: Radford et al. 2019 (GPT-2), section 2.3.
+    """
     for module in model.modules():
         if not isinstance(module, EncoderLayer | DecoderLayer):
             continue

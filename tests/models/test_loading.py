@@ -46,15 +46,14 @@ def _qwen2(folder: Path) -> None:
 
 
 def _bert(folder: Path) -> None:
-    from saccade.models.bert import weight_names  # noqa: PLC0415  the form has no writer
+    from saccade.models.bert import Bert  # noqa: PLC0415  the format has no writer
+    from saccade.models.weights import their_weights  # noqa: PLC0415
 
     encoder = Encoder(EncoderConfig(**SIZES)).eval()
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(BERT))
-    names = weight_names(2)
-    save_file(
-        {name: encoder.state_dict()[own].contiguous() for name, own in names.items()}, folder / "model.safetensors"
-    )
+    state = encoder.state_dict()
+    save_file(their_weights(Bert().entries(state), state), folder / "model.safetensors")
 
 
 FORMS: dict[str, tuple[Callable[[Path], None], type[Decoder] | type[Encoder]]] = {
@@ -143,14 +142,18 @@ def test_one_layer_says_what_all_are_like(form: str, tmp_path: Path, layers: lis
     assert len(layers) == 1
 
 
-def test_a_type_that_is_none_of_torch_s_is_named(tmp_path: Path) -> None:
+def test_what_holds_no_floats_or_cannot_be_counted_is_named(tmp_path: Path) -> None:
     _llama(tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
-    header = b'{"other":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}}'
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    weights = load_file(path)
+    save_file(weights | {"other": torch.zeros(1, dtype=torch.complex64)}, path)
     with pytest.raises(
-        ValueError, match=r"model\.safetensors must hold numbers of the types F64, .*; got C64 in other"
+        ValueError, match=r"model\.safetensors must have the weights(.|\n)*no floats   model\.other torch\.complex64"
     ):
+        Decoder.from_pretrained(tmp_path / "model")
+    header = b'{"other":{"dtype":"F32","shape":[9223372036854775813,0],"data_offsets":[0,0]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=r"model\.safetensors must be in safetensors format; got .*\.$"):
         Decoder.from_pretrained(tmp_path / "model")
 
 
