@@ -1,5 +1,7 @@
 """Cases as matrices, and what these are when written out."""
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,9 @@ import saccade as sc
 from saccade import masks
 from saccade.testing import CASES, Case
 
-__all__ = ["EVERY", "dense_of", "lags_of", "matrix_of"]
+__all__ = ["ATTENTION", "EVERY", "dense_of", "lags_of", "matrix_of"]
+
+ATTENTION = sys.modules["saccade.attention"]  # `saccade.attention` itself is the function
 
 STRIDED = (
     Case("strided", masks.Strided(3), q_len=11, kv_len=17),

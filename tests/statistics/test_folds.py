@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.statistics.dense import EVERY, dense_of, lags_of, matrix_of
+from tests.statistics.dense import ATTENTION, EVERY, dense_of, lags_of, matrix_of
 from torch import Tensor
 
 import saccade as sc
@@ -108,7 +108,7 @@ def check_coverage(case: Case) -> None:
 @pytest.mark.parametrize("entries", [1 << 18, 20])
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_every_statistic_is_its_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(ATTENTION, "_BLOCK_ENTRIES", entries)
     check(case, torch.float64, 1e-10)
     check(case, torch.float32, 1e-4)
     check_lags(case, torch.float64, 1e-10)
@@ -117,7 +117,7 @@ def test_every_statistic_is_its_definition(case: Case, entries: int, monkeypatch
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
 def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", 1 << 12)
+    monkeypatch.setattr(ATTENTION, "_BLOCK_ENTRIES", 1 << 12)
     check(case, torch.float64, 1e-10)
     check_coverage(case)
     matrix, dense = matrix_of(case), dense_of(case)
@@ -281,16 +281,20 @@ def test_columns_in_any_order_will_do() -> None:
 @pytest.mark.parametrize(
     "make, error, message",
     [
-        (lambda: SinkMass(0), ValueError, "SinkMass: sink_tokens must be at least 1; got 0"),
-        (lambda: SinkMass(True), TypeError, "SinkMass: sink_tokens must be an int; got bool"),
-        (lambda: LagMass(0.5), TypeError, "LagMass: lag must be an int; got float"),
-        (lambda: LocalMass(-1), ValueError, "LocalMass: width must be at least 0; got -1"),
+        (lambda: SinkMass(0), ValueError, "SinkMass: sink_tokens must be an int of at least 1; got 0"),
+        (lambda: SinkMass(True), TypeError, "SinkMass: sink_tokens must be an int of at least 1; got True"),
+        (lambda: LagMass(0.5), TypeError, "LagMass: lag must be an int; got 0.5"),
+        (lambda: LocalMass(-1), ValueError, "LocalMass: width must be an int of at least 0; got -1"),
         (lambda: LocalMass(1, places=3), TypeError, "LocalMass: places must be Places or None; got int"),
         (lambda: Distance(places=3), TypeError, "Distance: places must be Places or None; got int"),
         (lambda: LagProfile(places=3), TypeError, "LagProfile: places must be Places or None; got int"),
-        (lambda: Coverage(0.5), TypeError, "Coverage: shares must be a tuple of numbers; got 0.5"),
-        (lambda: Coverage(()), ValueError, "Coverage: each of shares must lie between 0 and 1, one at least"),
-        (lambda: Coverage((0.5, math.nan)), ValueError, "Coverage: each of shares must lie between 0 and 1"),
+        (lambda: Coverage(0.5), TypeError, "Coverage: shares must be a tuple of numbers; got float"),
+        (lambda: Coverage(()), ValueError, "Coverage: shares must hold one number at least"),
+        (
+            lambda: Coverage((0.5, math.nan)),
+            ValueError,
+            "Coverage: each of shares must be a finite number above 0 and below 1; got nan",
+        ),
         (lambda: LargestLogit(3.0), TypeError, "LargestLogit: lse must be a tensor or None; got float"),
         (lambda: Places([1], [1]), TypeError, "Places: q must be an int64 tensor; got list"),
         (lambda: Places(torch.arange(3), torch.arange(3)), ValueError, r"Places: q must be \[batch or 1, len\]"),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.statistics.dense import ATTENTION
 from torch import Tensor
 
 import saccade as sc
@@ -74,14 +75,14 @@ def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
 @pytest.mark.parametrize("entries", [1 << 18, 20])
 @pytest.mark.parametrize("case", [*CASES, *STRIDED], ids=str)
 def test_every_question_is_its_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(ATTENTION, "_BLOCK_ENTRIES", entries)
     check(case, torch.float64, 1e-10)
     check(case, torch.float32, 1e-4)
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
 def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", 1 << 12)
+    monkeypatch.setattr(ATTENTION, "_BLOCK_ENTRIES", 1 << 12)
     matrix, dense = matrix_of(case), dense_of(case)
     strongest, received, mean = matrix.ask(TopK(5), Received(), Pooled(32))
     torch.testing.assert_close(matrix.to_dense(), dense)
@@ -96,7 +97,7 @@ def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest
 
 @pytest.mark.parametrize("case", [*CASES, *STRIDED], ids=str)
 def test_blocks_hold_each_row_once_and_products_follow(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", 20)
+    monkeypatch.setattr(ATTENTION, "_BLOCK_ENTRIES", 20)
     matrix, dense = matrix_of(case), dense_of(case)
     torch.testing.assert_close(matrix.to_dense(), dense)
     x = torch.randn(*dense.shape[:3], 2, dtype=torch.float64)
@@ -368,7 +369,7 @@ def test_memory_is_that_of_the_answers_and_a_block(mask: masks.Mask | None) -> N
 
 
 def test_very_long_rows_make_low_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.attention._BLOCK_ENTRIES", 1 << 10)
+    monkeypatch.setattr(ATTENTION, "_BLOCK_ENTRIES", 1 << 10)
     matrix = sc.AttentionMatrix(torch.randn(1, 1, 40, 4), torch.randn(1, 1, 60_000, 4))
     assert [len(block.rows) for block in matrix.blocks()] == [1] * 40
 
@@ -376,15 +377,15 @@ def test_very_long_rows_make_low_blocks(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: TopK(0), ValueError, "TopK: k must be at least 1; got 0"),
-        (lambda: TopK(2.0), TypeError, "TopK: k must be an int; got float"),
-        (lambda: TopK(True), TypeError, "TopK: k must be an int; got bool"),
-        (lambda: Pooled(0), ValueError, "Pooled: bins must be at least 1; got 0"),
-        (lambda: Pooled("4"), TypeError, "Pooled: bins must be an int; got str"),
-        (lambda: Pooled(4, "median"), ValueError, 'Pooled: how must be "mean", "sum" or "max"; got \'median\''),
+        (lambda: TopK(0), ValueError, "TopK: k must be an int of at least 1; got 0"),
+        (lambda: TopK(2.0), TypeError, "TopK: k must be an int of at least 1; got 2.0"),
+        (lambda: TopK(True), TypeError, "TopK: k must be an int of at least 1; got True"),
+        (lambda: Pooled(0), ValueError, "Pooled: bins must be an int of at least 1; got 0"),
+        (lambda: Pooled("4"), TypeError, "Pooled: bins must be an int of at least 1; got '4'"),
+        (lambda: Pooled(4, "median"), ValueError, "Pooled: how must be one of 'mean', 'sum', 'max'; got 'median'"),
         (lambda: matrix_of(CASES[0]).ask(Entropy), TypeError, "Matrix.ask: folds must be questions .* got Entropy"),
         (lambda: matrix_of(CASES[0]).ask("entropy"), TypeError, "Matrix.ask: folds must be questions .* got str"),
-        (lambda: matrix_of(CASES[0]).topk(-1), ValueError, "TopK: k must be at least 1; got -1"),
+        (lambda: matrix_of(CASES[0]).topk(-1), ValueError, "TopK: k must be an int of at least 1; got -1"),
         (
             lambda: list(matrix_of(CASES[0]).blocks(rows=range(0, 4, 2))),
             ValueError,

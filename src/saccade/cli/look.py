@@ -14,9 +14,10 @@ from saccade.cli.head_statistics import Format, written
 from saccade.cli.loading import MINILM, NAMED
 from saccade.cli.refusing import loaded, refuse, refuse_beside
 from saccade.cli.report import print_choice, print_notes, print_words
+from saccade.cli.statistic import Statistic
 from saccade.cli.subject import Model, Subject, load_model, subject_of
-from saccade.cli.telling import Head, Statistic, rank_heads
 from saccade.finite import is_finite
+from saccade.statistics import Head, rank_heads
 from saccade.text import merge, visible
 
 __all__ = ["look"]
@@ -86,7 +87,7 @@ def look(
         [number for number, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)
     )
     among_words = weights[:, :, rows][..., columns]
-    ranking = rank_heads(among_words, by, layer=layer, head=head)
+    ranking = rank_heads(by.function(among_words), layer=layer, head=head)
     best = ranking[0]
     chosen = weights[best.layer, best.head]
 

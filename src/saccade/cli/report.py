@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from saccade.cli.telling import Head, Statistic
+from saccade.cli.statistic import Statistic
+from saccade.statistics import Head
 from saccade.text import Word, shorten, visible
 
 __all__ = ["print_choice", "print_notes", "print_words"]
@@ -42,10 +43,10 @@ def print_choice(
     best = ranking[0]
     why = "asked for" if is_asked else f"the most telling of {len(ranking)}"
     console.print(Text.assemble((f"layer {best.layer}, head {best.head}", "bold"), f" of {visible(model)}, {why}"))
-    console.print(f"{statistic.label}: {best.information:.2f} nats ({statistic.meaning})")
+    console.print(f"{statistic.label}: {best.value:.2f} nats ({statistic.meaning})")
     if len(ranking) > 1:
         second = ranking[1]
-        console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.information:.2f} nats")
+        console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.value:.2f} nats")
     if special:
         get = "get" if len(special) > 1 else "gets"
         names = " and ".join(map(visible, dict.fromkeys(special)))

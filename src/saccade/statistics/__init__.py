@@ -9,13 +9,15 @@ from saccade.statistics.information import PositionInformation
 from saccade.statistics.lag_profile import LagProfile, Lags
 from saccade.statistics.logits import LargestLogit, LogitVariance
 from saccade.statistics.masses import LagMass, LocalMass, SinkMass
+from saccade.statistics.measures import Measure
 from saccade.statistics.peaks import Coverage, LargestWeight, SquaredNorm
 from saccade.statistics.per_row import PerRow
 from saccade.statistics.places import Places
 from saccade.statistics.pooled import Pooled
+from saccade.statistics.ranking import Head, rank_heads, unexplained_information
 from saccade.statistics.received import Received
 from saccade.statistics.spectrum import Spectrum, StableRank, singular_values, stable_rank
-from saccade.statistics.summary import Measure, Summary
+from saccade.statistics.summary import Summary
 from saccade.statistics.through_layers import rollout
 from saccade.statistics.topk import Strongest, TopK
 from saccade.statistics.uniform import Uniform
@@ -44,6 +46,9 @@ __all__ = [
     "StableRank",
     "head_distances",
     "rollout",
+    "rank_heads",
+    "Head",
+    "unexplained_information",
     "Summary",
     "Measure",
     "Uniform",
