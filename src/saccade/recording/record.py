@@ -12,9 +12,9 @@ from torch import nn
 from saccade.errors import type_error, unsupported, value_error
 from saccade.integrations.taps import tapped
 from saccade.matrix import Matrix
-from saccade.recording.choice import Choice
 from saccade.recording.recorder import Kept, Recorder
 from saccade.recording.recording import Recording
+from saccade.recording.selection import Selection
 from saccade.statistics import Fold, Pooled, TopK
 
 __all__ = ["Keep", "UnheardLayersWarning", "record"]
@@ -102,19 +102,19 @@ def record(
     kept = _kept(keep)
     if not (any(kept) or callback):
         raise value_error("record", "keep", "name something where there is no callback", "nothing")
-    choice = Choice(layers, heads, "record")
-    return _recording(model, Recorder(kept, choice, callback), choice)
+    selection = Selection(layers, heads, "record")
+    return _recording(model, Recorder(kept, selection, callback), selection)
 
 
 @contextmanager
-def _recording(model: nn.Module, recorder: Recorder, choice: Choice) -> Iterator[Recording]:
+def _recording(model: nn.Module, recorder: Recorder, selection: Selection) -> Iterator[Recording]:
     with tapped(model, recorder.hear) as valve:
         try:
             yield Recording(recorder.runs, valve.unheard)
         finally:
             recorder.end()
-    unheard = {name: kind for name, kind in valve.unheard.items() if choice.may_mean(name)}
-    _check_heard(model, choice, unheard)
+    unheard = {name: kind for name, kind in valve.unheard.items() if selection.may_mean(name)}
+    _check_heard(model, selection, unheard)
     if unheard:
         # Here, contextlib and the `with` statement stand above one another.
         warnings.warn(f"record: {_said_of(unheard)}.", UnheardLayersWarning, stacklevel=3)
@@ -127,10 +127,10 @@ def _said_of(unheard: dict[str, str]) -> str:
     return f"{', '.join(shown)}{more} {what}"
 
 
-def _check_heard(model: nn.Module, choice: Choice, unheard: dict[str, str]) -> None:
+def _check_heard(model: nn.Module, selection: Selection, unheard: dict[str, str]) -> None:
     """Nothing heard is no answer; say what could be wrong."""
     name = type(model).__name__
-    if not choice.heard:
+    if not selection.heard:
         reason = (
             "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
         )
@@ -141,8 +141,8 @@ def _check_heard(model: nn.Module, choice: Choice, unheard: dict[str, str]) -> N
             "torch.nn.functional.scaled_dot_product_attention"
         )
         raise unsupported("record", name, [reason], hint=hint)
-    if choice.unused:
-        reason = f"{', '.join(map(str, choice.unused))} was not heard; {', '.join(choice.heard)} were"
+    if selection.unused:
+        reason = f"{', '.join(map(str, selection.unused))} was not heard; {', '.join(selection.heard)} were"
         raise unsupported("record", name, [reason], hint="layers= takes numbers and names of these")
 
 

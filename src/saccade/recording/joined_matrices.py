@@ -1,4 +1,4 @@
-"""JoinedRows: the rows of several calls, one below the other, as one matrix."""
+"""JoinedMatrices: the rows of several calls, one below the other, as one matrix."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from torch import Tensor
 
 from saccade.matrix import Matrix
 from saccade.plan import Ranges
+from saccade.recording.around import Around
 from saccade.statistics import Block
 
-__all__ = ["JoinedRows"]
+__all__ = ["JoinedMatrices"]
 
 
-class JoinedRows(Matrix):
+class JoinedMatrices(Around):
     """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
 
     Args:
@@ -27,30 +28,19 @@ class JoinedRows(Matrix):
         >>> prompt = AttentionMatrix(x[:, :, :4], x[:, :, :4], masks.Causal())
         >>> step = AttentionMatrix(x[:, :, 4:], x, masks.Causal())
         >>> whole = AttentionMatrix(x, x, masks.Causal())
-        >>> torch.allclose(JoinedRows([prompt, step], [0, 0]).to_dense(), whole.to_dense())
+        >>> torch.allclose(JoinedMatrices([prompt, step], [0, 0]).to_dense(), whole.to_dense())
         True
     """
 
     def __init__(self, matrices: Sequence[Matrix], first_columns: Sequence[int]):
+        super().__init__(matrices[0])
         self._parts = tuple(zip(matrices, first_columns, strict=True))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        batch, heads, _, _ = self._parts[0][0].shape
+        batch, heads, _, _ = self.inner.shape
         q_len = sum(matrix.shape[2] for matrix, _ in self._parts)
         return (batch, heads, q_len, max(first + matrix.shape[3] for matrix, first in self._parts))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._parts[0][0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._parts[0][0].device
-
-    @property
-    def kv_heads(self) -> int:
-        return self._parts[0][0].kv_heads
 
     @property
     def is_stochastic(self) -> bool:

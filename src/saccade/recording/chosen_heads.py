@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +13,16 @@ from saccade.attention import AttentionMatrix
 from saccade.engine.at_positions import AtPositions
 from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.masks.plans import plan_of
 from saccade.matrix import Matrix
 from saccade.plan import Ranges
+from saccade.recording.around import Around
+from saccade.recording.remade import remade
 from saccade.statistics import Block
 
-__all__ = ["SomeHeads", "some_heads"]
+__all__ = ["ChosenHeads", "chosen_heads"]
 
 
-def some_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
+def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     """Chosen heads of a matrix, in the order in which they are named.
 
     Args:
@@ -38,21 +39,17 @@ def some_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     if not all(0 <= head < there for head in heads):
         raise value_error("record", "heads", f"be 0 to {there - 1}", list(heads))
     if not isinstance(matrix, AttentionMatrix) or matrix.scores.tile_function is not None:
-        return SomeHeads(matrix, heads)
+        return ChosenHeads(matrix, heads)
     scores, own = matrix.scores, list(heads)
     share = there // scores.key.shape[1]
-    few = scores.replaced(scores.query[:, own], scores.key[:, [head // share for head in own]])
-    few.shape = (scores.shape[0], len(own), *scores.shape[2:])
+    few: dict[str, Any] = {}
     if scores.sink_logit is not None:
-        few.sink_logit = scores.sink_logit[own]
+        few["sink_logit"] = scores.sink_logit[own]
     if scores.bias is not None and scores.bias.source.shape[1] > 1:
-        few.bias = scores.bias.of(scores.bias.source[:, own])
+        few["bias"] = scores.bias.of(scores.bias.source[:, own])
     if scores.rule.shape[1] > 1 or scores.rule.asks_functions:  # functions may tell heads apart and not say so
-        few.rule = _of_heads(scores.rule, tuple(own))
-    few._plan = plan_of(few.rule, few.shape, *few.origin)
-    other = copy.copy(matrix)
-    other.scores, other._lse = few, None
-    return other
+        few["rule"] = _of_heads(scores.rule, tuple(own))
+    return remade(matrix, scores.query[:, own], scores.key[:, [head // share for head in own]], **few)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +85,7 @@ def _of_heads(rule: Mask, heads: tuple[int, ...]) -> Mask:
     return _OfHeads(rule, heads)
 
 
-class SomeHeads(Matrix):
+class ChosenHeads(Around):
     """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
 
     Args:
@@ -96,46 +93,35 @@ class SomeHeads(Matrix):
         heads: which, counted from 0.
 
     Attributes:
-        whole: the matrix of all heads.
+        inner: the matrix of all heads.
         heads: which of them these are.
 
     Example:
         >>> from saccade import AttentionMatrix
-        >>> SomeHeads(AttentionMatrix(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)), [3, 1]).shape
+        >>> ChosenHeads(AttentionMatrix(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)), [3, 1]).shape
         (1, 2, 3, 3)
     """
 
     def __init__(self, matrix: Matrix, heads: Sequence[int]):
-        self.whole, self.heads = matrix, tuple(heads)
+        super().__init__(matrix)
+        self.heads = tuple(heads)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        batch, _, q_len, kv_len = self.whole.shape
+        batch, _, q_len, kv_len = self.inner.shape
         return (batch, len(self.heads), q_len, kv_len)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.whole.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.whole.device
 
     @property
     def kv_heads(self) -> int:
         """As many as heads: values for a product are those of each head chosen."""
         return len(self.heads)
 
-    @property
-    def is_stochastic(self) -> bool:
-        return self.whole.is_stochastic
-
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
         for number, own in enumerate(self.heads):
             if head is None or head == number:
-                for block in self.whole.blocks(batch, own, rows):
+                for block in self.inner.blocks(batch, own, rows):
                     yield block._replace(heads=slice(number, number + 1))
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        return self.whole.positions(rows, columns)
+        return self.inner.positions(rows, columns)
