@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.integrations.lazy_mask import Placed
-from saccade.masks import (
-    Causal,
-    Coarse,
-    Documents,
-    Full,
-    Mask,
-    Predicate,
-    Window,
-    from_key_padding_mask,
-)
+from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
 
 __all__ = ["MaskFunction", "as_rule", "place"]
 

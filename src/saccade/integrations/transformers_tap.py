@@ -196,10 +196,7 @@ def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
             names = ("q_length", "kv_length", "q_offset", "kv_offset")
             sizes = {name: kwargs[name] for name in names if name in kwargs}
             placed = place(
-                kwargs["mask_function"],
-                kwargs.get("attention_mask"),
-                one_by_one=kwargs.get("use_vmap", False),
-                **sizes,
+                kwargs["mask_function"], kwargs.get("attention_mask"), one_by_one=kwargs.get("use_vmap", False), **sizes
             )
             for listener in _listeners:
                 listener.learn(mask, placed)

@@ -122,8 +122,5 @@ def _diagonals(weights: Tensor) -> Tensor:
     pitch = rows + columns
     # In a row-major copy with room between the rows, a stride that is longer by one runs along the diagonals.
     roomy = F.pad(weights, (rows - 1, 1, 0, 1)).contiguous()
-    slanted = roomy.as_strided(
-        (batch, heads, rows, pitch - 1),
-        (roomy.stride(0), roomy.stride(1), pitch + 1, 1),
-    )
+    slanted = roomy.as_strided((batch, heads, rows, pitch - 1), (roomy.stride(0), roomy.stride(1), pitch + 1, 1))
     return slanted.sum(-2)

@@ -48,11 +48,7 @@ def measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure, 
         uniform: what uniform attention would have.
     """
     seen = uniform.visible.expand(answers["largest_weight"].shape)
-    return (
-        *_of_rows(answers, uniform, seen),
-        *_of_columns(answers, uniform, seen),
-        *_of_logits(answers, seen),
-    )
+    return (*_of_rows(answers, uniform, seen), *_of_columns(answers, uniform, seen), *_of_logits(answers, seen))
 
 
 def effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:

@@ -78,9 +78,7 @@ _BATCHES = (
     Case("padding", Padding((4, 7)), lambda b, h, q, kv: kv < (4, 7)[b]),
     Case("padding-empty-item", Padding((0, 7)), lambda b, h, q, kv: kv < (0, 7)[b]),
     Case(
-        "padding-left",
-        Padding((4, 7), side="left", padded_len=7) & Causal(),
-        lambda b, h, q, kv: (3, 0)[b] <= kv <= q,
+        "padding-left", Padding((4, 7), side="left", padded_len=7) & Causal(), lambda b, h, q, kv: (3, 0)[b] <= kv <= q
     ),
     Case("padding-decode", Padding((4, 9)), lambda b, h, q, kv: kv < (4, 9)[b], q_len=1, kv_len=9),
     Case("documents", Documents((3, 4)), lambda b, h, q, kv: _TWO[q] == _TWO[kv]),
@@ -138,13 +136,7 @@ _POSITIONS = (
         kv_positions=((0, 1, 2, 3, 4), (0, 1, -1, -1, -1)),
     ),
     Case(
-        "holes",
-        None,
-        lambda b, h, q, kv: True,
-        q_len=3,
-        kv_len=4,
-        q_positions=(1, -1, 3),
-        kv_positions=(0, -1, 2, -1),
+        "holes", None, lambda b, h, q, kv: True, q_len=3, kv_len=4, q_positions=(1, -1, 3), kv_positions=(0, -1, 2, -1)
     ),
     Case(
         "shuffled",

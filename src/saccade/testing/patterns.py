@@ -51,12 +51,7 @@ _STRIDES = (
         (Strided(2) | Window(1, 0)) & Padding((5, 3)),
         lambda b, h, q, kv: kv < (5, 3)[b] and (q % 2 == kv % 2 or q - 1 <= kv <= q),
     ),
-    Case(
-        "strided-biased",
-        Strided(2) | Prefix(1),
-        lambda b, h, q, kv: q % 2 == kv % 2 or kv == 0,
-        bias=(1, 4, 7, 7),
-    ),
+    Case("strided-biased", Strided(2) | Prefix(1), lambda b, h, q, kv: q % 2 == kv % 2 or kv == 0, bias=(1, 4, 7, 7)),
     Case("two-strides", Strided(2) | Strided(3), lambda b, h, q, kv: q % 2 == kv % 2 or q % 3 == kv % 3),
     Case(
         "strided-documents",
@@ -80,11 +75,7 @@ _BLOCKS = (
         Blocks(_LAYOUT, 2) | ~Full(),  # of positions outside of the layout it says that they see nothing
         lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2],
     ),
-    Case(
-        "blocks-per-head",
-        Blocks(_LAYOUT_PER_HEAD, 3),
-        lambda b, h, q, kv: h == q // 3 or kv // 3 < q // 3,
-    ),
+    Case("blocks-per-head", Blocks(_LAYOUT_PER_HEAD, 3), lambda b, h, q, kv: h == q // 3 or kv // 3 < q // 3),
     Case(
         "blocks-more-queries",
         Blocks(_LAYOUT, 2) | ~Full(),
@@ -98,13 +89,7 @@ _BLOCKS = (
         lambda b, h, q, kv: kv <= q and not (q < 6 and kv < 6 and _LAYOUT[q // 2][kv // 2]),
     ),
     Case("coarse", Coarse(Window(1, 0), 2), lambda b, h, q, kv: q // 2 - 1 <= kv // 2 <= q // 2),
-    Case(
-        "coarse-more-queries",
-        Coarse(Window(0, 0), 3),
-        lambda b, h, q, kv: kv // 3 == q // 3,
-        q_len=8,
-        kv_len=5,
-    ),
+    Case("coarse-more-queries", Coarse(Window(0, 0), 3), lambda b, h, q, kv: kv // 3 == q // 3, q_len=8, kv_len=5),
     Case("prefix", Prefix(3), lambda b, h, q, kv: kv < 3),
     Case("prefix-empty", Prefix(0), lambda b, h, q, kv: False),
     Case("prefix-long", Prefix(20), lambda b, h, q, kv: True, q_len=3),

@@ -59,10 +59,7 @@ def _weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
     conditions="with a mask too: forbidden weights are 0, and so are their gradients",
 )
 def attention_gradients(
-    draw: Draw,
-    *,
-    backward: Callable[..., Gradients] = backward,
-    attention: Callable[..., Tensor] = attention,
+    draw: Draw, *, backward: Callable[..., Gradients] = backward, attention: Callable[..., Tensor] = attention
 ) -> Iterator[Measurement]:
     """Attention is differentiable, and its gradients by query, key and value are a few matrix products."""
     q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
@@ -75,12 +72,7 @@ def attention_gradients(
         yield same(f"gradient of the {name}", own, other[0, 0])
 
 
-@claim(
-    "gradients",
-    latex=r"\sum_j (dS)_{ij}=0",
-    source="the rows of softmax's Jacobian sum to 0",
-    verdict="holds",
-)
+@claim("gradients", latex=r"\sum_j (dS)_{ij}=0", source="the rows of softmax's Jacobian sum to 0", verdict="holds")
 def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients] = backward) -> Iterator[Measurement]:
     """The gradients of the scores of one query sum to 0: raising all of its scores alike changes nothing."""
     q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)

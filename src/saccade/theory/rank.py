@@ -72,9 +72,7 @@ def logits_have_low_rank(
     conditions="in exact arithmetic; the numerical rank may be lower",
 )
 def causal_attention_is_invertible(
-    draw: Draw,
-    *,
-    weights: Callable[[Tensor, Tensor], Tensor] = lambda q, k: AttentionMatrix(q, k, Causal()).to_dense(),
+    draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = lambda q, k: AttentionMatrix(q, k, Causal()).to_dense()
 ) -> Iterator[Measurement]:
     """Causal attention never loses a value: its matrix is always invertible."""
     matrix = weights(draw.normal(1, 1, 24, 4), draw.normal(1, 1, 24, 4))[0, 0]

@@ -38,9 +38,7 @@ def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Ten
     "not to 1. It gates",
 )
 def squeeze_and_excitation_is_attention(
-    draw: Draw,
-    *,
-    gate: Callable[[int], torch.nn.Module] = lambda channels: ChannelAttention(channels, ratio=4),
+    draw: Draw, *, gate: Callable[[int], torch.nn.Module] = lambda channels: ChannelAttention(channels, ratio=4)
 ) -> Iterator[Measurement]:
     """Channel attention (squeeze-and-excitation) is attention between channels."""
     channels, size = 16, 5

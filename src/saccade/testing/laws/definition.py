@@ -200,18 +200,7 @@ def dtypes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 @law(
-    cases=(
-        Case(
-            "two-large-scores",
-            batch=1,
-            num_heads=1,
-            num_kv_heads=1,
-            q_len=1,
-            kv_len=2,
-            head_dim=4,
-            value_dim=4,
-        ),
-    ),
+    cases=(Case("two-large-scores", batch=1, num_heads=1, num_kv_heads=1, q_len=1, kv_len=2, head_dim=4, value_dim=4),),
     dtypes=(torch.bfloat16, torch.float16),
 )
 def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:
