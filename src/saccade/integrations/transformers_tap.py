@@ -15,11 +15,12 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
-from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
+from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask, Placed
+from saccade.integrations.listening import CHANGING
 from saccade.integrations.mask_functions import place
-from saccade.integrations.patch import CHANGING
-from saccade.integrations.tap import Ear, Make, Valve, closed, hand_out, names_of
+from saccade.integrations.tensor_masks import mask_of_tensor
+from saccade.integrations.valve import Ear, Make, Valve, closed, hand_out, names_of
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
 
