@@ -16,8 +16,8 @@ from saccade.cli.refusal import folder_for, refuse, refuse_beside, writing
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
+from saccade.theory.markdown import CONDITION, sections, table
 from saccade.theory.pictures import PICTURES
-from saccade.theory.telling import CONDITION, sections, table
 
 __all__ = ["verify"]
 

@@ -13,7 +13,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_most, equal, same
 
-__all__ = ["CLAIMS", "beyond_hull"]
+__all__ = ["beyond_hull"]
 
 
 _CAUSAL = Causal()
@@ -101,6 +101,3 @@ def dropout_keeps_distributions(draw: Draw, *, dropout_p: float = 0.5) -> Iterat
     yield apart("smallest sum of a row after dropout", float(sums.min()), 1.0, 0.3)
     yield apart("largest sum of a row after dropout", float(sums.max()), 1.0, 0.3)
     yield equal("mean of the sums", float(sums.mean()), 1.0, 0.05, "12,800 rows, far more than 6 standard errors")
-
-
-CLAIMS = (convex_combination, uniform_weights_are_mean_pooling, dropout_keeps_distributions)

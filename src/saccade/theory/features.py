@@ -13,7 +13,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, estimate
 
-__all__ = ["CLAIMS", "kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
+__all__ = ["kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
 
 _CHOROMANSKI = "Choromanski et al. 2021, arXiv:2009.14794"
 _WANG = "Wang et al. 2020, arXiv:2006.04768"
@@ -201,13 +201,3 @@ def linformer_is_exact_by_construction(
         found = (scores @ of_keys.T).softmax(-1) @ (of_values @ value)
         error = float((found - exact).norm() / exact.norm())
         yield apart(f"relative error of the output, δ = {delta:.1g}", error, 0.0, 0.5)
-
-
-CLAIMS = (
-    features_estimate_the_kernel,
-    performer_attention_is_unbiased,
-    how_many_features,
-    positive_features_are_always_better,
-    attention_is_low_rank_by_projection,
-    linformer_is_exact_by_construction,
-)

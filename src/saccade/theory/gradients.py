@@ -15,7 +15,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, equal, same
 
-__all__ = ["CLAIMS", "Gradients", "backward"]
+__all__ = ["Gradients", "backward"]
 
 
 class Gradients(NamedTuple):
@@ -104,6 +104,3 @@ def value_jacobian_is_transposed_weights(
     kron = torch.kron(torch.eye(4, dtype=torch.float64), value.detach().T.contiguous())
     yield same("derivatives by the weights, against I ⊗ Vᵀ", kron, by_weights)
     yield equal("number of them", by_weights.numel(), 4 * 3 * 4 * 6)
-
-
-CLAIMS = (attention_gradients, score_gradients_sum_to_zero, value_jacobian_is_transposed_weights)

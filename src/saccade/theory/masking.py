@@ -12,7 +12,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, equal, same
 
-__all__ = ["CLAIMS", "filled"]
+__all__ = ["filled"]
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
@@ -101,6 +101,3 @@ def empty_rows_give_nothing(
     yield same("its gradient, against 0", gradients[0][0, 0, 0], zeros, 0.0)
     finite = all(bool(torch.isfinite(one).all()) for one in gradients)
     yield equal("all gradients are finite", finite, True)
-
-
-CLAIMS = (a_large_negative_number_masks, an_added_number_masks, empty_rows_give_nothing)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from saccade.attention import AttentionMatrix, attention
+from saccade.attention import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_least, at_most, same
+from saccade.theory.rank import weights_of
 
-__all__ = ["CLAIMS", "hopfield_energy", "posterior"]
+__all__ = ["hopfield_energy", "posterior"]
 
 
 def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
@@ -48,16 +49,16 @@ def weights_are_a_posterior(
     n, width = 9, 4
     q, k = draw.normal(6, width), draw.normal(n, width)
     variance = width**0.5
-    weights = AttentionMatrix(q[None, None], k[None, None]).to_dense()[0, 0]
+    weights = weights_of(q, k)
     flat, tilted = torch.zeros(n, dtype=torch.float64), k.square().sum(-1) / (2 * variance)
     yield same("weights against the posterior, prior tilted by the norms", posterior(q, k, tilted, variance), weights)
     unit = k / k.norm(dim=-1, keepdim=True)
-    equal_norms = AttentionMatrix(q[None, None], unit[None, None]).to_dense()[0, 0]
+    equal_norms = weights_of(q, unit)
     yield same("keys of one norm, flat prior", posterior(q, unit, flat, variance), equal_norms)
     difference = float((posterior(q, k, flat, variance) - weights).abs().max())
     yield apart("keys of different norms, flat prior, largest difference", difference, 0.0, 0.01)
     prior = draw.normal(n)
-    biased = AttentionMatrix(q[None, None], unit[None, None], bias=prior).to_dense()[0, 0]
+    biased = weights_of(q, unit, bias=prior)
     yield same("a bias against a prior", posterior(q, unit, prior, variance), biased)
 
 
@@ -77,7 +78,7 @@ def weighted_sum_is_an_m_step(
     """The weighted sum of values is the M-step of expectation maximisation."""
     n, width = 8, 3
     data = draw.normal(n, width)
-    weights = AttentionMatrix(data[None, None], data[None, None]).to_dense()[0, 0]
+    weights = weights_of(data, data)
     responsibility = weights / weights.sum(0)
     best = m_step(weights, data)
     # The means that maximise the expected likelihood make its gradient 0.
@@ -138,6 +139,3 @@ def hopfield_energy_falls(
         recalled = step(recalled, stored, 1.0)
     farthest = float((recalled - stored).norm(dim=-1).max())
     yield at_most("farthest of 20 noisy patterns of length 8 from its own, after 3 steps, β = 1", farthest, 0.01)
-
-
-CLAIMS = (weights_are_a_posterior, weighted_sum_is_an_m_step, mean_shift_climbs, hopfield_energy_falls)

@@ -13,7 +13,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, at_least, at_most, equal
 
-__all__ = ["CLAIMS", "convolutions", "influence", "lstm"]
+__all__ = ["convolutions", "influence", "lstm"]
 
 _WIDTH, _LENGTH = 16, 65
 
@@ -120,6 +120,3 @@ def convolutions_are_local(
         found = influence(network(draw, layers), x)
         reach = int((found.amax(0) > 0).nonzero().max())
         yield equal(f"furthest token with an influence, {layers} layers of width 3", reach, 2 * layers)
-
-
-CLAIMS = (distance_does_not_matter, recurrent_influence_fades, convolutions_are_local)

@@ -12,8 +12,9 @@ from saccade.attention import AttentionMatrix, attention
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.rank import weights_of
 
-__all__ = ["CLAIMS", "EXAMPLE", "by_hand", "factors_of_logits"]
+__all__ = ["EXAMPLE", "by_hand", "factors_of_logits"]
 
 EXAMPLE = {
     "query": [[0.1, 0.2, -0.3, 0.4], [-0.2, 0.3, 0.1, -0.5]],
@@ -153,8 +154,7 @@ def any_weighted_average(
     wanted = draw.normal(n, n).softmax(-1)
 
     def reached(head_dim: int) -> Tensor:
-        q, k = factors(wanted, head_dim)
-        return AttentionMatrix(q[None, None], k[None, None]).to_dense()[0, 0]
+        return weights_of(*factors(wanted, head_dim))
 
     yield same("weights reached with d_k = 7, against those wanted, n = 8", reached(n - 1), wanted, 1e-9)
     centred = wanted.log() - wanted.log().mean(-1, keepdim=True)
@@ -171,12 +171,3 @@ def any_weighted_average(
         int(torch.linalg.matrix_rank(narrow - narrow.mean(-1, keepdim=True), rtol=1e-9)),
         2,
     )
-
-
-CLAIMS = (
-    worked_example,
-    sums_are_matrix_products,
-    nothing_but_matrix_products,
-    linear_in_the_values,
-    any_weighted_average,
-)

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from saccade.attention import AttentionMatrix, attention
-from saccade.masks import Causal
+from saccade.masks import Causal, Mask
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal
 
-__all__ = ["CLAIMS", "spread_of_rows", "weights_of"]
+__all__ = ["spread_of_rows", "weights_of"]
 
 
-def weights_of(query: Tensor, key: Tensor) -> Tensor:
+def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
     """The matrix of softmax attention of one head, ``[q_len, kv_len]``."""
-    return AttentionMatrix(query[None, None], key[None, None]).to_dense()[0, 0]
+    return AttentionMatrix(query[None, None], key[None, None], mask, bias=bias).to_dense()[0, 0]
 
 
 def spread_of_rows(x: Tensor) -> float:
@@ -98,6 +98,3 @@ def stacks_collapse(draw: Draw, *, skip: float = 0.0) -> Iterator[Measurement]:
         kept = kept + attention(*(kept @ one for one in maps))
     yield at_most("spread of the tokens after 6 layers", spread_of_rows(pure), 1e-3)
     yield at_least("the same with skip connections", spread_of_rows(kept), 0.1)
-
-
-CLAIMS = (attention_has_low_rank, logits_have_low_rank, causal_attention_is_invertible, stacks_collapse)

@@ -14,7 +14,7 @@ from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
 from saccade.vision import ChannelAttention
 
-__all__ = ["CLAIMS", "kalman_update", "non_local_means_of"]
+__all__ = ["kalman_update", "non_local_means_of"]
 
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
@@ -109,6 +109,3 @@ def kalman_update_is_attention(
     yield same("the update, against its information form", after, information @ torch.linalg.inv(noise_cov) @ observed)
     yield equal("correlated: first coordinate, between 0 and 1", float(after[0]), 0.881, 0.0005, "three digits")
     yield apart("correlated: second coordinate, which an average keeps between -1 and 0", float(after[1]), 0.0, 0.7)
-
-
-CLAIMS = (squeeze_and_excitation_is_attention, non_local_means_is_attention, kalman_update_is_attention)

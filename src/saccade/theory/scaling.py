@@ -12,7 +12,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, estimate
 
-__all__ = ["CLAIMS", "inverse_root", "law_of_entropy", "movability", "variance_of_products"]
+__all__ = ["inverse_root", "law_of_entropy", "movability", "variance_of_products"]
 
 _VASWANI = "Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1"
 
@@ -152,12 +152,3 @@ def entropy_of_normal_scores(
         yield estimate(f"entropy, σ = {sigma}, n = 4,096", entropy[sigma], law(keys, sigma), bias=0.01)
     yield apart("entropy, σ = 4", float(entropy[4.0].mean()), law(keys, 4.0), 1.0)
     yield at_most("entropy, σ = 8: d_k = 64 without a scale", float(entropy[8.0].mean()), 2.0)
-
-
-CLAIMS = (
-    variance_of_dot_products,
-    variance_is_d_k,
-    root_scale_standardises,
-    unscaled_gradients_vanish,
-    entropy_of_normal_scores,
-)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from saccade.attention import AttentionMatrix
 from saccade.masks import Causal, Mask
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.rank import weights_of
 
-__all__ = ["CLAIMS", "moduli"]
+__all__ = ["moduli"]
 
 
 _CAUSAL = Causal()
@@ -26,7 +26,7 @@ def moduli(matrix: Tensor) -> Tensor:
 
 
 def _random(draw: Draw, n: int) -> Tensor:
-    return AttentionMatrix(draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 4)).to_dense()[0, 0]
+    return weights_of(draw.normal(n, 4), draw.normal(n, 4))
 
 
 @claim(
@@ -82,7 +82,7 @@ def eigenvalues_show_concentration(
 )
 def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUSAL) -> Iterator[Measurement]:
     """The eigenvalues of a causal attention matrix are the weights of tokens for themselves."""
-    matrix = AttentionMatrix(draw.normal(1, 1, 12, 4), draw.normal(1, 1, 12, 4), mask).to_dense()[0, 0]
+    matrix = weights_of(draw.normal(12, 4), draw.normal(12, 4), mask)
     values = torch.linalg.eigvals(matrix)
     yield at_most("largest imaginary part", float(values.imag.abs().max()), 0.0, 1e-6)
     diagonal = matrix.diag().sort(descending=True).values
@@ -112,11 +112,3 @@ def singular_values_show_sinks(
         float(matrix.sum(0).max().sqrt()),
         1e-12,
     )
-
-
-CLAIMS = (
-    largest_eigenvalue_is_one,
-    eigenvalues_show_concentration,
-    causal_eigenvalues_are_the_diagonal,
-    singular_values_show_sinks,
-)

@@ -14,7 +14,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, apart, same
 
-__all__ = ["CLAIMS"]
+__all__ = ["key_order_does_not_matter", "permutation_equivariance"]
 
 
 @claim(
@@ -68,6 +68,3 @@ def key_order_does_not_matter(draw: Draw, *, attention: Callable[..., Tensor] = 
     yield same(
         "output after permuting queries, against the permuted output", attention(q[:, :, other], k, v), out[:, :, other]
     )
-
-
-CLAIMS = (permutation_equivariance, key_order_does_not_matter)

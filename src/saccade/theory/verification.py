@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from saccade.errors import type_error, value_error
-from saccade.theory.claim import Claim, check_seed
+from saccade.arguments import integer
+from saccade.errors import type_error
+from saccade.theory.claim import Claim
 from saccade.theory.claims import CLAIMS
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement
@@ -121,11 +122,8 @@ def verify(
     wrong = [type(one).__name__ for one in claims if not isinstance(one, Claim)]
     if wrong:
         raise type_error("verify", "claims", "be claims of saccade.theory", ", ".join(wrong))
-    check_seed("verify", seed)
-    if isinstance(seeds, bool) or not isinstance(seeds, int):
-        raise type_error("verify", "seeds", "be an int of at least 1", repr(seeds))
-    if seeds < 1:
-        raise value_error("verify", "seeds", "be an int of at least 1", seeds)
+    integer("verify", "seed", seed, 0)
+    integer("verify", "seeds", seeds)
     findings: list[Finding] = []
     settled: set[str] = set()
     for own in range(seed, seed + seeds):
