@@ -14,7 +14,7 @@ from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients, truth_gradients
 from saccade.testing.laws.expect import LawBroken, close, holds
 from saccade.testing.laws.law import law
-from saccade.testing.laws.some import SOME, some_bias, some_relative, some_score, some_sink
+from saccade.testing.laws.options import SOME, some_bias, some_relative, some_score, some_sink
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
