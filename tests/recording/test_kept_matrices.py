@@ -5,9 +5,9 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.recording.chosen_heads import chosen_heads
-from saccade.recording.joined_matrices import JoinedMatrices
 from saccade.recording.kept_matrices import KeptMatrices
+from saccade.recording.matrices import JoinedMatrices
+from saccade.recording.remade import chosen_heads
 
 
 def matrix_of(query, key):

@@ -11,9 +11,8 @@ from torch import Tensor
 from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
 from saccade.matrix import Matrix
-from saccade.recording.chosen_heads import ChosenHeads
 from saccade.recording.continuation import place_of_last
-from saccade.recording.joined_matrices import JoinedMatrices
+from saccade.recording.matrices import ChosenHeads, JoinedMatrices
 from saccade.recording.remade import remade
 
 __all__ = ["KeptMatrices"]

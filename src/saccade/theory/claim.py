@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,13 +12,13 @@ import torch
 from saccade.arguments import integer
 from saccade.errors import type_error
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement
+from saccade.theory.measurement import Measurement, Measurements
 
 __all__ = ["VERDICTS", "Check", "Claim", "Verdict", "claim"]
 
 Verdict = Literal["holds", "holds if", "refuted"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds if", "refuted")
-Check = Callable[..., Iterator[Measurement]]
+Check = Callable[..., Measurements]
 
 
 @dataclasses.dataclass(frozen=True)

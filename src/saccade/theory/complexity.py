@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from saccade.mechanisms import Linear
 from saccade.theory.claim import claim
 from saccade.theory.counting import flops, largest_tensor
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
 __all__ = ["Attend", "dense", "growth", "recurrence"]
 
@@ -66,7 +66,7 @@ def _counted(
     verdict="holds",
     conditions="every query may attend to every key; storing the weights is not necessary for it",
 )
-def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Iterator[Measurement]:
+def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Measurements:
     """Exact attention takes O(n² d) operations: twice the length costs four times as many."""
     del draw
     count = _counted(attend)
@@ -85,7 +85,7 @@ def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Iterator[
     conditions="linear in n are windows, O(n·w·d), and linear attention, O(n·m·d), neither of which is the same "
     "function; and the memory of exact attention",
 )
-def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Iterator[Measurement]:
+def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Measurements:
     """Standard attention has linear complexity."""
     del draw
     yield apart("growth of the operations for twice the length", growth(_counted(attend), 2048), 2.0, 1.5)
@@ -105,7 +105,7 @@ def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Itera
     verdict="holds if",
     conditions="the weights are stored: exact attention needs a few tiles of them at a time",
 )
-def memory_is_quadratic(draw: Draw, *, attend: Attend = attention) -> Iterator[Measurement]:
+def memory_is_quadratic(draw: Draw, *, attend: Attend = attention) -> Measurements:
     """Attention needs memory for n² weights: 1 M of them for n = 1,024, 16 M for 4,096, 10 G for 100,000."""
     del draw
     for length, said in ((1024, 1e6), (4096, 16e6), (100_000, 10e9)):
@@ -130,7 +130,7 @@ def memory_is_quadratic(draw: Draw, *, attend: Attend = attention) -> Iterator[M
 )
 def a_hundred_thousand_tokens_are_infeasible(
     draw: Draw, *, matrix: Callable[..., AttentionMatrix] = AttentionMatrix
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Attention over 100,000 tokens is infeasible."""
     n = 100_000
     q, k = draw.normal(1, 1, n, 4).float(), draw.normal(1, 1, n, 4).float()
@@ -161,7 +161,7 @@ def a_hundred_thousand_tokens_are_infeasible(
 )
 def recurrence_is_cheaper_for_long_sequences(
     draw: Draw, *, step: Callable[[Tensor], Tensor] = recurrence
-) -> Iterator[Measurement]:
+) -> Measurements:
     """A recurrent network takes O(n d²) operations: as many as attention when n is about d."""
     del draw
     width = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from saccade.theory.claim import claim
 from saccade.theory.complexity import dense
 from saccade.theory.counting import flops
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
 __all__ = ["best_of_one_head"]
 
@@ -33,7 +33,7 @@ def best_of_one_head(first: float, second: float) -> float:
 )
 def two_heads_do_what_one_cannot(
     draw: Draw, *, residual: Callable[[float, float], float] = best_of_one_head
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Two heads can give what one head cannot, whatever its weights are."""
     n, width = 12, 3
     x = draw.normal(1, 1, n, width)
@@ -61,7 +61,7 @@ def two_heads_do_what_one_cannot(
 )
 def heads_cost_what_one_costs(
     draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Eight heads of width 64 cost what one head of width 512 costs."""
     del draw
     several, one = (torch.empty(1, heads, 128, 512 // heads, device="meta") for heads in (8, 1))

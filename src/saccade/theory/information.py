@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.attention import AttentionMatrix
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 from saccade.theory.rank import weights_of
 
 __all__ = ["divergence_from_mean_row", "gaussian_information", "other_weights", "patterns"]
@@ -59,7 +59,7 @@ def patterns(n: int) -> dict[str, Tensor]:
 )
 def sparse_weights_bound_information(
     draw: Draw, *, information: Callable[[Tensor, float], float] = gaussian_information
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Sparse weights bound the information that passes from the input to the output."""
     n, variance = 16, 0.01
     found = {name: information(one, variance) for name, one in patterns(n).items()}
@@ -89,7 +89,7 @@ def sparse_weights_bound_information(
 )
 def position_information(
     draw: Draw, *, divergence: Callable[[Tensor], float] = divergence_from_mean_row
-) -> Iterator[Measurement]:
+) -> Measurements:
     """How much the place of a query says about where it looks follows exactly from entropies and column sums."""
     n = 24
     for name, one in patterns(n).items():
@@ -113,7 +113,7 @@ def position_information(
 )
 def weights_explain_the_output(
     draw: Draw, *, other: Callable[[Tensor, Tensor], Tensor] = other_weights
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The weights explain the output: no others would give it."""
     n, width = 40, 8
     value = draw.normal(n, width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from saccade.attention import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, same
 from saccade.theory.rank import weights_of
 
 __all__ = ["hopfield_energy", "posterior"]
@@ -44,7 +44,7 @@ def _step(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
 )
 def weights_are_a_posterior(
     draw: Draw, *, posterior: Callable[[Tensor, Tensor, Tensor, float], Tensor] = posterior
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Weights are the posterior probabilities of a mixture whose components are the keys: the E-step."""
     n, width = 9, 4
     q, k = draw.normal(6, width), draw.normal(n, width)
@@ -74,7 +74,7 @@ def weighted_sum_is_an_m_step(
     draw: Draw,
     *,
     m_step: Callable[[Tensor, Tensor], Tensor] = lambda weights, data: (weights / weights.sum(0)).T @ data,
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The weighted sum of values is the M-step of expectation maximisation."""
     n, width = 8, 3
     data = draw.normal(n, width)
@@ -103,7 +103,7 @@ def mean_shift_climbs(
     step: Callable[[Tensor, Tensor], Tensor] = lambda q, k: attention(
         q[None, None], k[None, None], k[None, None], score=Gaussian().double()
     )[0, 0],
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Attention to keys as values, repeated, is mean shift: it climbs the density of the keys."""
     keys, at = draw.normal(40, 2) * 2, draw.normal(20, 2) * 2
     heights = []
@@ -123,9 +123,7 @@ def mean_shift_climbs(
     verdict="holds",
     conditions="values are the keys, β above 0",
 )
-def hopfield_energy_falls(
-    draw: Draw, *, step: Callable[[Tensor, Tensor, float], Tensor] = _step
-) -> Iterator[Measurement]:
+def hopfield_energy_falls(draw: Draw, *, step: Callable[[Tensor, Tensor, float], Tensor] = _step) -> Measurements:
     """Attention to stored patterns, repeated, is a Hopfield network: its energy never rises."""
     patterns, state, beta = draw.normal(20, 16), draw.normal(10, 16), 0.5
     energies = []

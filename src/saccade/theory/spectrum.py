@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 from saccade.theory.rank import weights_of
 
 __all__ = ["moduli"]
@@ -36,7 +36,7 @@ def _random(draw: Draw, n: int) -> Tensor:
     verdict="holds",
     conditions="no empty rows, no sink logit; without a mask 1 is a simple eigenvalue, and the others may be complex",
 )
-def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tensor] = _random) -> Iterator[Measurement]:
+def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tensor] = _random) -> Measurements:
     """The largest eigenvalue of an attention matrix is 1, with the vector of ones."""
     n = 40
     matrix = weights(draw, n)
@@ -56,9 +56,7 @@ def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tens
     conditions="a sink (all weight on one key) and uniform weights have the same eigenvalues, 1 and 0; one key per "
     "query has all 1. Entropy measures concentration; singular values tell a sink from uniform weights",
 )
-def eigenvalues_show_concentration(
-    draw: Draw, *, spectrum: Callable[[Tensor], Tensor] = moduli
-) -> Iterator[Measurement]:
+def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], Tensor] = moduli) -> Measurements:
     """Eigenvalues near 1 mean that attention is spread out, eigenvalues near 0 that it is concentrated."""
     del draw
     n = 6
@@ -80,7 +78,7 @@ def eigenvalues_show_concentration(
     verdict="holds",
     conditions="a causal mask, as many queries as keys",
 )
-def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUSAL) -> Iterator[Measurement]:
+def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUSAL) -> Measurements:
     """The eigenvalues of a causal attention matrix are the weights of tokens for themselves."""
     matrix = weights_of(draw.normal(12, 4), draw.normal(12, 4), mask)
     values = torch.linalg.eigvals(matrix)
@@ -98,7 +96,7 @@ def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUS
 )
 def singular_values_show_sinks(
     draw: Draw, *, largest: Callable[[Tensor], Tensor] = lambda matrix: torch.linalg.svdvals(matrix)[0]
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The largest singular value lies between 1, for uniform weights, and the root of n, for a sink."""
     n = 16
     eye = torch.eye(n, dtype=torch.float64)
