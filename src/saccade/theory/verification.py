@@ -17,6 +17,7 @@ __all__ = ["SCHEMA", "Finding", "Verification", "verify"]
 
 SCHEMA = "saccade.verification/1"
 """Name and version of the form that `Verification.to_json` returns."""
+_SAID = ("name", "topic", "statement", "latex", "source", "verdict", "conditions")  # of a claim, in that form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +76,8 @@ class Verification:
             "ok": self.ok,
             "chance_of_false_alarm": self.chance,
             "claims": [
-                {
-                    "name": claim.name,
-                    "topic": claim.topic,
-                    "statement": claim.statement,
-                    "latex": claim.latex,
-                    "source": claim.source,
-                    "verdict": claim.verdict,
-                    "conditions": claim.conditions,
-                    "findings": [_plain(finding) for finding in self.findings if finding.claim is claim],
-                }
+                {name: getattr(claim, name) for name in _SAID}
+                | {"findings": [_plain(finding) for finding in self.findings if finding.claim is claim]}
                 for claim in dict.fromkeys(finding.claim for finding in self.findings)
             ],
         }
@@ -154,16 +147,8 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "agrees": finding.agrees,
         "error": finding.error,
         "measurements": [
-            {
-                "what": one.what,
-                "relation": one.relation,
-                "expected": _finite(one.expected),
-                "seen": _finite(one.seen),
-                "tolerance": one.tolerance,
-                "why": one.why,
-                "chance": one.chance,
-                "agrees": one.agrees,
-            }
+            dataclasses.asdict(one)
+            | {"expected": _finite(one.expected), "seen": _finite(one.seen), "agrees": one.agrees}
             for one in finding.measurements
         ],
     }

@@ -224,20 +224,6 @@ def _described(what: str, got: Tensor, dtype: torch.dtype, shape: list[int], pro
 
 
 LAWS = (
-    oracle,
-    lse,
-    gradients_of_inputs,
-    gradient_of_bias,
-    gradients_of_parameters,
-    gradients_through_lse,
-    gradcheck,
-    scale,
-    softcap,
-    bias,
-    score,
-    relative,
-    sink,
-    order,
-    dtypes,
-    half_precision,
+    *(oracle, lse, gradients_of_inputs, gradient_of_bias, gradients_of_parameters, gradients_through_lse, gradcheck),
+    *(scale, softcap, bias, score, relative, sink, order, dtypes, half_precision),
 )
