@@ -68,7 +68,7 @@ def compare(
 
 
 def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
-    """Queries and keys of a layer as they are compared, values, ``[1, heads, tokens, head_dim]``, and who sees whom."""
+    """Queries, keys and values of a layer, ``[1, heads, tokens, head_dim]``, and its mask."""
     assert model.tokenizer is not None, "it has been looked for"
     tokens = torch.tensor([model.tokenizer.encode(text).ids[: model.config.max_len]])
     if not tokens.numel():

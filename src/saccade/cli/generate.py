@@ -99,7 +99,7 @@ def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, see
 
 
 def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
-    """The tokens of one text, without that which ends it."""
+    """The tokens of one text, without the token that ends it."""
     for step in steps:
         token = int(step.tokens[0])
         if token not in stop:

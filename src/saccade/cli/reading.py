@@ -1,4 +1,4 @@
-"""What is looked at: the matrices of a model on a text, and the words of its rows and columns."""
+"""Reads a text with a model: the matrices of all layers, and the words of their rows and columns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Subject(NamedTuple):
 
 
 def load_model(name: str) -> Model:
-    """A model by name or folder; what saccade has no form for is left to transformers.
+    """Load a model by name or folder; forms that saccade does not know are loaded by transformers.
 
     Raises:
         ValueError, ImportError, UnsupportedError, OSError: neither knows it.

@@ -1,4 +1,4 @@
-"""How a command ends where it cannot do what was asked: a sentence, and an exit status that says whose fault it is."""
+"""How a command ends that cannot do what was asked: one sentence, and an exit status that says whose fault it is."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,5 +75,5 @@ def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
 
 
 def _say(command: str, lines: Sequence[str]) -> None:
-    """What is in a line may come from outside; where a line ends is for us to say."""
+    """Print lines; whatever is invisible in them, since they may come from outside, as its escape."""
     typer.echo(f"saccade {command}: " + "\n".join(map(visible, lines)), err=True)

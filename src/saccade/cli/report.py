@@ -105,7 +105,7 @@ def _shown(word: Word) -> str:
 
 
 def _names(words: Sequence[Word]) -> list[str]:
-    """Words as they are looked at: one that occurs more than once is told apart by its number in the table."""
+    """The words, each with its number in the table if it occurs more than once."""
     counts = Counter(word.text for word in words)
     return [
         _shown(word) if counts[word.text] == 1 else f"{_shown(word)} #{number}"

@@ -1,4 +1,4 @@
-"""Models of other people: a folder that transformers can load, looked at while it runs on its own kernels."""
+"""Models that transformers loads from a folder, and that are looked at while they run on their own kernels."""
 
 from __future__ import annotations
 

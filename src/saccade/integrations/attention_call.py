@@ -39,7 +39,7 @@ _WAY_OUT = {
 
 
 class AttentionCall(NamedTuple):
-    """One call of an attention function, understood.
+    """One call of a transformers attention function, read as the ingredients of a matrix.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
@@ -129,7 +129,7 @@ class AttentionCall(NamedTuple):
 def _placed(
     where: str, query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool
 ) -> tuple[Placed, Tensor | None]:
-    """The mask, and what it adds to scores beside."""
+    """The mask, and what it adds to the scores."""
     q_len, kv_len = query.shape[2], key.shape[2]
     if isinstance(attention_mask, LazyMask):
         placed = attention_mask.placed

@@ -1,4 +1,4 @@
-"""Post: what stands in for a module's ``forward`` while anyone listens to it, one for all who do."""
+"""Post: stands in for a module's ``forward`` while somebody listens to its calls."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class HeardCall(NamedTuple):
 
 
 Kind = Callable[[HeardCall], Any]
-"""Runs a call, and lets all ears know."""
+"""Runs a call, and tells all who listen."""
 
 CHANGING = threading.RLock()
 """Held by whoever begins or ends to listen, to any model."""
 
 
 class Post:
-    """A module's ``forward``, heard by as many as come and go, in any order.
+    """A module's ``forward`` with listeners, who may come and go in any order.
 
-    Who begins while a call runs does not hear that call: who listens is read when it begins. Without listeners a post
-    is the forward pass that it stands for.
+    Who begins to listen while a call runs does not hear that call: listeners are looked up when a call begins. Without
+    listeners a post is the forward pass that it stands for.
 
     Not a hook: torch's encoder layers leave their fast path where hooks are (pytorch#82919), and say other bits then.
     And not one function around another for each who listens: the first to leave would take the others along.
 
     Args:
         module: whose ``forward`` it is.
-        kind: what is done with a call.
+        kind: runs a call and tells the listeners.
 
     Attributes:
         ears: who listens; replaced, never changed.
@@ -111,14 +111,14 @@ class Post:
 
 
 class Running(threading.local):
-    """What each thread is in the middle of, the innermost last."""
+    """The calls that each thread is in the middle of, the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
 
     @contextmanager
     def within(self, *items: Any) -> Iterator[None]:
-        """Be in the middle of these meanwhile."""
+        """Put these on the stack of this thread meanwhile."""
         before = len(self.stack)
         self.stack.extend(items)
         try:

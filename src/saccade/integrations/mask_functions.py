@@ -31,7 +31,7 @@ def place(
     kv_offset: int = 0,
     one_by_one: bool = False,
 ) -> Placed:
-    """What a model asks of its mask interface, as a rule and the positions it is read at.
+    """Turn what a model asks of its mask interface into a rule and positions.
 
     Args:
         mask_function: the pattern.

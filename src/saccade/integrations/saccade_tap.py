@@ -1,4 +1,4 @@
-"""The tap of our own modules: mechanisms make matrices, and this hands them out."""
+"""The tap of our own modules: hands out each matrix that a mechanism makes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
 
 
 class _Hook:
-    """What a mechanism calls with each matrix that it made."""
+    """A forward hook that hands out each matrix that a mechanism made."""
 
     def __init__(self, ear: Ear, holders: list[nn.Module]):
         self._ear, self._holders = ear, holders
@@ -92,7 +92,7 @@ class _Hook:
 
 
 def _runs_above(frame: FrameType | None, holders: list[nn.Module]) -> bool:
-    """Whether a layer that nobody heard begin is in the middle of its call: it began before the recording did."""
+    """Whether one of these layers is in the middle of a call that began before the recording did."""
     codes = {inspect.unwrap(type(holder).forward).__code__ for holder in holders}
     while frame is not None:
         if frame.f_code in codes and frame.f_locals.get("self") in holders:

@@ -39,7 +39,7 @@ def tapped_products(model: nn.Module, valve: Valve) -> AbstractContextManager[No
 
 
 def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs as if no tap listened: torch's layers leave their fast path where a mode is on."""
+    """Make a function run as if no tap listened: torch's layers leave their fast path where a mode is on."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def _hear_products(call: HeardCall) -> Any:
 
 
 def _speakers() -> list[Ear]:
-    """For each who listens, the innermost module that runs, as it is called for this product of it."""
+    """For each recording, the innermost module that runs, under its name for this product."""
     innermost = {one.ear.valve: one for one in _running.stack}
     found = []
     for one in innermost.values():

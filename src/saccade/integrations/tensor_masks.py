@@ -40,7 +40,7 @@ def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:
 
 
 def both(rule: Mask, other: Mask) -> Mask:
-    """What both rules allow, in as few words as that takes."""
+    """What both rules allow; just one of them where the other allows everything."""
     if isinstance(rule, Full):
         return other
     return rule if isinstance(other, Full) else rule & other

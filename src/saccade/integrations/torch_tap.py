@@ -37,7 +37,7 @@ def tapped_torch_layers(model: nn.Module, valve: Valve) -> AbstractContextManage
 
 
 def _heard(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Kind]]:
-    """How modules of torch are listened to, and under which names; what has a forward of its own is not known here."""
+    """Torch's modules, their names, and how to listen to each; subclasses with a forward of their own are left out."""
     for module, name in names.items():
         conduct = type(module).forward
         if isinstance(module, nn.MultiheadAttention):
@@ -81,7 +81,7 @@ def _hear_attention(call: HeardCall) -> Any:
 
 
 def _note_attention(call: HeardCall) -> Any:
-    """An attention with a forward of its own: it is no one's fast path, and may say other things than torch's."""
+    """Run an attention whose class has its own forward: no fast path runs it, and it may compute otherwise."""
     _note(call.module)
     return call.run()
 

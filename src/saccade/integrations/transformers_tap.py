@@ -1,4 +1,4 @@
-"""The tap of transformers: the function that a layer gets from the attention interface, with an ear beside it."""
+"""The tap of transformers: wraps the function that a layer gets from the attention interface."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tapped_interface(model: nn.Module, valve: Valve) -> Iterator[None]:
 
 
 def speaks_attention_interface(module: nn.Module) -> bool:
-    """Whether the file that a module comes from asks transformers for its attention function."""
+    """Whether a module's source file asks transformers for its attention function."""
     return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
 
 
@@ -120,7 +120,7 @@ def _says_the_same(lazy: LazyMask, mask: Any) -> bool:
 
 
 def _tap() -> Callable[[], None]:
-    """Put the ear in; returns what takes it out."""
+    """Wrap the two interfaces; returns a function that takes the wrappers off again."""
     from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported by the model
 
     get_interface, get_mask = AttentionInterface.get_interface, AttentionMaskInterface.__getitem__

@@ -1,4 +1,4 @@
-"""The tap of what no other tap hears: modules that are called attention, and compute it in operations of their own."""
+"""Notes modules that are called attention and that no tap hears: they compute it in operations of their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARTS = re.compile(
 
 
 def noting_unheard(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
-    """Note each module whose class is called attention, and of which a whole call passed without anything handed out.
+    """Note each module whose class is called attention and that ran a whole call without a matrix being handed out.
 
     Of modules within one another it is the innermost that is noted. Names are all there is to go by: what is called
     otherwise is not noticed, and what is called attention need not have a matrix.

@@ -1,4 +1,4 @@
-"""Whether a call goes on where the last one ended: the tokens of a generation, one after another."""
+"""Whether a call continues where the last one ended, as the steps of a generation do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Mark", "place_of_last"]
 
 
 class Mark(NamedTuple):
-    """What is remembered of a call, to recognise the one that goes on from it.
+    """What is remembered of a call, to recognise the call that continues it.
 
     Attributes:
         newest: the key of its last token, ``[batch, kv_heads, head_dim]``; None where keys are unknown.
@@ -60,7 +60,7 @@ class Mark(NamedTuple):
 
 
 def place_of_last(matrix: AttentionMatrix) -> int:
-    """Which key is that of the last query: the last one, unless a cache has room to spare."""
+    """The index of the last query's own key: the last key, unless a cache has room to spare."""
     kv_len, (q_first, kv_first) = matrix.shape[3], matrix.scores.origin
     if isinstance(matrix.scores.rule, AtPositions):
         return kv_len - 1

@@ -33,7 +33,7 @@ _NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
 
 
 class UnheardLayersWarning(UserWarning):
-    """Layers that are called attention ran while others were recorded, and no matrix of theirs could be heard.
+    """Layers that are called attention ran and could not be recorded, while others could.
 
     `Recording.unheard` names them.
     """
@@ -53,11 +53,11 @@ def record(
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
     timm's do; and of saccade's own. Weights are those of the softmax, before dropout. ``output_attentions`` is never
-    asked for, and no n × n matrix is built. A module whose class is called attention, which ran and was not heard, is
-    said with an `UnheardLayersWarning`, and is in ``recording.unheard``.
+    asked for, and no n × n matrix is built. A module whose class is called attention, and which ran without being
+    heard, is named in an `UnheardLayersWarning` and in ``recording.unheard``.
 
-    Heard is each call of a layer that begins and ends within the block, in whichever thread it runs; a call goes on
-    from the last one of its thread. Several recordings of one model may overlap in any way, and each hears all of it.
+    A call is recorded if it begins and ends within the block, in whichever thread it runs; it continues the last call
+    of its thread. Several recordings of one model may overlap in any way, and each hears all of it.
 
     Args:
         model: any torch model.
@@ -128,7 +128,7 @@ def _said_of(unheard: dict[str, str]) -> str:
 
 
 def _check_heard(model: nn.Module, selection: Selection, unheard: dict[str, str]) -> None:
-    """Nothing heard is no answer; say what could be wrong."""
+    """Raise where nothing was heard, or not what was asked for, and say what could be wrong."""
     name = type(model).__name__
     if not selection.heard:
         reason = (

@@ -34,7 +34,7 @@ class Kept(NamedTuple):
 
 
 class Recorder:
-    """What a tap calls, in whichever thread the model runs, and what fills ``runs``.
+    """Takes in the calls that taps hear, in whichever thread the model runs, and fills ``runs``.
 
     Args:
         kept: what of each call.

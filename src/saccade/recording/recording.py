@@ -24,7 +24,7 @@ class Recording(Mapping[str, Run]):
 
     Args:
         runs: of each layer, in order.
-        unheard: modules that seem to attend and could not be heard, with the names of their classes.
+        unheard: modules that seem to be attention and could not be heard, with the names of their classes.
     """
 
     def __init__(self, runs: dict[str, list[Run]], unheard: Mapping[str, str] = MappingProxyType({})):

@@ -24,7 +24,7 @@ _OTHERS = ("origin", "dtype", "scale", "softcap", "tile_function")
 
 
 def remade(matrix: AttentionMatrix, query: Tensor, key: Tensor, **changes: Any) -> AttentionMatrix:
-    """The same matrix of other queries and keys; the matrix itself stays as it is.
+    """The same matrix with other queries and keys; the given matrix is not changed.
 
     Args:
         matrix: the one that is changed.
@@ -80,7 +80,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class _OfHeads(Mask):
-    """A mask that tells heads apart, for some of them."""
+    """A mask for some of the heads that it tells apart."""
 
     mask: Mask
     heads: tuple[int, ...]
@@ -105,7 +105,7 @@ class _OfHeads(Mask):
 
 
 def _of_heads(rule: Mask, heads: tuple[int, ...]) -> Mask:
-    """The rule for some heads; one that is read at given positions stays so."""
+    """The rule for some heads; where it is read at given positions, it still is."""
     if isinstance(rule, AtPositions):
         return dataclasses.replace(rule, mask=_OfHeads(rule.mask, heads))
     return _OfHeads(rule, heads)

@@ -42,7 +42,7 @@ class Call(NamedTuple):
 
 
 class Run:
-    """What was kept of one layer: of one forward pass, or of a prompt and all tokens that were decoded after it.
+    """What was kept of one layer during one forward pass, or during a prompt and all tokens decoded after it.
 
     Attributes:
         name: of the layer.

@@ -1,4 +1,4 @@
-"""How alike the heads of a layer are: by name, because pairs of heads cost more than heads."""
+"""How alike the heads of a layer are, pair by pair."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ class Outline(NamedTuple):
 
     @classmethod
     def of(cls, matrix: MatrixLike) -> Outline:
-        """That of a matrix, whose weights are computed in float32 or wider."""
+        """The outline of a matrix, whose weights are computed in float32 or wider."""
         return cls(matrix.shape, torch.promote_types(matrix.dtype, torch.float32), matrix.device)
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """What long sums are kept in: float64, so that a million small terms are not lost in a large one."""
+        """The dtype of long sums: float64, so that a million small terms are not lost in a large one."""
         return torch.float32 if self.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 

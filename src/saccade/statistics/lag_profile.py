@@ -1,4 +1,4 @@
-"""LagProfile: how much attention goes how far back."""
+"""LagProfile: how much attention goes to each distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows say of the scores they were made of."""
+"""What the weights of a row tell about its scores: the largest one, and how much they vary."""
 
 from __future__ import annotations
 

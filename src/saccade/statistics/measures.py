@@ -1,4 +1,4 @@
-"""Measure: one number a head, beside what uniform attention would have; and all of them that one sweep gives."""
+"""Measure: one number a head, beside the same number of uniform attention; and all measures of one sweep."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Measure(NamedTuple):
 
 
 def measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure, ...]:
-    """What a sweep found out, as one number a head.
+    """Turn the answers of one sweep into measures.
 
     Args:
         answers: of queries, ``[batch, heads, q_len]``, of keys and of heads, by name.
@@ -82,7 +82,7 @@ def _of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iter
 
 
 def _of_columns(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """What is known of a head as a whole."""
+    """Measures of a whole head, which are no means over its queries."""
     sees, visible, received = seen > 0, seen.clamp_min(1.0), answers["received"]
     count = sees.sum(-1)
     some = count.clamp_min(1).to(received.dtype)
@@ -107,7 +107,7 @@ def _of_columns(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> I
 
 
 def _of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
-    """What weights say of the scores they were made of."""
+    """What weights tell about the scores behind them."""
     sees = seen > 0
     if "largest_logit" in answers:
         largest = answers["largest_logit"].where(sees, -torch.inf)

@@ -1,4 +1,4 @@
-"""Which heads tell most: heads ranked by a number each, and two such numbers."""
+"""Ranks heads by a number each; and two such numbers, which say how much a head tells about a text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.statistics.fold import answers_about
-from saccade.statistics.information import PositionInformation
+from saccade.statistics.position_information import PositionInformation
 
 __all__ = ["Head", "position_information", "rank_heads", "unexplained_information"]
 

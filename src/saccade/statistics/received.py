@@ -15,7 +15,7 @@ __all__ = ["Received", "ReceivedSums"]
 
 
 class ReceivedSums(NamedTuple):
-    """Column sums, and what they are of."""
+    """Column sums, and the outline of their matrix."""
 
     sums: Tensor
     outline: Outline

@@ -1,4 +1,4 @@
-"""Leading singular values and the stable rank: iterative, so by name."""
+"""The largest singular values and the stable rank, found in a few sweeps."""
 
 from __future__ import annotations
 

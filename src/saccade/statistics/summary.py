@@ -15,13 +15,13 @@ from saccade.statistics.block import Block
 from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.information import PositionInformation
 from saccade.statistics.logits import LargestLogit, LogitVariance
 from saccade.statistics.matrix_like import MatrixLike
 from saccade.statistics.measures import NEAR, Measure, effective_tokens, measures_of
 from saccade.statistics.peaks import LargestWeight, SquaredNorm
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
+from saccade.statistics.position_information import PositionInformation
 from saccade.statistics.received import Received
 from saccade.statistics.uniform import Uniform, uniform_of_blocks, uniform_of_scores
 

@@ -23,7 +23,7 @@ _PAIRS = 1 << 20  # pairs whose truth is asked for at a time
 
 
 class Uniform(NamedTuple):
-    """The even sharing of a matrix's mask: what to compare with.
+    """What every query and key would have if each query shared its attention evenly.
 
     Batch and heads are 1 where the mask does not tell them apart.
 
@@ -51,7 +51,7 @@ class Near(NamedTuple):
     is_lag: bool
 
     def fold(self, places: Places) -> PerRow:
-        """What counts the keys in it: a question to rows that hold 1 where a key is seen."""
+        """The question that counts the keys in it, asked of rows that hold 1 where a key is seen."""
         if not self.is_lag:
             return SinkMass(self.most + 1, places)
         return LagMass(self.least, places) if self.least == self.most else LocalMass(self.most, places)

@@ -98,5 +98,5 @@ def _named(values: object) -> dict[str, Array]:
 
 
 def _every(count: int) -> int:
-    """Numbers are written beside every so many, where there are many."""
+    """Number every row or column where they are few, else every fourth."""
     return 1 if count <= 16 else 4

@@ -88,7 +88,7 @@ def heatmap(
 
 
 def _size(matrix: Array, annotate: bool, labelled: bool) -> tuple[float, float]:
-    """Width and height of the map in inches, in whole pixels: square cells unless that leaves a thread."""
+    """Width and height of the map in inches, in whole pixels: square cells, unless the map would be too thin."""
     rows, columns = matrix.shape
     longer = max(rows, columns)
     # Inches of a cell, and of the longer side at most. Annotation has its own limit, in cells.

@@ -80,7 +80,7 @@ def profile(
 
 
 def _read(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
-    """Where the points stand, the lines ``[lines, points]``, and the baseline: of the points that are shown."""
+    """Where the shown points stand, the lines ``[lines, points]``, and the baseline."""
     lines = as_numbers("profile", "values", values)
     lines = lines[None] if lines.ndim == 1 else lines
     if lines.ndim != 2 or 0 in lines.shape:
@@ -107,7 +107,7 @@ def _line(argument: str, values: object, points: int) -> Array:
 
 
 def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
-    """Places, largest and smallest of groups of neighbours."""
+    """Groups of neighbouring points: the place of each group, its largest and its smallest number."""
     if len(x) <= _POINTS:
         return x, y, y
     even = np.geomspace(x[0], x[-1], _POINTS) if log else np.linspace(x[0], x[-1], _POINTS)  # a pixel each

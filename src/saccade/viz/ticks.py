@@ -33,13 +33,13 @@ def name_rows(axes: "Axes", labels: Sequence[str] | None, name: str, count: int,
 
 
 def name_axis(axis: "Axis", name: str) -> None:
-    """Write what an axis counts beside it."""
+    """Write the name of an axis beside it."""
     shown, families = drawable_title(name)
     axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
 
 
 def _write(axis: "Axis", labels: Sequence[str] | None, name: str, count: int, length: float, *, across: bool) -> bool:
-    """Write the labels along ``axis``; true when they are too wide to stand level side by side."""
+    """Write the labels along ``axis``; True if they are too wide to stand side by side without a slant."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
     name_axis(axis, name)

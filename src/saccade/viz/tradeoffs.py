@@ -1,4 +1,4 @@
-"""Error against time."""
+"""Error against time, one point for each mechanism."""
 
 import math
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Attention rollout, a few rows at a time."""
+"""Attention rollout: what reaches the last layer from the first, a few rows at a time."""
 
 from __future__ import annotations
 
