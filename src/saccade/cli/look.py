@@ -14,8 +14,7 @@ from saccade.cli.head_statistics import Format, written
 from saccade.cli.loading import MINILM, ModelName, shown_name
 from saccade.cli.reading import Model, Subject, load_model, subject_of
 from saccade.cli.refusal import folder_for, loaded, refuse, refuse_beside, writing
-from saccade.cli.report import print_choice, print_notes, print_words
-from saccade.cli.statistic import Statistic
+from saccade.cli.report import Statistic, print_choice, print_notes, print_words
 from saccade.finite import is_finite
 from saccade.statistics import Head, rank_heads
 from saccade.text import Word, merge, visible

@@ -1,22 +1,49 @@
 """What ``saccade look`` prints. Words come from outside: they are styled, never read as markup."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import Enum
 
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
-from saccade.cli.statistic import Statistic
 from saccade.statistics import Head
+from saccade.statistics.ranking import position_information, unexplained_information
 from saccade.text import Word, shorten, visible
 
-__all__ = ["print_choice", "print_notes", "print_words"]
+__all__ = ["Statistic", "print_choice", "print_notes", "print_words"]
 
 _MOST, _LEAST = 4, 0.05  # words that one word is said to look at: how many at most, and from which weight on
 _WIDEST = 32  # columns of a word
+
+
+class Statistic(Enum):
+    """What "most telling" means."""
+
+    POSITION = "position"
+    UNEXPLAINED = "unexplained"
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return {"position": "position mutual information", "unexplained": "unexplained information"}[self.value]
+
+    @property
+    def meaning(self) -> str:
+        """What it measures, in a few words."""
+        return {
+            "position": "how much the place of a word says about where it looks",
+            "unexplained": "how far words look elsewhere than distance and everybody's favourites explain",
+        }[self.value]
+
+    @property
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """Computes it from weights, ``[..., q_len, kv_len]`` to float64 ``[...]``."""
+        return {"position": position_information, "unexplained": unexplained_information}[self.value]
 
 
 def print_choice(

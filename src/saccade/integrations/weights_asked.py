@@ -36,7 +36,7 @@ def check_no_weights(where: str, module: nn.Module, facts: Mapping[str, Any]) ->
 
 
 def _is_collected() -> bool:
-    """Whether transformers is collecting the weights that layers return, which is how most models are asked for them."""
+    """Whether transformers is collecting the weights that layers return, as most models are asked to do."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
     is_compiling = torch.compiler.is_compiling()

@@ -49,10 +49,10 @@ class Run:
         calls: every call, in order.
     """
 
-    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], kept: KeptMatrices | None):
+    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: KeptMatrices | None):
         self.name = name
         self.calls: list[Call] = []
-        self._folds, self._kept = folds, kept
+        self._folds, self._held = folds, held
         self._like: tuple[object, ...] = ()
 
     def _fits(self, matrix: Matrix) -> bool:
@@ -63,8 +63,8 @@ class Run:
         """Take in a call."""
         self.calls.append(call)
         self._like = _kind(matrix)
-        if self._kept is not None:
-            self._kept.add(matrix, call.first_column)
+        if self._held is not None:
+            self._held.add(matrix, call.first_column)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -80,9 +80,9 @@ class Run:
         Raises:
             UnsupportedError: they were not kept.
         """
-        if self._kept is None:
+        if self._held is None:
             raise self._missing("Run.matrix", f"queries and keys of {self.name} were not kept")
-        return self._kept.matrix()
+        return self._held.matrix()
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -113,8 +113,8 @@ class Run:
         """
         if len(self.calls) == 1 and self.calls[0].summary is not None:
             return self.calls[0].summary
-        if self._kept is not None:
-            return self._kept.matrix().summary()
+        if self._held is not None:
+            return self._held.matrix().summary()
         if self.calls[0].summary is None:
             raise self._missing("Run.summary", f"statistics of {self.name} were not kept", 'keep="statistics"')
         reason = f"there is one for each of {len(self.calls)} calls, in Run.calls; Run.statistics joins their rows"
@@ -131,7 +131,7 @@ class Run:
 
         Cost: none for what was kept; else see `saccade.Matrix.ask`.
         """
-        if self._kept is not None and not (len(self.calls) == 1 and all(fold in self._folds for fold in folds)):
+        if self._held is not None and not (len(self.calls) == 1 and all(fold in self._folds for fold in folds)):
             return self.matrix.ask(*folds)
         return tuple(self._answer(fold) for fold in folds)
 
@@ -151,7 +151,7 @@ class Run:
         return unsupported(where, "the recording", [reason], hint=hint)
 
     def __repr__(self) -> str:
-        kept = ["queries and keys"] if self._kept is not None else []
+        kept = ["queries and keys"] if self._held is not None else []
         kept += ["statistics"] if self.calls[0].summary is not None else []
         return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._folds)])})"
 

@@ -8,19 +8,7 @@ __all__ = ["check_labels"]
 
 
 def check_labels(where: str, argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
-    """Raise unless there are no labels, or one for each of so many lines.
-
-    Args:
-        where: the user's function, for error messages.
-        argument: what it calls the labels.
-        labels: as they were given.
-        count: how many there must be.
-        lines: what they are labels of, such as "columns".
-
-    Raises:
-        TypeError: one string.
-        ValueError: too few, or too many.
-    """
+    """Raise unless there are no labels, or one for each of so many lines, such as "columns"."""
     if isinstance(labels, str):
         hint = "list(text) is one label per character."
         raise type_error(where, argument, "be a list of strings", "one string", hint=hint)
