@@ -68,12 +68,12 @@ class KeptMatrices:
             hint = "name the questions in keep=, which are asked during the call; or hand the model mask.clone()"
             raise unsupported("Run.matrix", "the recording", [reason], hint=hint)
         matrices = [self._with_keys(part) for part in self._parts]
-        return (
-            matrices[0] if len(matrices) == 1 else JoinedMatrices(matrices, [part.first_column for part in self._parts])
-        )
+        if len(matrices) == 1:
+            return matrices[0]
+        return JoinedMatrices(matrices, [part.first_column for part in self._parts])
 
     def _takes(self, key: Tensor) -> bool:
-        """Take in keys that go on where those that are kept end; False if they do not."""
+        """Take in keys that go on where the kept ones end; False if they do not."""
         kept, length, tokens = self._keys, self._length, self._tokens
         if kept is None:
             self._keys, self._length = key.clone(), key.shape[2]
