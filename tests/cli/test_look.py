@@ -8,8 +8,8 @@ import torch
 
 from saccade import __version__
 from saccade.cli import loading
-from saccade.cli.telling import position_information, unexplained_information
 from saccade.models.minilm import MINILM_SHA256
+from saccade.statistics.ranking import position_information, unexplained_information
 from saccade.text import merge, words
 
 SENTENCE = "The cat, which was very hungry, ate the fish."

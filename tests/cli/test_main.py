@@ -34,7 +34,7 @@ def test_another_missing_module_is_not_blamed_on_them(monkeypatch):
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
-        if name == "saccade.cli.telling":
+        if name == "saccade.cli.report":
             raise ModuleNotFoundError("No module named 'else'", name="else")
         return real(name, *args, **kwargs)
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import saccade as sc
-from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
+from saccade.integrations.attention_call import AttentionCall
+from saccade.integrations.tensor_masks import mask_of_tensor
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -9,6 +9,7 @@ from saccade.testing import CASES, Case
 
 __all__ = ["EVERY", "dense_of", "lags_of", "matrix_of"]
 
+
 STRIDED = (
     Case("strided", masks.Strided(3), q_len=11, kv_len=17),
     Case("strided-causal", masks.Strided(3) & masks.Causal(), q_len=11, kv_len=17),

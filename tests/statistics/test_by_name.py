@@ -116,14 +116,22 @@ A = sc.AttentionMatrix(X, X)
 @pytest.mark.parametrize(
     "ask, error, message",
     [
-        (lambda: singular_values(A, 0), ValueError, "singular_values: k must be at least 1; got 0"),
-        (lambda: singular_values(A, 1.0), TypeError, "singular_values: k must be an int; got float"),
-        (lambda: singular_values(A, tolerance=0.0), ValueError, "singular_values: tolerance must be above 0"),
-        (lambda: singular_values(A, max_sweeps=0), ValueError, "singular_values: max_sweeps must be at least 1"),
-        (lambda: head_distances(A, "l2"), ValueError, 'head_distances: between must be "jensen_shannon", '),
+        (lambda: singular_values(A, 0), ValueError, "singular_values: k must be an int of at least 1; got 0"),
+        (lambda: singular_values(A, 1.0), TypeError, "singular_values: k must be an int of at least 1; got 1.0"),
+        (
+            lambda: singular_values(A, tolerance=0.0),
+            ValueError,
+            "singular_values: tolerance must be a finite number above 0; got 0",
+        ),
+        (
+            lambda: singular_values(A, max_sweeps=0),
+            ValueError,
+            "singular_values: max_sweeps must be an int of at least 1; got 0",
+        ),
+        (lambda: head_distances(A, "l2"), ValueError, "head_distances: between must be one of 'jensen_shannon', "),
         (lambda: rollout([], [0]), ValueError, "rollout: matrices must hold one for each layer; got none"),
-        (lambda: rollout([A], [4]), ValueError, r"rollout: queries must be in \[-4, 4\); got \[4\]"),
-        (lambda: rollout([A], [0.5]), TypeError, "rollout: queries must be ints"),
+        (lambda: rollout([A], [4]), ValueError, "rollout: each of queries must be below 4; got 4"),
+        (lambda: rollout([A], [0.5]), TypeError, "rollout: each of queries must be an int of at least -4; got 0.5"),
         (lambda: rollout([A], [0], residual=2), ValueError, "rollout: residual must be from 0 to 1; got 2"),
         (
             lambda: rollout([A, sc.AttentionMatrix(X[:, :, :2], X)], [0]),

@@ -376,15 +376,15 @@ def test_very_long_rows_make_low_blocks(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: TopK(0), ValueError, "TopK: k must be at least 1; got 0"),
-        (lambda: TopK(2.0), TypeError, "TopK: k must be an int; got float"),
-        (lambda: TopK(True), TypeError, "TopK: k must be an int; got bool"),
-        (lambda: Pooled(0), ValueError, "Pooled: bins must be at least 1; got 0"),
-        (lambda: Pooled("4"), TypeError, "Pooled: bins must be an int; got str"),
-        (lambda: Pooled(4, "median"), ValueError, 'Pooled: how must be "mean", "sum" or "max"; got \'median\''),
+        (lambda: TopK(0), ValueError, "TopK: k must be an int of at least 1; got 0"),
+        (lambda: TopK(2.0), TypeError, "TopK: k must be an int of at least 1; got 2.0"),
+        (lambda: TopK(True), TypeError, "TopK: k must be an int of at least 1; got True"),
+        (lambda: Pooled(0), ValueError, "Pooled: bins must be an int of at least 1; got 0"),
+        (lambda: Pooled("4"), TypeError, "Pooled: bins must be an int of at least 1; got '4'"),
+        (lambda: Pooled(4, "median"), ValueError, "Pooled: how must be one of 'mean', 'sum', 'max'; got 'median'"),
         (lambda: matrix_of(CASES[0]).ask(Entropy), TypeError, "Matrix.ask: folds must be questions .* got Entropy"),
         (lambda: matrix_of(CASES[0]).ask("entropy"), TypeError, "Matrix.ask: folds must be questions .* got str"),
-        (lambda: matrix_of(CASES[0]).topk(-1), ValueError, "TopK: k must be at least 1; got -1"),
+        (lambda: matrix_of(CASES[0]).topk(-1), ValueError, "TopK: k must be an int of at least 1; got -1"),
         (
             lambda: list(matrix_of(CASES[0]).blocks(rows=range(0, 4, 2))),
             ValueError,

@@ -167,7 +167,7 @@ def test_a_report_without_faults_returns_itself():
             ValueError,
             "offers must be among bias, scale, softcap, dropout_p, .*relative, q_pos.* causal",
         ),
-        ({"masks": "float"}, ValueError, "masks must be 'dense' or 'objects'; got 'float'"),
+        ({"masks": "float"}, ValueError, "masks must be one of 'dense', 'objects'; got 'float'"),
         ({"call": 3}, TypeError, "call must be callable; got int"),
     ],
 )

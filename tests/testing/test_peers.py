@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from saccade import testing
 from saccade.testing.peers import PEERS, find, inserted, made_part, written
 from saccade.testing.peers.__main__ import main
-from saccade.testing.peers.multihead import across, within
+from saccade.testing.peers.torch_attention import across, within
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / language / "conformance-of-peers.md" for language in ("en", "zh")]

@@ -40,5 +40,5 @@ def test_labels_are_cut_by_columns(text, width, expected):
 
 
 def test_no_width_is_refused():
-    with pytest.raises(ValueError, match="shorten: width must be an int >= 1; got 0"):
+    with pytest.raises(ValueError, match="shorten: width must be an int of at least 1; got 0"):
         shorten("cat", 0)

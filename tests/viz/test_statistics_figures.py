@@ -104,7 +104,7 @@ E2 = np.eye(2)
         (
             lambda: viz.profile([1.0], names=[]),
             ValueError,
-            "profile: names must have one for each of the 1 lines; got 0",
+            "profile: names must have one label for each of the 1 lines; got 0",
         ),
         (lambda: viz.profile([1.0, 2], x=[1]), ValueError, "profile: x must have one number for each of the 2 points"),
         (lambda: viz.profile([1.0, 2], x=[1, 1]), ValueError, "profile: x must ascend; got places that do not"),
@@ -118,7 +118,7 @@ E2 = np.eye(2)
         (
             lambda: viz.bipartite(E2, y_labels=["a"], x_labels=["b", "c"]),
             ValueError,
-            "bipartite: y_labels must have one label for each of the 2; got 1",
+            "bipartite: y_labels must have one label for each of the 2 queries; got 1",
         ),
         (
             lambda: viz.bipartite(E2, y_labels="ab", x_labels=["b", "c"]),
@@ -128,7 +128,7 @@ E2 = np.eye(2)
         (
             lambda: viz.bipartite(E2, y_labels=["a", "b"], x_labels=["b", "c"], least=0.0),
             ValueError,
-            "bipartite: least must be above 0 and below 1; got 0.0",
+            "bipartite: least must be a finite number above 0 and below 1; got 0.0",
         ),
     ],
 )

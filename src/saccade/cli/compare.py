@@ -9,8 +9,8 @@ from torch import Tensor
 
 from saccade import viz
 from saccade.attention import AttentionMatrix
-from saccade.cli.loading import MINILM, NAMED, load
-from saccade.cli.refusing import loaded, refuse
+from saccade.cli.loading import MINILM, ModelName, load, shown_name
+from saccade.cli.refusal import loaded, refuse
 from saccade.masks import Mask
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
 from saccade.mechanisms.comparison import compare as compare_tensors
@@ -25,9 +25,7 @@ def compare(
     text: Annotated[
         list[str], typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
     ],
-    model_name: Annotated[
-        str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
-    ] = MINILM,
+    model_name: ModelName = MINILM,
     layer: Annotated[int, typer.Option(help="The layer whose queries and keys are taken, counted from 0.")] = 0,
     features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
     landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
@@ -60,8 +58,8 @@ def compare(
     comparison = compare_tensors(query, key, value, mechanisms, mask=mask)
     typer.echo(str(comparison))
     if out is not None:
-        name = model_name if model_name in NAMED else Path(model_name).name
-        figure = viz.tradeoff(comparison, title=f"Layer {layer} of {visible(name)}, {length} tokens")
+        title = f"Layer {layer} of {visible(shown_name(model_name))}, {length} tokens"
+        figure = viz.tradeoff(comparison, title=title)
         try:
             path = viz.save(figure, out)
         except (OSError, ValueError) as error:
@@ -70,7 +68,7 @@ def compare(
 
 
 def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
-    """Queries and keys of a layer as they are compared, values, ``[1, heads, tokens, head_dim]``, and who sees whom."""
+    """Queries, keys and values of a layer, ``[1, heads, tokens, head_dim]``, and its mask."""
     assert model.tokenizer is not None, "it has been looked for"
     tokens = torch.tensor([model.tokenizer.encode(text).ids[: model.config.max_len]])
     if not tokens.numel():

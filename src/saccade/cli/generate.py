@@ -2,16 +2,15 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from saccade.cli.loading import MANUALS, load
-from saccade.cli.refusing import loaded, refuse
-from saccade.cli.streaming import Speaker
+from saccade.cli.loading import MANUALS, ModelName, load
+from saccade.cli.progress import progress
+from saccade.cli.refusal import loaded, refuse
+from saccade.cli.speaker import Speaker
 from saccade.models import Decoder, Sampler, Step, beam_search, stream
 from saccade.text import visible
 
@@ -21,23 +20,31 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 
+_Prompt = Annotated[
+    list[str],
+    typer.Argument(metavar="PROMPT", help="The text to continue; several arguments are joined by spaces."),
+]
+_Count = Annotated[int, typer.Option(min=1, help="Most tokens to add.")]
+_Temperature = Annotated[
+    float | None, typer.Option(help="Draw tokens; below 1 the likely becomes likelier. By default the likeliest.")
+]
+_TopK = Annotated[int | None, typer.Option(help="Draw among so many of the likeliest tokens.")]
+_TopP = Annotated[float | None, typer.Option(help="Draw among the likeliest tokens that sum to it.")]
+_Beams = Annotated[int, typer.Option(min=1, help="Search with so many texts side by side.")]
+_Seed = Annotated[int | None, typer.Option(min=0, help="Of the draws; the same seed draws the same.")]
+_Trace = Annotated[bool, typer.Option("--trace", help="Say of every step what was read and kept of keys and values.")]
+
+
 def generate(
-    prompt: Annotated[
-        list[str],
-        typer.Argument(metavar="PROMPT", help="The text to continue; several arguments are joined by spaces."),
-    ],
-    model: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="A model by name, or the folder of one.")] = MANUALS,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 64,
-    temperature: Annotated[
-        float | None, typer.Option(help="Draw tokens; below 1 the likely becomes likelier. By default the likeliest.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw among so many of the likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest tokens that sum to it.")] = None,
-    beams: Annotated[int, typer.Option(min=1, help="Search with so many texts side by side.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the draws; the same seed draws the same.")] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Say of every step what was read and kept of keys and values.")
-    ] = False,
+    prompt: _Prompt,
+    model: ModelName = MANUALS,
+    max_new_tokens: _Count = 64,
+    temperature: _Temperature = None,
+    top_k: _TopK = None,
+    top_p: _TopP = None,
+    beams: _Beams = 1,
+    seed: _Seed = None,
+    trace: _Trace = False,
 ) -> None:
     """Continue a text with a language model: a small one that comes with the package, or one from a folder.
 
@@ -63,7 +70,7 @@ def generate(
     speaker = Speaker(tokenizer, tokens)
     try:
         if beams > 1:
-            with _progress(console, None):
+            with progress(console, "tokens", None):
                 new = iter(beam_search(decoder, [tokens], max_new_tokens, beams=beams, stop=stop)[0][0].tokens)
         else:
             steps = stream(decoder, [tokens], max_new_tokens, sampler=sampler, stop=stop, seed=seed)
@@ -92,7 +99,7 @@ def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, see
 
 
 def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
-    """The tokens of one text, without that which ends it."""
+    """The tokens of one text, without the token that ends it."""
     for step in steps:
         token = int(step.tokens[0])
         if token not in stop:
@@ -112,27 +119,10 @@ def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> 
 
 def _counted(console: Console, steps: Iterable[Step], most: int) -> Iterator[Step]:
     """The steps, with a bar that says how far they are."""
-    with _progress(console, most) as advance:
+    with progress(console, "tokens", most) as advance:
         for step in steps:
             advance()
             yield step
-
-
-@contextmanager
-def _progress(console: Console, total: int | None) -> Iterator["_Advance"]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield _Advance(progress, total)
-
-
-class _Advance:
-    """Moves a progress bar on by one token."""
-
-    def __init__(self, progress: Progress, total: int | None):
-        self._progress, self._task = progress, progress.add_task("tokens", total=total)
-
-    def __call__(self) -> None:
-        self._progress.advance(self._task)
 
 
 def _bytes(count: int | None) -> str:

@@ -27,7 +27,7 @@ class Format(Enum):
 
 
 def written(matrices: Sequence[Matrix], model: str, form: Format, *, is_cross: bool) -> str:
-    """Statistics of all layers and heads, of tokens; a number that is not there is null, or an empty cell.
+    """Statistics of all layers and heads, over tokens; a missing number is null, or an empty cell.
 
     Args:
         matrices: one for each layer, of one batch item.
@@ -96,5 +96,5 @@ def _heads(
 
 
 def _number(value: float) -> float | None:
-    """Seven digits, as many as float32 has; None for what is no number."""
+    """A number with seven digits, as many as float32 has; None where it is not finite."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

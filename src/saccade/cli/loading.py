@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from torch import nn
 
 from saccade.errors import value_error
@@ -12,11 +14,21 @@ from saccade.finite import is_finite
 from saccade.models import Decoder, Encoder, manuals, minilm
 from saccade.models.folder import read_config
 
-__all__ = ["MANUALS", "MINILM", "NAMED", "check_numbers", "load"]
+__all__ = ["MANUALS", "MINILM", "NAMED", "ModelName", "check_numbers", "load", "shown_name"]
 
 MINILM, MANUALS = "all-MiniLM-L6-v2", "manuals"
 NAMED: dict[str, Callable[[], Encoder | Decoder]] = {MINILM: minilm, MANUALS: manuals}
 """Models that come with a package."""
+
+ModelName = Annotated[
+    str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
+]
+"""The option that names a model."""
+
+
+def shown_name(model: str) -> str:
+    """A model's name, or that of its folder."""
+    return model if model in NAMED else Path(model).name
 
 
 def load(model: str) -> Encoder | Decoder:

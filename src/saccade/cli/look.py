@@ -1,9 +1,9 @@
 """``saccade look``: what a trained model attends to in a text."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
@@ -11,13 +11,16 @@ from rich.console import Console
 
 from saccade import viz
 from saccade.cli.head_statistics import Format, written
-from saccade.cli.loading import MINILM, NAMED
-from saccade.cli.refusing import loaded, refuse, refuse_beside
-from saccade.cli.report import print_choice, print_notes, print_words
-from saccade.cli.subject import Model, Subject, load_model, subject_of
-from saccade.cli.telling import Head, Statistic, rank_heads
+from saccade.cli.loading import MINILM, ModelName, shown_name
+from saccade.cli.reading import Model, Subject, load_model, subject_of
+from saccade.cli.refusal import folder_for, loaded, refuse, refuse_beside, writing
+from saccade.cli.report import Statistic, print_choice, print_notes, print_words
 from saccade.finite import is_finite
-from saccade.text import merge, visible
+from saccade.statistics import Head, rank_heads
+from saccade.text import Word, merge, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["look"]
 
@@ -26,36 +29,36 @@ _LINES_AT_MOST = 80
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
 
 
+_Text = Annotated[
+    list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
+]
+_File = Annotated[Path | None, typer.Option(help="A file that holds the text, in UTF-8.")]
+_Other = Annotated[
+    str | None, typer.Option(help="What an encoder-decoder writes while it reads TEXT: shows what it looks at there.")
+]
+_Tokens = Annotated[bool, typer.Option("--tokens", help="Take every argument as one word, exactly as given.")]
+_Layer = Annotated[int | None, typer.Option(help="The layer to show, counted from 0; by default the most telling.")]
+_Head = Annotated[int | None, typer.Option(help="The head to show, counted from 0; by default the most telling.")]
+_By = Annotated[Statistic, typer.Option(help="What the most telling head is chosen by.", case_sensitive=False)]
+_Stats = Annotated[
+    Format | None,
+    typer.Option(help="Print statistics of every head, and nothing else; no pictures.", case_sensitive=False),
+]
+_Out = Annotated[Path, typer.Option(help="The folder for heatmap.png and mosaic.png.")]
+
+
 def look(
     context: typer.Context,
-    text: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="A file that holds the text, in UTF-8.")] = None,
-    to: Annotated[
-        str | None,
-        typer.Option(help="What an encoder-decoder writes while it reads TEXT: shows what it looks at there."),
-    ] = None,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Take every argument as one word, exactly as given.")
-    ] = False,
-    layer: Annotated[
-        int | None, typer.Option(help="The layer to show, counted from 0; by default the most telling.")
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(help="The head to show, counted from 0; by default the most telling.")
-    ] = None,
-    by: Annotated[
-        Statistic, typer.Option(help="What the most telling head is chosen by.", case_sensitive=False)
-    ] = Statistic.UNEXPLAINED,
-    stats: Annotated[
-        Format | None,
-        typer.Option(help="Print statistics of every head, and nothing else; no pictures.", case_sensitive=False),
-    ] = None,
-    model_name: Annotated[
-        str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
-    ] = MINILM,
-    out: Annotated[Path, typer.Option(help="The folder for heatmap.png and mosaic.png.")] = Path("out/look"),
+    text: _Text = None,
+    file: _File = None,
+    to: _Other = None,
+    tokens: _Tokens = False,
+    layer: _Layer = None,
+    head: _Head = None,
+    by: _By = Statistic.UNEXPLAINED,
+    stats: _Stats = None,
+    model_name: ModelName = MINILM,
+    out: _Out = Path("out/look"),
 ) -> None:
     """Show what a trained model attends to in a text: an encoder, a language model, or an encoder-decoder.
 
@@ -63,13 +66,11 @@ def look(
     such as [CLS] and [SEP], by what neither distance nor everybody's favourite words explain or, with --by position,
     by position mutual information (how much the place of a word says about where it looks).
     """
-    if not text and file is None:
-        refuse("look", "TEXT must be given, or a --file; got neither")
     if stats is not None:
         refuse_beside(context, "--stats", ("--layer", "--head", "--by", "--out"), "prints every head and draws nothing")
     given = _text_of(text, file)
     model: Model = loaded("look", load_model, model_name)
-    name = model_name if model_name in NAMED else Path(model_name).name
+    name = shown_name(model_name)
     subject = _subject(model, name, given, to, given=tokens)
     _check_range("--layer", layer, len(subject.matrices))
     _check_range("--head", head, subject.matrices[0].shape[1])
@@ -77,35 +78,32 @@ def look(
         typer.echo(written(subject.matrices, name, stats, is_cross=subject.is_cross))
         return
     weights = _weights(subject)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        refuse("look", f"--out must be a folder that can be written; got {out} ({error.strerror})")
-
-    rows, columns = (
-        [number for number, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)
-    )
-    among_words = weights[:, :, rows][..., columns]
-    ranking = rank_heads(among_words, by, layer=layer, head=head)
+    folder_for("look", "--out", out)
+    among_words = weights[:, :, _ordinary(subject.rows)][..., _ordinary(subject.columns)]
+    ranking = rank_heads(by.function(among_words), layer=layer, head=head)
     best = ranking[0]
-    chosen = weights[best.layer, best.head]
 
     console = Console(highlight=False, markup=False, emoji=False)
     lost = 1 - float(among_words[best.layer, best.head].sum(-1).mean())
     special = [word.text for word in subject.columns if word.special]
     print_choice(console, name, ranking, by, special=special, lost=lost, is_asked=None not in (layer, head))
-    print_words(console, subject.rows, chosen, looked_at=subject.columns if subject.is_cross else None)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", viz.MissingGlyphsWarning)
-        files = _draw(subject, weights, best, out)
-    unknown = [*subject.rows, *subject.columns] if subject.is_cross else subject.rows
-    print_notes(console, unknown, [str(one.message) for one in told])
+    looked_at = subject.columns if subject.is_cross else None
+    print_words(console, subject.rows, weights[best.layer, best.head], looked_at=looked_at)
+    files, notes = _draw(subject, weights, best, out)
+    print_notes(console, [*subject.rows, *(looked_at or ())], notes)
     for path, what in files:
         console.print(f"wrote {visible(str(path))}  ({what})", soft_wrap=True)
 
 
+def _ordinary(words: Sequence[Word]) -> list[int]:
+    """Numbers of the words that are no special tokens."""
+    return [number for number, word in enumerate(words) if not word.special]
+
+
 def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
     """The arguments, or what a file holds."""
+    if not text and file is None:
+        refuse("look", "TEXT must be given, or a --file; got neither")
     if file is None:
         return list(text or [])
     if text:
@@ -140,45 +138,36 @@ def _weights(subject: Subject) -> torch.Tensor:
     return torch.stack(weights)
 
 
-def _draw(subject: Subject, weights: torch.Tensor, best: Head, out: Path) -> list[tuple[Path, str]]:
+def _draw(subject: Subject, weights: torch.Tensor, best: Head, out: Path) -> tuple[list[tuple[Path, str]], list[str]]:
+    """The pictures that were written and what they show, and what there is to note of them."""
+    with warnings.catch_warnings(record=True) as told, writing("look", "--out", out):
+        warnings.simplefilter("always", viz.MissingGlyphsWarning)
+        files = [(viz.save(figure, out / name), what) for name, figure, what in _figures(subject, weights, best)]
+    return files, [str(one.message) for one in told]
+
+
+def _figures(subject: Subject, weights: torch.Tensor, best: Head) -> Iterator[tuple[str, "Figure", str]]:
+    """Pictures with the names of their files and what they show."""
     rows, columns = ([word.text for word in side] for side in (subject.rows, subject.columns))
     where = f"layer {best.layer}, head {best.head}"
-    chosen = weights[best.layer, best.head]
+    chosen, words = weights[best.layer, best.head], max(len(rows), len(columns))
+    labels: dict[str, Any] = {"x_labels": columns, "y_labels": rows}
     seen = weights.amax((0, 1)) > 0  # what no head of any layer looks at is hidden by the mask
     allowed = None if bool(seen.all()) else seen
-    heatmap = viz.heatmap(
-        chosen,
-        x_labels=columns,
-        y_labels=rows,
-        annotate=max(len(rows), len(columns)) <= _ANNOTATED_AT_MOST,
-        title=f"What each word (row) looks at (column): {where}",
-        x_name="looked at",
-        y_name="word",
-        allowed=allowed,
+    title, annotate = f"What each word (row) looks at (column): {where}", words <= _ANNOTATED_AT_MOST
+    labels |= {"x_name": "looked at", "y_name": "word"}
+    heatmap = viz.heatmap(chosen, annotate=annotate, title=title, allowed=allowed, **labels)
+    yield "heatmap.png", heatmap, f"what each word looks at in {where}"
+    title = (
+        "Every head (H) of every layer (L): what each word (row) looks at (column). "
+        "Each map runs from white, nothing, to its own largest weight."
     )
-    mosaic = viz.mosaic(
-        weights,
-        highlight=(best.layer, best.head),
-        title="Every head (H) of every layer (L): what each word (row) looks at (column). "
-        "Each map runs from white, nothing, to its own largest weight.",
-        allowed=allowed,
-    )
-    figures = [("heatmap.png", heatmap, f"what each word looks at in {where}")]
-    figures.append(("mosaic.png", mosaic, "every head of every layer"))
-    if subject.is_cross and max(len(rows), len(columns)) <= _LINES_AT_MOST:
-        lines = viz.bipartite(
-            chosen,
-            y_labels=rows,
-            x_labels=columns,
-            y_name="written",
-            x_name="read",
-            title=f"Between the texts: {where}",
-        )
-        figures.append(("lines.png", lines, f"between the two texts in {where}"))
-    try:
-        return [(viz.save(figure, out / name), what) for name, figure, what in figures]
-    except OSError as error:
-        refuse("look", f"--out must be a folder that can be written; got {out} ({error.strerror})")
+    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title, allowed=allowed)
+    yield "mosaic.png", mosaic, "every head of every layer"
+    if subject.is_cross and words <= _LINES_AT_MOST:
+        labels |= {"x_name": "read", "y_name": "written"}
+        lines = viz.bipartite(chosen, title=f"Between the texts: {where}", **labels)
+        yield "lines.png", lines, f"between the two texts in {where}"
 
 
 def _check_range(option: str, value: int | None, count: int) -> None:

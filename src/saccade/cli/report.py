@@ -1,21 +1,49 @@
 """What ``saccade look`` prints. Words come from outside: they are styled, never read as markup."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import Enum
 
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
-from saccade.cli.telling import Head, Statistic
+from saccade.statistics import Head
+from saccade.statistics.ranking import position_information, unexplained_information
 from saccade.text import Word, shorten, visible
 
-__all__ = ["print_choice", "print_notes", "print_words"]
+__all__ = ["Statistic", "print_choice", "print_notes", "print_words"]
 
 _MOST, _LEAST = 4, 0.05  # words that one word is said to look at: how many at most, and from which weight on
 _WIDEST = 32  # columns of a word
+
+
+class Statistic(Enum):
+    """What "most telling" means."""
+
+    POSITION = "position"
+    UNEXPLAINED = "unexplained"
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return {"position": "position mutual information", "unexplained": "unexplained information"}[self.value]
+
+    @property
+    def meaning(self) -> str:
+        """What it measures, in a few words."""
+        return {
+            "position": "how much the place of a word says about where it looks",
+            "unexplained": "how far words look elsewhere than distance and everybody's favourites explain",
+        }[self.value]
+
+    @property
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """Computes it from weights, ``[..., q_len, kv_len]`` to float64 ``[...]``."""
+        return {"position": position_information, "unexplained": unexplained_information}[self.value]
 
 
 def print_choice(
@@ -42,10 +70,10 @@ def print_choice(
     best = ranking[0]
     why = "asked for" if is_asked else f"the most telling of {len(ranking)}"
     console.print(Text.assemble((f"layer {best.layer}, head {best.head}", "bold"), f" of {visible(model)}, {why}"))
-    console.print(f"{statistic.label}: {best.information:.2f} nats ({statistic.meaning})")
+    console.print(f"{statistic.label}: {best.value:.2f} nats ({statistic.meaning})")
     if len(ranking) > 1:
         second = ranking[1]
-        console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.information:.2f} nats")
+        console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.value:.2f} nats")
     if special:
         get = "get" if len(special) > 1 else "gets"
         names = " and ".join(map(visible, dict.fromkeys(special)))
@@ -104,7 +132,7 @@ def _shown(word: Word) -> str:
 
 
 def _names(words: Sequence[Word]) -> list[str]:
-    """Words as they are looked at: one that occurs more than once is told apart by its number in the table."""
+    """The words, each with its number in the table if it occurs more than once."""
     counts = Counter(word.text for word in words)
     return [
         _shown(word) if counts[word.text] == 1 else f"{_shown(word)} #{number}"

@@ -8,37 +8,45 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from saccade import viz
-from saccade.cli.refusing import refuse, refuse_beside
+from saccade.cli.progress import progress
+from saccade.cli.refusal import folder_for, refuse, refuse_beside, writing
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
+from saccade.theory.markdown import CONDITION, sections, table
 from saccade.theory.pictures import PICTURES
-from saccade.theory.telling import CONDITION, sections, table
 
 __all__ = ["verify"]
 
 _STYLES = {"holds": "green", "holds if": "yellow", "refuted": "red"}
 
 
+_Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="NAME|TOPIC", help="Check this claim or topic; may be repeated."),
+]
+_Seed = Annotated[int, typer.Option(min=0, help="The first seed of the random numbers.")]
+_Seeds = Annotated[int, typer.Option(min=1, help="How many seeds to run, one after the other.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the run as JSON.")]
+_Pictures = Annotated[
+    Path | None, typer.Option(help="Draw the pictures of the documents into this folder, and check nothing.")
+]
+_Markdown = Annotated[
+    bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown, and check nothing.")
+]
+
+
 def verify(
     context: typer.Context,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="NAME|TOPIC", help="Check this claim or topic; may be repeated."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed of the random numbers.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run, one after the other.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the run as JSON.")] = False,
-    pictures: Annotated[
-        Path | None, typer.Option(help="Draw the pictures of the documents into this folder, and check nothing.")
-    ] = None,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown, and check nothing.")
-    ] = False,
+    only: _Only = None,
+    seed: _Seed = 0,
+    seeds: _Seeds = 1,
+    as_json: _Json = False,
+    pictures: _Pictures = None,
+    as_markdown: _Markdown = False,
 ) -> None:
     """Check what is said about attention, theorem by theorem.
 
@@ -58,15 +66,12 @@ def verify(
         _draw(pictures)
         return
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
-        task = progress.add_task("claims", total=len(claims) * seeds)
+    with progress(errors, "claims", len(claims) * seeds) as advance:
 
-        def advance(finding: Finding) -> None:
-            steps = 1 if finding.is_random else seeds - (finding.seed - seed)
-            progress.update(task, advance=steps, description=finding.claim.topic)
+        def tell(finding: Finding) -> None:
+            advance(1 if finding.is_random else seeds - (finding.seed - seed), finding.claim.topic)
 
-        verification = run(claims, seed=seed, seeds=seeds, progress=advance)
+        verification = run(claims, seed=seed, seeds=seeds, progress=tell)
     if as_json:
         typer.echo(json.dumps(verification.to_json(), indent=2, allow_nan=False))
     else:
@@ -76,12 +81,10 @@ def verify(
 
 
 def _draw(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    folder_for("verify", "--pictures", folder)
+    with writing("verify", "--pictures", folder):
         for name, picture in PICTURES.items():
             typer.echo(f"wrote {visible(str(viz.save(picture(), folder / f'{name}.png')))}")
-    except OSError as error:
-        refuse("verify", f"--pictures must be a folder that can be written; got {folder} ({error.strerror})")
 
 
 def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:

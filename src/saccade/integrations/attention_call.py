@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
@@ -13,9 +12,10 @@ from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
 from saccade.integrations.flash_masks import place_for_flash
 from saccade.integrations.lazy_mask import LazyMask, Placed
-from saccade.masks import Causal, Dense, Full, Mask, Predicate
+from saccade.integrations.tensor_masks import both, rule_of_tensor
+from saccade.masks import Causal, Full, Mask, Predicate
 
-__all__ = ["AttentionCall", "mask_of_tensor"]
+__all__ = ["AttentionCall"]
 
 # What models hand on that says nothing about who attends to whom: facts of the whole model, or said by the mask too.
 _SAID_ELSEWHERE = frozenset(
@@ -39,7 +39,7 @@ _WAY_OUT = {
 
 
 class AttentionCall(NamedTuple):
-    """One call of an attention function, understood.
+    """One call of a transformers attention function, read as the ingredients of a matrix.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
@@ -98,8 +98,9 @@ class AttentionCall(NamedTuple):
         if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
             query = query.expand(key.shape[0], -1, -1, -1)
         if is_flash:
-            window, places = facts.get("sliding_window"), facts.get("position_ids")
-            placed, added = _placed_for_flash(where, query, key, attention_mask, is_causal, window, places), None
+            window, ids, added = facts.get("sliding_window"), facts.get("position_ids"), None
+            lengths = query.shape[2], key.shape[2]
+            placed = place_for_flash(where, *lengths, attention_mask, window, ids, is_causal=is_causal)
         else:
             placed, added = _placed(where, query, key, attention_mask, is_causal)
         if bias is not None:
@@ -110,8 +111,7 @@ class AttentionCall(NamedTuple):
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
         """The attention matrix of this call; its mask joined with another one."""
         rule, q, kv = self.placed
-        if mask is not None:
-            rule = mask if isinstance(rule, Full) else rule & mask
+        rule = rule if mask is None else both(rule, mask)
         # A dense mask is read at positions too: it was made for these tokens.
         return AttentionMatrix(
             self.query,
@@ -126,30 +126,10 @@ class AttentionCall(NamedTuple):
         )
 
 
-def _placed_for_flash(
-    where: str,
-    query: Tensor,
-    key: Tensor,
-    attention_mask: Tensor | None,
-    is_causal: bool,
-    window: int | None,
-    places: Tensor | None,
-) -> Placed:
-    return place_for_flash(
-        where,
-        query.shape[2],
-        key.shape[2],
-        padding=attention_mask,
-        is_causal=is_causal,
-        sliding_window=window,
-        position_ids=places,
-    )
-
-
 def _placed(
     where: str, query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool
 ) -> tuple[Placed, Tensor | None]:
-    """The mask, and what it adds to scores beside."""
+    """The mask, and what it adds to the scores."""
     q_len, kv_len = query.shape[2], key.shape[2]
     if isinstance(attention_mask, LazyMask):
         placed = attention_mask.placed
@@ -170,27 +150,5 @@ def _placed(
         got = type(attention_mask).__name__
         got += f" of shape {list(attention_mask.shape)}" if isinstance(attention_mask, Tensor) else ""
         raise unsupported(where, "a mask", [f"it is a {got}, which is not known here"])
-    allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
-    if allowed is None:
-        return Placed(Full(), last, range(kv_len)), added
-    if allowed.shape[-1] != kv_len:
-        allowed = allowed.expand(*allowed.shape[:-1], kv_len)
-    return Placed(Dense(allowed), last, range(kv_len)), added
-
-
-def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """A mask as torch's kernels take it: which pairs are allowed, and what is added to the scores of the others.
-
-    Args:
-        mask: bool, True = may attend; or float terms, where -inf, or the lowest number of the type, hides a pair.
-
-    Returns:
-        A bool tensor, or None if all may attend; a float tensor, or None if nothing is added.
-    """
-    if mask.dtype == torch.bool:
-        return mask, None
-    # Halves of the lowest number are what is left of it when a score or another term was added to it.
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
-    added = mask.masked_fill(hidden, 0.0)
-    has_terms = bool((added != 0).any()) or mask.requires_grad
-    return (None if not bool(hidden.any()) else ~hidden), (added if has_terms else None)
+    rule, added = rule_of_tensor(attention_mask[..., :kv_len], kv_len)
+    return Placed(rule, last, range(kv_len)), added

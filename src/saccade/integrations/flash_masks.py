@@ -6,6 +6,7 @@ from torch import Tensor
 
 from saccade.errors import unsupported
 from saccade.integrations.lazy_mask import Placed
+from saccade.integrations.tensor_masks import both
 from saccade.masks import Causal, Full, Mask, Window, from_key_padding_mask
 
 __all__ = ["place_for_flash"]
@@ -15,11 +16,11 @@ def place_for_flash(
     where: str,
     q_len: int,
     kv_len: int,
-    *,
     padding: Tensor | None,
-    is_causal: bool,
     sliding_window: int | None,
     position_ids: Tensor | None,
+    *,
+    is_causal: bool,
 ) -> Placed:
     """The mask of a call of transformers' ``flash_attention_2`` and its like.
 
@@ -27,9 +28,9 @@ def place_for_flash(
         where: the user's function, for error messages.
         q_len, kv_len: lengths; the last query stands at the last key.
         padding: ``[batch, kv_len]``, True or 1 at tokens; None for no padding.
-        is_causal: whether later keys are hidden.
         sliding_window: how many keys back a query sees, itself included; None for all.
         position_ids: ``[batch | 1, q_len]``, which tell packed documents apart where there is no padding.
+        is_causal: whether later keys are hidden.
 
     Raises:
         UnsupportedError: packed documents.
@@ -43,6 +44,5 @@ def place_for_flash(
         near = Window(sliding_window - 1, sliding_window - 1)
         rule = rule & near if is_causal else near
     if padding is not None:
-        tokens = from_key_padding_mask(padding[:, -kv_len:] == 0)
-        rule = tokens if isinstance(rule, Full) else rule & tokens
+        rule = both(rule, from_key_padding_mask(padding[:, -kv_len:] == 0))
     return Placed(rule, range(kv_len - q_len, kv_len), range(kv_len))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+from saccade.arguments import integer
 from saccade.engine.kernels.block_mask import blocks_of
 from saccade.errors import value_error
 from saccade.masks import Mask
@@ -45,8 +46,7 @@ def block_mask(
         37.5
     """
     kv_len = q_len if kv_len is None else kv_len
-    if not isinstance(block_size, int) or block_size < 1:
-        raise value_error("block_mask", "block_size", "be an int of at least 1", repr(block_size))
+    integer("block_mask", "block_size", block_size)
     if batch is not None and mask.shape[0] not in (1, batch):
         raise value_error("block_mask", "mask", f"tell apart 1 or {batch} batch items", mask.shape[0])
     shape = (mask.shape[0], 1, q_len, kv_len)

@@ -10,16 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.integrations.lazy_mask import Placed
-from saccade.masks import (
-    Causal,
-    Coarse,
-    Documents,
-    Full,
-    Mask,
-    Predicate,
-    Window,
-    from_key_padding_mask,
-)
+from saccade.integrations.tensor_masks import both
+from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
 
 __all__ = ["MaskFunction", "as_rule", "place"]
 
@@ -39,7 +31,7 @@ def place(
     kv_offset: int = 0,
     one_by_one: bool = False,
 ) -> Placed:
-    """What a model asks of its mask interface, as a rule and the positions it is read at.
+    """Turn what a model asks of its mask interface into a rule and positions.
 
     Args:
         mask_function: the pattern.
@@ -54,7 +46,7 @@ def place(
     q, kv = range(start, start + q_length), range(kv_offset, kv_offset + kv_length)
     rule = as_rule(mask_function, one_by_one=one_by_one)
     if attention_mask is not None and (attention_mask.shape[1] < kv.stop or not bool(attention_mask.all())):
-        rule = _both(rule, from_key_padding_mask(~attention_mask.bool()))
+        rule = both(rule, from_key_padding_mask(~attention_mask.bool()))
     return Placed(rule, q, kv)
 
 
@@ -69,7 +61,7 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
     asked for every pair, a few rows at a time.
     """
     name, held = _name(function), _held(function)
-    rule: Mask | None = None
+    rule: Mask
     if name == "causal_mask_function":
         rule = Causal()
     elif name == "bidirectional_mask_function":
@@ -89,9 +81,9 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
         rule = Coarse(Window(0, 0), int(held["chunk_size"]))
     elif name == "packed_sequence_mask_function.inner_mask":
         rule = Documents(_lengths(held["packed_sequence_mask"]))
-    if rule is not None:
-        return rule
-    return Predicate(_OneByOne(function) if one_by_one else function)
+    else:
+        rule = Predicate(_OneByOne(function) if one_by_one else function)
+    return rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +108,7 @@ def _all_of(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask:
         return packed
     rule: Mask = Full()
     for function in functions:
-        rule = _both(rule, as_rule(function, one_by_one=one_by_one))
+        rule = both(rule, as_rule(function, one_by_one=one_by_one))
     return rule
 
 
@@ -140,12 +132,6 @@ def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | 
 def _lengths(number: Tensor) -> list[list[int]]:
     """Lengths of the documents from the number of each token's document, ``[batch, tokens]``."""
     return [row.unique_consecutive(return_counts=True)[1].tolist() for row in number]
-
-
-def _both(rule: Mask, other: Mask) -> Mask:
-    if isinstance(rule, Full):
-        return other
-    return rule if isinstance(other, Full) else rule & other
 
 
 def _name(function: Any) -> str:

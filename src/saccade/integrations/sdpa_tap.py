@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from saccade.attention import AttentionMatrix
-from saccade.integrations.attention_call import mask_of_tensor
-from saccade.integrations.patch import listening
-from saccade.integrations.tap import Ear, Valve, hand_out, names_of
+from saccade.integrations.listening import HeardCall, Running, listening
+from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.integrations.transformers_tap import speaks_attention_interface
-from saccade.masks import Causal, Dense, Mask
+from saccade.integrations.valve import Ear, Valve, hand_out, names_of
+from saccade.masks import Causal
 
 __all__ = ["tapped_products", "without_mode"]
 
@@ -29,22 +28,18 @@ _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _PRODUCT = "scaled_dot_product_attention"
 
 
-@contextmanager
-def tapped_products(model: nn.Module, valve: Valve) -> Iterator[None]:
+def tapped_products(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
     """Hand out each fused product that a module of ``model`` asks torch for, under the module's name.
 
     A second product within the same call of a module is handed out under its name and ":1", and so on. torch's own
     layers, ours, and those of transformers that use its attention interface have taps of their own.
     """
-    with ExitStack() as stack:
-        for module, name in names_of(model).items():
-            if not _is_known(module):
-                stack.enter_context(listening(module, _hear_products, Ear(name, valve)))
-        yield
+    heard = [(module, name, _hear_products) for module, name in names_of(model).items() if not _is_known(module)]
+    return listening(heard, valve)
 
 
 def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs as if no tap listened: torch's layers leave their fast path where a mode is on."""
+    """Make a function run as if no tap listened: torch's layers leave their fast path where a mode is on."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -63,8 +58,8 @@ def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass
-class _Running:
-    """A module that runs in this thread, whose products somebody hears.
+class _Speaker:
+    """A module that runs, whose products somebody hears.
 
     Attributes:
         ear: who, and under which name.
@@ -75,12 +70,7 @@ class _Running:
     products: int = 0
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.running: list[_Running] = []  # the innermost last
-
-
-_here = _Here()
+_running = Running()
 
 
 class _Mode(TorchFunctionMode):
@@ -98,24 +88,15 @@ class _Mode(TorchFunctionMode):
 _MODE = _Mode()
 
 
-def _hear_products(
-    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    del module
-    running = _here.running
-    running.extend(_Running(ear) for ear in ears)
-    try:
-        if _MODE in torch.overrides._get_current_function_mode_stack():
-            return forward(*args, **kwargs)
-        with _MODE:
-            return forward(*args, **kwargs)
-    finally:
-        del running[-len(ears) :]
+def _hear_products(call: HeardCall) -> Any:
+    is_on = _MODE in torch.overrides._get_current_function_mode_stack()
+    with _running.within(*map(_Speaker, call.ears)), nullcontext() if is_on else _MODE:
+        return call.run()
 
 
 def _speakers() -> list[Ear]:
-    """For each who listens, the innermost module that runs, as it is called for this product of it."""
-    innermost = {one.ear.valve: one for one in _here.running}
+    """For each recording, the innermost module that runs, under its name for this product."""
+    innermost = {one.ear.valve: one for one in _running.stack}
     found = []
     for one in innermost.values():
         name, valve = one.ear
@@ -142,8 +123,7 @@ def _matrix(given: dict[str, Any]) -> AttentionMatrix:
     if mask.dim() > 4 or (mask.dim() == 4 and len(shape) != 1):
         mask = mask.expand(*shape, heads, *mask.shape[-2:]).reshape(-1, heads, *mask.shape[-2:])
     mask = mask[(None,) * (4 - mask.dim())]
-    allowed, bias = mask_of_tensor(mask)
-    rule: Mask | None = None if allowed is None else Dense(allowed.expand(*allowed.shape[:3], kv_len))
+    rule, bias = rule_of_tensor(mask, kv_len)
     return AttentionMatrix(query, key, rule, bias=bias, scale=given.get("scale"))
 
 

@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from saccade.integrations.own_tap import tapped_mechanisms
-from saccade.integrations.patch import CHANGING
+from saccade.integrations.listening import CHANGING
+from saccade.integrations.saccade_tap import tapped_mechanisms
 from saccade.integrations.sdpa_tap import tapped_products
-from saccade.integrations.tap import Sink, Valve
 from saccade.integrations.torch_tap import tapped_torch_layers
 from saccade.integrations.transformers_tap import tapped_interface
 from saccade.integrations.unheard_tap import noting_unheard
+from saccade.integrations.valve import Sink, Valve
 
 __all__ = ["tapped"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.attention import AttentionMatrix
-from saccade.integrations.attention_call import mask_of_tensor
-from saccade.integrations.patch import Kind, listening
+from saccade.integrations.listening import HeardCall, Kind, Running, listening
 from saccade.integrations.sdpa_tap import without_mode
-from saccade.integrations.tap import Ear, Valve, closed, hand_out, names_of
-from saccade.masks import Dense, Full, Mask, from_key_padding_mask
+from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tensor
+from saccade.integrations.valve import Valve, closed, hand_out, names_of
+from saccade.masks import Full, Mask, from_key_padding_mask
 
 __all__ = ["tapped_torch_layers"]
 
@@ -27,84 +27,79 @@ _LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
 _WHOLE = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
-@contextmanager
-def tapped_torch_layers(model: nn.Module, valve: Valve) -> Iterator[None]:
+def tapped_torch_layers(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
     """Hand out each call of an ``nn.MultiheadAttention``, also where an encoder layer's fast path never calls it.
 
     The layers run as they would: training, evaluation, fast path, nested tensors. Queries and keys are projected once
     more for the matrix, which a fast path does not hand out.
     """
-    names = names_of(model)
-    with ExitStack() as stack:
-        for module, name in names.items():
-            for kind, own in _kinds(module, name, names):
-                stack.enter_context(listening(module, kind, Ear(own, valve)))
-        yield
+    return listening(_heard(names_of(model)), valve)
 
 
-def _kinds(module: nn.Module, name: str, names: dict[nn.Module, str]) -> Iterator[tuple[Kind, str]]:
-    """How a module of torch is listened to, and under which name; what has a forward of its own is not known here."""
-    conduct = type(module).forward
-    if isinstance(module, nn.MultiheadAttention):
-        yield (_hear_attention if conduct is nn.MultiheadAttention.forward else _note_attention), name
-    elif isinstance(module, nn.TransformerEncoderLayer) and conduct is nn.TransformerEncoderLayer.forward:
-        yield _hear_layer, names.get(module.self_attn, name)
-    elif isinstance(module, _WHOLE):
-        yield _run_whole, name
+def _heard(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Kind]]:
+    """Torch's modules, their names, and how to listen to each; subclasses with a forward of their own are left out."""
+    for module, name in names.items():
+        conduct = type(module).forward
+        if isinstance(module, nn.MultiheadAttention):
+            yield module, name, _hear_attention if conduct is nn.MultiheadAttention.forward else _note_attention
+        elif isinstance(module, nn.TransformerEncoderLayer) and conduct is nn.TransformerEncoderLayer.forward:
+            yield module, names.get(module.self_attn, name), _hear_layer
+        elif isinstance(module, _WHOLE):
+            yield module, name, _run
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.layers: list[list[Any]] = []  # encoder layers that run: their attention, and whether that was called
+@dataclass
+class _Layer:
+    """An encoder layer that runs: its attention, and whether that was called."""
+
+    attention: nn.Module
+    was_called: bool = False
 
 
-_here = _Here()
+_running = Running()
 
 
-def _hear_attention(
-    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _run(call: HeardCall) -> Any:
+    return without_mode(call.forward)(*call.args, **call.kwargs)
+
+
+def _hear_attention(call: HeardCall) -> Any:
+    module = call.module
     assert isinstance(module, nn.MultiheadAttention)
     _note(module)
-    with closed(ears):
-        out = without_mode(forward)(*args, **kwargs)
-    given = _ATTENTION.bind(module, *args, **kwargs).arguments
+    with closed(call.ears):
+        out = _run(call)
+    given = _ATTENTION.bind(module, *call.args, **call.kwargs).arguments
     masks = {key: given.get(key) for key in ("attn_mask", "key_padding_mask")}
     batch_first = module.batch_first or given["query"].dim() == 2
 
     def make() -> AttentionMatrix:
         return _matrix(module, given["query"], given["key"], batch_first, **masks)
 
-    hand_out([(ear, make) for ear in ears])
+    hand_out([(ear, make) for ear in call.ears])
     return out
 
 
-def _note_attention(
-    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """An attention with a forward of its own: it is no one's fast path, and may say other things than torch's."""
-    del ears
-    _note(module)
-    return forward(*args, **kwargs)
+def _note_attention(call: HeardCall) -> Any:
+    """Run an attention whose class has its own forward: no fast path runs it, and it may compute otherwise."""
+    _note(call.module)
+    return call.run()
 
 
 def _note(attention: nn.Module) -> None:
-    for layer in _here.layers[-1:]:
-        layer[1] = layer[1] or layer[0] is attention
+    for layer in _running.stack[-1:]:
+        layer.was_called = layer.was_called or layer.attention is attention
 
 
-def _hear_layer(
-    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _hear_layer(call: HeardCall) -> Any:
+    module = call.module
     assert isinstance(module, nn.TransformerEncoderLayer)
-    _here.layers.append([module.self_attn, False])
-    try:
-        out = without_mode(forward)(*args, **kwargs)
-    finally:
-        _, was_called = _here.layers.pop()
-    if was_called:
+    layer = _Layer(module.self_attn)
+    with _running.within(layer):
+        out = _run(call)
+    if layer.was_called:
         return out
-    given = _LAYER.bind(module, *args, **kwargs).arguments
+    given = _LAYER.bind(module, *call.args, **call.kwargs).arguments
     masks = {"attn_mask": given.get("src_mask"), "key_padding_mask": given.get("src_key_padding_mask")}
 
     def make() -> AttentionMatrix:
@@ -112,15 +107,8 @@ def _hear_layer(
         norm = module.norm1 if module.norm_first else None
         return _matrix(module.self_attn, x, x, True, norm=norm, **masks)
 
-    hand_out([(ear, make) for ear in ears])
+    hand_out([(ear, make) for ear in call.ears])
     return out
-
-
-def _run_whole(
-    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    del module, ears
-    return without_mode(forward)(*args, **kwargs)
 
 
 def _matrix(
@@ -185,18 +173,14 @@ def _rule(
     if attn_mask is not None:
         mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
         mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
-        allowed, bias = mask_of_tensor(_wider(mask, kv_len))
-        rule = Full() if allowed is None else Dense(allowed)
+        rule, bias = rule_of_tensor(_wider(mask, kv_len), kv_len)
     if key_padding_mask is not None:
         padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
-        if padding.dtype == torch.bool:
-            padded = from_key_padding_mask(~_wider(~padding, kv_len))
-        else:
-            allowed, added = mask_of_tensor(_wider(padding, kv_len))
-            padded = Full() if allowed is None else from_key_padding_mask(~allowed)
-            if added is not None:
-                bias = added[:, None, None] if bias is None else bias + added[:, None, None]
-        rule = padded if isinstance(rule, Full) else rule & padded
+        padding = ~padding if padding.dtype == torch.bool else padding
+        allowed, added = mask_of_tensor(_wider(padding, kv_len))
+        rule = rule if allowed is None else both(rule, from_key_padding_mask(~allowed))
+        if added is not None:
+            bias = added[:, None, None] if bias is None else bias + added[:, None, None]
     return rule, bias
 
 

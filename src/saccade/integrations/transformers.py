@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from saccade.arguments import instance
 from saccade.errors import missing_extra, type_error, unsupported, value_error
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
@@ -126,15 +127,11 @@ class _Attention:
                 hint = "install(mask=function), which is given the attention module and returns its mask or None"
                 raise unsupported(self.__name__, f"{self._mask}", [reason], hint=hint)
             return self._mask
-        chosen = self._mask(module)
-        if chosen is not None and not isinstance(chosen, Mask):
-            raise type_error("install", "mask", "return a saccade mask or None", type(chosen).__name__)
-        return chosen
+        return instance("install", "mask", self._mask(module), (Mask, type(None)), "return a saccade mask or None")
 
 
 def _check(name: str, mask: object) -> None:
-    if not isinstance(name, str):
-        raise type_error("install", "name", "be a str", type(name).__name__)
+    instance("install", "name", name, str, "be a str")
     taken = [part for part in _TAKEN if part in name]
     if taken or name in _OWN_NAMES or not name:
         rule = f"be new, and without {', '.join(_TAKEN)}"

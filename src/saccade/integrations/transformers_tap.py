@@ -1,4 +1,4 @@
-"""The tap of transformers: the function that a layer gets from the attention interface, with an ear beside it."""
+"""The tap of transformers: wraps the function that a layer gets from the attention interface."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
-from saccade.integrations.attention_call import AttentionCall, mask_of_tensor
+from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask, Placed
+from saccade.integrations.listening import CHANGING
 from saccade.integrations.mask_functions import place
-from saccade.integrations.patch import CHANGING
-from saccade.integrations.tap import Ear, Make, Valve, closed, hand_out, names_of
+from saccade.integrations.tensor_masks import mask_of_tensor
+from saccade.integrations.valve import Ear, Make, Valve, closed, hand_out, names_of
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
 
@@ -55,7 +56,7 @@ def tapped_interface(model: nn.Module, valve: Valve) -> Iterator[None]:
 
 
 def speaks_attention_interface(module: nn.Module) -> bool:
-    """Whether the file that a module comes from asks transformers for its attention function."""
+    """Whether a module's source file asks transformers for its attention function."""
     return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
 
 
@@ -119,7 +120,7 @@ def _says_the_same(lazy: LazyMask, mask: Any) -> bool:
 
 
 def _tap() -> Callable[[], None]:
-    """Put the ear in; returns what takes it out."""
+    """Wrap the two interfaces; returns a function that takes the wrappers off again."""
     from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported by the model
 
     get_interface, get_mask = AttentionInterface.get_interface, AttentionMaskInterface.__getitem__
@@ -196,10 +197,7 @@ def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
             names = ("q_length", "kv_length", "q_offset", "kv_offset")
             sizes = {name: kwargs[name] for name in names if name in kwargs}
             placed = place(
-                kwargs["mask_function"],
-                kwargs.get("attention_mask"),
-                one_by_one=kwargs.get("use_vmap", False),
-                **sizes,
+                kwargs["mask_function"], kwargs.get("attention_mask"), one_by_one=kwargs.get("use_vmap", False), **sizes
             )
             for listener in _listeners:
                 listener.learn(mask, placed)

@@ -1,18 +1,17 @@
-"""The tap of what no other tap hears: modules that are called attention, and compute it in operations of their own."""
+"""Notes modules that are called attention and that no tap hears: they compute it in operations of their own."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
-from saccade.integrations.patch import listening
-from saccade.integrations.tap import Ear, Valve, is_recomputed, names_of, refuse_compiled
+from saccade.integrations.listening import HeardCall, listening
+from saccade.integrations.valve import Valve, is_recomputed, names_of, refuse_compiled
 
 __all__ = ["noting_unheard"]
 
@@ -23,18 +22,13 @@ _PARTS = re.compile(
 )
 
 
-@contextmanager
-def noting_unheard(model: nn.Module, valve: Valve) -> Iterator[None]:
-    """Note each module whose class is called attention, and of which a whole call passed without anything handed out.
+def noting_unheard(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
+    """Note each module whose class is called attention and that ran a whole call without a matrix being handed out.
 
     Of modules within one another it is the innermost that is noted. Names are all there is to go by: what is called
     otherwise is not noticed, and what is called attention need not have a matrix.
     """
-    with ExitStack() as stack:
-        for module, name in names_of(model).items():
-            if _may_attend(module):
-                stack.enter_context(listening(module, _note, Ear(name, valve)))
-        yield
+    return listening([(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)], valve)
 
 
 def _may_attend(module: nn.Module) -> bool:
@@ -44,14 +38,12 @@ def _may_attend(module: nn.Module) -> bool:
     return bool(_CALLED_ATTENTION.search(name)) and not _PARTS.search(name)
 
 
-def _note(
-    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _note(call: HeardCall) -> Any:
     refuse_compiled()
-    before = [ear.valve.spoken for ear in ears]
-    out = forward(*args, **kwargs)
+    before = [ear.valve.spoken for ear in call.ears]
+    out = call.run()
     if not is_recomputed():
-        for ear, spoken in zip(ears, before, strict=True):
+        for ear, spoken in zip(call.ears, before, strict=True):
             if ear.valve.spoken == spoken:
-                ear.valve.note_unheard(ear.name, type(module).__name__)
+                ear.valve.note_unheard(ear.name, type(call.module).__name__)
     return out

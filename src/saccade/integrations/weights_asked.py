@@ -1,4 +1,4 @@
-"""Whether a model of transformers was asked for its weights, which its attention function need not be told."""
+"""Refuses ``output_attentions=True``, which not every model of transformers tells its attention function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_no_weights(where: str, module: nn.Module, facts: Mapping[str, Any]) ->
 
 
 def _is_collected() -> bool:
-    """Whether transformers is collecting the weights that layers return; most models are not told in another way."""
+    """Whether transformers is collecting the weights that layers return, as most models are asked to do."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
     is_compiling = torch.compiler.is_compiling()

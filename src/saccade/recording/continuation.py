@@ -1,4 +1,4 @@
-"""Whether a call goes on where the last one ended: the tokens of a generation, one after another."""
+"""Whether a call continues where the last one ended, as the steps of a generation do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Mark", "place_of_last"]
 
 
 class Mark(NamedTuple):
-    """What is remembered of a call, to recognise the one that goes on from it.
+    """What is remembered of a call, to recognise the call that continues it.
 
     Attributes:
         newest: the key of its last token, ``[batch, kv_heads, head_dim]``; None where keys are unknown.

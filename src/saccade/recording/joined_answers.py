@@ -1,4 +1,4 @@
-"""Answers of several calls as those of all their rows together."""
+"""Joins the answers of several calls into one answer for all their rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROBE = (2, 3, 5, 7)  # sizes that tell the axes of an answer apart
 
 
 def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: Sequence[int]) -> Any:
-    """One answer for the rows of several calls.
+    """Join the answers of several calls into one.
 
     Args:
         fold: the question.
@@ -45,7 +45,7 @@ def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: 
 
 
 def joined_sums(sums: Sequence[Tensor], first_columns: Sequence[int]) -> Tensor:
-    """Sums over the rows of several calls, ``[batch, heads, kv_len]`` each, as one over all rows."""
+    """Add sums over the rows of several calls, ``[batch, heads, kv_len]`` each, into one over all rows."""
     placed = list(zip(first_columns, sums, strict=True))
     total = sums[0].new_zeros(*sums[0].shape[:2], max(first + own.shape[2] for first, own in placed))
     for first, own in placed:

@@ -12,9 +12,9 @@ from torch import nn
 from saccade.errors import type_error, unsupported, value_error
 from saccade.integrations.taps import tapped
 from saccade.matrix import Matrix
-from saccade.recording.choice import Choice
 from saccade.recording.recorder import Kept, Recorder
 from saccade.recording.recording import Recording
+from saccade.recording.selection import Selection
 from saccade.statistics import Fold, Pooled, TopK
 
 __all__ = ["Keep", "UnheardLayersWarning", "record"]
@@ -33,7 +33,7 @@ _NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
 
 
 class UnheardLayersWarning(UserWarning):
-    """Layers that are called attention ran while others were recorded, and no matrix of theirs could be heard.
+    """Layers that are called attention ran and could not be recorded, while others could.
 
     `Recording.unheard` names them.
     """
@@ -53,11 +53,11 @@ def record(
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
     timm's do; and of saccade's own. Weights are those of the softmax, before dropout. ``output_attentions`` is never
-    asked for, and no n × n matrix is built. A module whose class is called attention, which ran and was not heard, is
-    said with an `UnheardLayersWarning`, and is in ``recording.unheard``.
+    asked for, and no n × n matrix is built. A module whose class is called attention, and which ran without being
+    heard, is named in an `UnheardLayersWarning` and in ``recording.unheard``.
 
-    Heard is each call of a layer that begins and ends within the block, in whichever thread it runs; a call goes on
-    from the last one of its thread. Several recordings of one model may overlap in any way, and each hears all of it.
+    A call is recorded if it begins and ends within the block, in whichever thread it runs; it continues the last call
+    of its thread. Several recordings of one model may overlap in any way, and each hears all of it.
 
     Args:
         model: any torch model.
@@ -102,19 +102,19 @@ def record(
     kept = _kept(keep)
     if not (any(kept) or callback):
         raise value_error("record", "keep", "name something where there is no callback", "nothing")
-    choice = Choice(layers, heads, "record")
-    return _recording(model, Recorder(kept, choice, callback), choice)
+    selection = Selection(layers, heads, "record")
+    return _recording(model, Recorder(kept, selection, callback), selection)
 
 
 @contextmanager
-def _recording(model: nn.Module, recorder: Recorder, choice: Choice) -> Iterator[Recording]:
+def _recording(model: nn.Module, recorder: Recorder, selection: Selection) -> Iterator[Recording]:
     with tapped(model, recorder.hear) as valve:
         try:
             yield Recording(recorder.runs, valve.unheard)
         finally:
             recorder.end()
-    unheard = {name: kind for name, kind in valve.unheard.items() if choice.may_mean(name)}
-    _check_heard(model, choice, unheard)
+    unheard = {name: kind for name, kind in valve.unheard.items() if selection.may_mean(name)}
+    _check_heard(model, selection, unheard)
     if unheard:
         # Here, contextlib and the `with` statement stand above one another.
         warnings.warn(f"record: {_said_of(unheard)}.", UnheardLayersWarning, stacklevel=3)
@@ -127,10 +127,10 @@ def _said_of(unheard: dict[str, str]) -> str:
     return f"{', '.join(shown)}{more} {what}"
 
 
-def _check_heard(model: nn.Module, choice: Choice, unheard: dict[str, str]) -> None:
-    """Nothing heard is no answer; say what could be wrong."""
+def _check_heard(model: nn.Module, selection: Selection, unheard: dict[str, str]) -> None:
+    """Raise where nothing was heard, or not what was asked for, and say what could be wrong."""
     name = type(model).__name__
-    if not choice.heard:
+    if not selection.heard:
         reason = (
             "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
         )
@@ -141,8 +141,8 @@ def _check_heard(model: nn.Module, choice: Choice, unheard: dict[str, str]) -> N
             "torch.nn.functional.scaled_dot_product_attention"
         )
         raise unsupported("record", name, [reason], hint=hint)
-    if choice.unused:
-        reason = f"{', '.join(map(str, choice.unused))} was not heard; {', '.join(choice.heard)} were"
+    if selection.unused:
+        reason = f"{', '.join(map(str, selection.unused))} was not heard; {', '.join(selection.heard)} were"
         raise unsupported("record", name, [reason], hint="layers= takes numbers and names of these")
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from saccade.matrix import Matrix
-from saccade.recording.choice import Choice
+from saccade.recording.chosen_heads import chosen_heads
 from saccade.recording.continuation import Mark
-from saccade.recording.held import Held
+from saccade.recording.kept_matrices import KeptMatrices
 from saccade.recording.run import Call, Run
-from saccade.recording.some_heads import some_heads
+from saccade.recording.selection import Selection
 from saccade.statistics import Fold
 
 __all__ = ["Kept", "Recorder"]
@@ -34,16 +34,16 @@ class Kept(NamedTuple):
 
 
 class Recorder:
-    """What a tap calls, in whichever thread the model runs, and what fills ``runs``.
+    """Takes in the calls that taps hear, in whichever thread the model runs, and fills ``runs``.
 
     Args:
         kept: what of each call.
-        choice: of which layers and heads.
+        selection: of which layers and heads.
         callback: called with each matrix; none when None.
     """
 
-    def __init__(self, kept: Kept, choice: Choice, callback: Callable[[str, Matrix], None] | None):
-        self._kept, self._choice, self._callback = kept, choice, callback
+    def __init__(self, kept: Kept, selection: Selection, callback: Callable[[str, Matrix], None] | None):
+        self._kept, self._selection, self._callback = kept, selection, callback
         self.runs: dict[str, list[Run]] = {}
         # Of each layer, where the last call of each thread ended, the newest last.
         self._ends: dict[str, dict[int, tuple[Run, Mark]]] = {}
@@ -53,9 +53,9 @@ class Recorder:
     def hear(self, name: str, make: Callable[[], Matrix]) -> None:
         """Take in one call of a layer."""
         with self._lock:
-            if not self._choice.has_layer(name):
+            if not self._selection.has_layer(name):
                 return
-        matrix = make() if self._choice.heads is None else some_heads(make(), self._choice.heads)
+        matrix = make() if self._selection.heads is None else chosen_heads(make(), self._selection.heads)
         if self._callback is not None:
             self._callback(name, matrix)
         if any(self._kept):
@@ -75,7 +75,7 @@ class Recorder:
                 return
             run, first_column = self._continued(name, matrix)
             is_new = run is None
-            run = run or Run(name, self._kept.folds, Held() if self._kept.matrices else None)
+            run = run or Run(name, self._kept.folds, KeptMatrices() if self._kept.matrices else None)
             run._take(matrix, call._replace(first_column=first_column))
             if is_new:
                 self.runs[name] = [*self.runs.get(name, []), run]

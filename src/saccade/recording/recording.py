@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_integer
 from saccade.errors import value_error
 from saccade.recording.run import Run
 from saccade.statistics import Fold
@@ -24,7 +25,7 @@ class Recording(Mapping[str, Run]):
 
     Args:
         runs: of each layer, in order.
-        unheard: modules that seem to attend and could not be heard, with the names of their classes.
+        unheard: modules that seem to be attention and could not be heard, with the names of their classes.
     """
 
     def __init__(self, runs: dict[str, list[Run]], unheard: Mapping[str, str] = MappingProxyType({})):
@@ -95,7 +96,7 @@ class Recording(Mapping[str, Run]):
 
     def _name(self, layer: str | int) -> str:
         names = list(self._runs)
-        if isinstance(layer, int) and not isinstance(layer, bool) and -len(names) <= layer < len(names):
+        if is_integer(layer) and -len(names) <= layer < len(names):
             return names[layer]
         if layer in self._runs:
             return str(layer)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from saccade.errors import UnsupportedError, unsupported
 from saccade.matrix import Matrix
-from saccade.recording.held import Held
 from saccade.recording.joined_answers import joined_answers, joined_sums
+from saccade.recording.kept_matrices import KeptMatrices
 from saccade.statistics import Entropy, Fold, LargestWeight, LogitVariance, Received, SquaredNorm, Summary
 
 __all__ = ["Call", "Run"]
@@ -42,14 +42,14 @@ class Call(NamedTuple):
 
 
 class Run:
-    """What was kept of one layer: of one forward pass, or of a prompt and all tokens that were decoded after it.
+    """What was kept of one layer during one forward pass, or during a prompt and all tokens decoded after it.
 
     Attributes:
         name: of the layer.
         calls: every call, in order.
     """
 
-    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: Held | None):
+    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: KeptMatrices | None):
         self.name = name
         self.calls: list[Call] = []
         self._folds, self._held = folds, held

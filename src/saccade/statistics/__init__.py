@@ -1,22 +1,24 @@
 """Questions to a matrix as folds over its complete rows: many are answered in one sweep, in linear memory."""
 
+from saccade.statistics.attention_rollout import rollout
 from saccade.statistics.between_heads import head_distances
 from saccade.statistics.block import Block
 from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.information import PositionInformation
 from saccade.statistics.lag_profile import LagProfile, Lags
 from saccade.statistics.logits import LargestLogit, LogitVariance
 from saccade.statistics.masses import LagMass, LocalMass, SinkMass
+from saccade.statistics.measures import Measure
 from saccade.statistics.peaks import Coverage, LargestWeight, SquaredNorm
 from saccade.statistics.per_row import PerRow
 from saccade.statistics.places import Places
 from saccade.statistics.pooled import Pooled
+from saccade.statistics.position_information import PositionInformation
+from saccade.statistics.ranking import Head, rank_heads, unexplained_information
 from saccade.statistics.received import Received
 from saccade.statistics.spectrum import Spectrum, StableRank, singular_values, stable_rank
-from saccade.statistics.summary import Measure, Summary
-from saccade.statistics.through_layers import rollout
+from saccade.statistics.summary import Summary
 from saccade.statistics.topk import Strongest, TopK
 from saccade.statistics.uniform import Uniform
 
@@ -44,6 +46,9 @@ __all__ = [
     "StableRank",
     "head_distances",
     "rollout",
+    "rank_heads",
+    "Head",
+    "unexplained_information",
     "Summary",
     "Measure",
     "Uniform",

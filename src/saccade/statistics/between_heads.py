@@ -1,15 +1,16 @@
-"""How alike the heads of a layer are: by name, because pairs of heads cost more than heads."""
+"""How alike the heads of a layer are, pair by pair."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, Protocol
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from saccade.errors import unsupported, value_error
-from saccade.statistics.block import Block
+from saccade.arguments import one_of
+from saccade.errors import unsupported
+from saccade.statistics.fold import Outline
+from saccade.statistics.matrix_like import MatrixLike
 
 __all__ = ["Between", "head_distances"]
 
@@ -17,30 +18,7 @@ Between = Literal["jensen_shannon", "total_variation", "frobenius"]
 _ENTRIES = 1 << 20  # weights of all heads together that are held at a time
 
 
-class Headed(Protocol):
-    """What is needed of a `saccade.Matrix`."""
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
-        ...
-
-    @property
-    def is_stochastic(self) -> bool:
-        """Whether rows are distributions."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the ingredients are."""
-        ...
-
-    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        """Complete rows."""
-        ...
-
-
-def head_distances(matrix: Headed, between: Between = "jensen_shannon") -> Tensor:
+def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> Tensor:
     r"""Distance of every two heads of each batch item, ``[batch, heads, heads]``: small where they do the same.
 
     - "jensen_shannon": mean over the queries of the Jensen-Shannon divergence of the two rows, in nats, 0 to log 2.
@@ -69,14 +47,13 @@ def head_distances(matrix: Headed, between: Between = "jensen_shannon") -> Tenso
 
     Reference: Clark et al. 2019, arXiv:1906.04341, section 6.
     """
-    if between not in ("jensen_shannon", "total_variation", "frobenius"):
-        rule = 'be "jensen_shannon", "total_variation" or "frobenius"'
-        raise value_error("head_distances", "between", rule, repr(between))
+    one_of("head_distances", "between", between, get_args(Between))
     if between != "frobenius" and not matrix.is_stochastic:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
         raise unsupported("head_distances", between, [reason], hint='"frobenius" needs no distributions')
     batch, heads, q_len, kv_len = matrix.shape
-    sums = torch.zeros(batch, heads, heads, dtype=torch.float64, device=matrix.device)
+    outline = Outline.of(matrix)
+    sums = torch.zeros(batch, heads, heads, dtype=outline.sum_dtype, device=matrix.device)
     count = torch.zeros_like(sums)
     height = max(1, _ENTRIES // max(1, heads * kv_len))
     with torch.no_grad():
@@ -85,27 +62,18 @@ def head_distances(matrix: Headed, between: Between = "jensen_shannon") -> Tenso
                 rows = range(start, min(q_len, start + height))
                 if heads and kv_len:
                     _add(sums[item], count[item], _dense(matrix, item, rows), between)
-    if between == "frobenius":
-        return sums.clamp_min_(0.0).sqrt().float() if not _is_double(matrix) else sums.clamp_min_(0.0).sqrt()
-    mean = sums / count.clamp_min(1.0)
-    return mean if _is_double(matrix) else mean.float()
+    answer = sums.clamp_min(0.0).sqrt() if between == "frobenius" else sums / count.clamp_min(1.0)
+    return answer.to(outline.dtype)
 
 
-def _is_double(matrix: Headed) -> bool:
-    return getattr(matrix, "dtype", None) == torch.float64
-
-
-def _dense(matrix: Headed, item: int, rows: range) -> Tensor:
+def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
     """Some rows of all heads of one batch item, ``[heads, rows, kv_len]``."""
     _, heads, _, kv_len = matrix.shape
-    dense: Tensor | None = None
+    dense = torch.zeros(heads, len(rows), kv_len, dtype=Outline.of(matrix).dtype, device=matrix.device)
     for block in matrix.blocks(batch=item, rows=rows):
-        if dense is None:
-            dense = block.weights.new_zeros(heads, len(rows), kv_len)
-        places = torch.arange(block.rows.start, block.rows.stop, block.rows.step, device=dense.device) - rows.start
         own = torch.arange(block.heads.start, block.heads.stop, device=dense.device)
-        dense[own[:, None, None], places[:, None], block.keys] = block.weights[0]
-    return torch.zeros(heads, len(rows), kv_len, device=matrix.device) if dense is None else dense
+        dense[own[:, None, None], block.queries[:, None] - rows.start, block.keys] = block.weights[0]
+    return dense
 
 
 def _add(sums: Tensor, count: Tensor, rows: Tensor, between: Between) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ from torch import Tensor
 from saccade.plan import Ranges
 
 __all__ = ["Block", "as_slice"]
-
 
 _LEAST_LOG = -1000.0  # below that of any number above 0 in any dtype; its square is finite too
 
@@ -70,9 +70,20 @@ class Block(_Fields):
     @cached_property
     def keys(self) -> Tensor:
         """Indices of the columns' keys, int64 ``[columns]``, ascending as the ranges are."""
-        device = self.weights.device
-        spans = [torch.arange(span.start, span.stop, span.step, device=device) for span in self.columns]
+        spans = [_indices(span, self.weights.device) for span in self.columns]
         return spans[0] if len(spans) == 1 else torch.cat(spans)
+
+    @cached_property
+    def queries(self) -> Tensor:
+        """Indices of the rows' queries, int64 ``[rows]``."""
+        return _indices(self.rows, self.weights.device)
+
+    def by_range(self, x: Tensor) -> Iterator[tuple[range, Tensor]]:
+        """Each range of keys, with its columns of a tensor ``[..., columns]``."""
+        start = 0
+        for span in self.columns:
+            yield span, x[..., start : start + len(span)]
+            start += len(span)
 
     @cached_property
     def is_ascending(self) -> bool:
@@ -101,3 +112,7 @@ class Block(_Fields):
 def as_slice(span: range) -> slice:
     """The slice that picks the indices of a range out of a dimension."""
     return slice(span.start, span.stop, span.step)
+
+
+def _indices(span: range, device: torch.device) -> Tensor:
+    return torch.arange(span.start, span.stop, span.step, device=device)

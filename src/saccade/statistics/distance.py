@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from saccade.statistics.block import Block
-from saccade.statistics.masses import check_places
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 
@@ -45,25 +44,15 @@ class Distance(PerRow):
 
     places: Places | None = None
 
-    def __post_init__(self) -> None:
-        check_places("Distance", self.places)
-
-    @property
-    def needs_distributions(self) -> bool:
-        return True
-
-    @property
-    def given_places(self) -> Places | None:
-        return self.places
+    needs_distributions = True
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         span = block.columns[0]
         if placing.offset is None or len(block.columns) > 1 or span.step > 1:
             q, kv = placing.places.of_block(block)
             return (block.weights * (q - kv).abs()).sum(-1)
-        rows = torch.arange(block.rows.start, block.rows.stop, block.rows.step, device=block.weights.device)
         ramps = _ramps(placing.places.kv.shape[-1], block.weights.dtype, block.weights.device)
-        return _of_range(block.weights, rows + (placing.offset - span.start), *ramps)
+        return _of_range(block.weights, block.queries + (placing.offset - span.start), *ramps)
 
 
 def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
 from torch import Tensor
 
-from saccade.statistics.block import Block, as_slice
-from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.block import Block
+from saccade.statistics.per_row import PerRow, Placing
 
 __all__ = ["Entropy"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Entropy(Fold[Tensor, Tensor]):
+class Entropy(PerRow):
     r"""Shannon entropy of each row, ``[batch, heads, q_len]``, in nats.
 
     .. math:: H_i = -\sum_j A_{ij} \log A_{ij}, \qquad 0 \le H_i \le \log |V(i)|
@@ -37,19 +36,7 @@ class Entropy(Fold[Tensor, Tensor]):
     Reference: Ghader and Monz 2017, arXiv:1710.03348, section 5.2.
     """
 
-    @property
-    def needs_distributions(self) -> bool:
-        return True
+    needs_distributions = True
 
-    def start(self, outline: Outline) -> Tensor:
-        return torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
-
-    def add(self, state: Tensor, block: Block) -> Tensor:
-        state[block.batch, block.heads, as_slice(block.rows)] = block.entropy
-        return state
-
-    def merge(self, state: Tensor, other: Tensor) -> Tensor:
-        return state + other
-
-    def finish(self, state: Tensor) -> Tensor:
-        return state
+    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+        return block.entropy

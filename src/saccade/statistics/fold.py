@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from saccade.statistics.block import Block
 
-__all__ = ["Fold", "Outline"]
+if TYPE_CHECKING:
+    from saccade.statistics.matrix_like import MatrixLike
+
+__all__ = ["Fold", "Outline", "answers_about"]
 
 State = TypeVar("State")
 Answer = TypeVar("Answer")
@@ -28,9 +32,14 @@ class Outline(NamedTuple):
     dtype: torch.dtype
     device: torch.device
 
+    @classmethod
+    def of(cls, matrix: MatrixLike) -> Outline:
+        """The outline of a matrix, whose weights are computed in float32 or wider."""
+        return cls(matrix.shape, torch.promote_types(matrix.dtype, torch.float32), matrix.device)
+
     @property
     def sum_dtype(self) -> torch.dtype:
-        """What long sums are kept in: float64, so that a million small terms are not lost in a large one."""
+        """The dtype of long sums: float64, so that a million small terms are not lost in a large one."""
         return torch.float32 if self.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
@@ -82,3 +91,11 @@ class Fold(ABC, Generic[State, Answer]):
     @abstractmethod
     def finish(self, state: State) -> Answer:
         """The answer; the state is not changed."""
+
+
+def answers_about(weights: Tensor, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+    """Answers to several questions about weights that are written out, ``[batch, heads, q_len, kv_len]``."""
+    batch, heads, q_len, kv_len = weights.shape
+    block = Block(slice(0, batch), slice(0, heads), range(q_len), (range(kv_len),), weights)
+    outline = Outline((batch, heads, q_len, kv_len), weights.dtype, weights.device)
+    return tuple(fold.finish(fold.add(fold.start(outline), block)) for fold in folds)

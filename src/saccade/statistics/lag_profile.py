@@ -1,4 +1,4 @@
-"""LagProfile: how much attention goes how far back."""
+"""LagProfile: how much attention goes to each distance."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from saccade.statistics.block import Block
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.masses import check_places
-from saccade.statistics.per_row import Placing
+from saccade.statistics.per_row import Placing, check_places
 from saccade.statistics.places import Places
 
 __all__ = ["LagProfile", "Lags"]
@@ -86,13 +85,11 @@ class LagProfile(Fold[_State, Lags]):
         own = state.sums[block.batch, block.heads]
         if not own.shape[-1]:  # no query or no key is a token: there are no lags, and all weights are 0
             return state
-        offset, start = state.placing.offset, 0
+        offset = state.placing.offset
         if offset is None:
             self._scatter(state, block, own)
             return state
-        for span in block.columns:
-            weights = block.weights[..., start : start + len(span)]
-            start += len(span)
+        for span, weights in block.by_range(block.weights):
             if span.step != block.rows.step:
                 self._scatter(state, block._replace(columns=(span,), weights=weights, log_weights=None), own)
                 continue
@@ -125,8 +122,5 @@ def _diagonals(weights: Tensor) -> Tensor:
     pitch = rows + columns
     # In a row-major copy with room between the rows, a stride that is longer by one runs along the diagonals.
     roomy = F.pad(weights, (rows - 1, 1, 0, 1)).contiguous()
-    slanted = roomy.as_strided(
-        (batch, heads, rows, pitch - 1),
-        (roomy.stride(0), roomy.stride(1), pitch + 1, 1),
-    )
+    slanted = roomy.as_strided((batch, heads, rows, pitch - 1), (roomy.stride(0), roomy.stride(1), pitch + 1, 1))
     return slanted.sum(-2)

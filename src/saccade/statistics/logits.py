@@ -1,4 +1,4 @@
-"""What rows say of the scores they were made of."""
+"""What the weights of a row tell about its scores: the largest one, and how much they vary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, unsupported, value_error
+from saccade.arguments import instance
+from saccade.errors import unsupported, value_error
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing, RowState
@@ -33,9 +34,7 @@ class LogitVariance(PerRow):
         UnsupportedError: asked of a matrix whose rows are not distributions.
     """
 
-    @property
-    def needs_distributions(self) -> bool:
-        return True
+    needs_distributions = True
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         # Centred first: of squares of logs, which may be 100, little would be left in float32.
@@ -73,15 +72,12 @@ class LargestLogit(PerRow):
     lse: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.lse is not None and not isinstance(self.lse, Tensor):
-            raise type_error("LargestLogit", "lse", "be a tensor or None", type(self.lse).__name__, hint="A.lse is one")
+        instance("LargestLogit", "lse", self.lse, (Tensor, type(None)), "be a tensor or None", hint="A.lse is one")
 
-    def start(self, outline: Outline) -> RowState:
+    def of_nothing(self, outline: Outline) -> Tensor:
         if self.lse is not None and self.lse.shape != outline.shape[:3]:
             raise value_error("LargestLogit", "lse", f"be {list(outline.shape[:3])}", list(self.lse.shape))
-        state = super().start(outline)
-        # Rows in no block see nothing.
-        return state._replace(values=state.values.fill_(-math.inf))
+        return super().of_nothing(outline).fill_(-math.inf)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         lse = block.lse

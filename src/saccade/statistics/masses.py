@@ -7,27 +7,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
-from saccade.errors import type_error, value_error
+from saccade.arguments import integer
 from saccade.statistics.block import Block
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 
-__all__ = ["LagMass", "LocalMass", "SinkMass", "check_int", "check_places"]
-
-
-def check_int(where: str, name: str, value: object, least: int | None) -> None:
-    """Raise unless it is an int, of at least so much."""
-    if not is_integer(value):
-        raise type_error(where, name, "be an int", type(value).__name__)
-    if least is not None and value < least:
-        raise value_error(where, name, f"be at least {least}", value)
-
-
-def check_places(where: str, places: object) -> None:
-    """Raise unless these are places, or none."""
-    if places is not None and not isinstance(places, Places):
-        raise type_error(where, "places", "be Places or None", type(places).__name__, hint="Places.of(A)")
+__all__ = ["LagMass", "LocalMass", "SinkMass"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +38,8 @@ class SinkMass(PerRow):
     places: Places | None = None
 
     def __post_init__(self) -> None:
-        check_int("SinkMass", "sink_tokens", self.sink_tokens, 1)
-        check_places("SinkMass", self.places)
-
-    @property
-    def given_places(self) -> Places | None:
-        return self.places
+        super().__post_init__()
+        integer("SinkMass", "sink_tokens", self.sink_tokens)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         if placing.first is not None:
@@ -94,12 +75,8 @@ class LagMass(PerRow):
     places: Places | None = None
 
     def __post_init__(self) -> None:
-        check_int("LagMass", "lag", self.lag, None)
-        check_places("LagMass", self.places)
-
-    @property
-    def given_places(self) -> Places | None:
-        return self.places
+        super().__post_init__()
+        integer("LagMass", "lag", self.lag, None)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return _between(block, placing, self.lag, self.lag)
@@ -123,12 +100,8 @@ class LocalMass(PerRow):
     places: Places | None = None
 
     def __post_init__(self) -> None:
-        check_int("LocalMass", "width", self.width, 0)
-        check_places("LocalMass", self.places)
-
-    @property
-    def given_places(self) -> Places | None:
-        return self.places
+        super().__post_init__()
+        integer("LocalMass", "width", self.width, 0)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return _between(block, placing, -self.width, self.width)
@@ -136,12 +109,11 @@ class LocalMass(PerRow):
 
 def _of_keys(block: Block, keys: range) -> Tensor:
     """Sum of the weights at a range of keys, ``[batch, heads, rows]``."""
-    total, start = block.weights.new_zeros(block.weights.shape[:3]), 0
-    for span in block.columns:
+    total = block.weights.new_zeros(block.weights.shape[:3])
+    for span, weights in block.by_range(block.weights):
         first, stop = (max(0, -((span.start - end) // span.step)) for end in (keys.start, keys.stop))
         if first < min(stop, len(span)):
-            total += block.weights[..., start + first : start + min(stop, len(span))].sum(-1)
-        start += len(span)
+            total += weights[..., first:stop].sum(-1)
     return total
 
 
@@ -151,7 +123,5 @@ def _between(block: Block, placing: Placing, least: int, most: int) -> Tensor:
         q, kv = placing.places.of_block(block)
         is_near = (q - kv >= least) & (q - kv <= most) & (kv >= 0)
         return torch.where(is_near, block.weights, 0.0).sum(-1)
-    device = block.weights.device
-    rows = torch.arange(block.rows.start, block.rows.stop, block.rows.step, device=device)
-    indices = rows[:, None] + placing.offset - torch.arange(least, most + 1, device=device)
-    return block.at_keys(indices).sum(-1)
+    lags = torch.arange(least, most + 1, device=block.weights.device)
+    return block.at_keys(block.queries[:, None] + placing.offset - lags).sum(-1)

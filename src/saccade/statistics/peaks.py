@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.statistics.block import Block, as_slice
-from saccade.statistics.fold import Fold, Outline
+from saccade.arguments import instance, number
+from saccade.errors import value_error
+from saccade.statistics.block import Block
+from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing
 
 __all__ = ["Coverage", "LargestWeight", "SquaredNorm"]
@@ -52,7 +53,7 @@ class SquaredNorm(PerRow):
 
 
 @dataclasses.dataclass(frozen=True)
-class Coverage(Fold[Tensor, Tensor]):
+class Coverage(PerRow):
     """How many keys hold a share of a row's attention, int64 ``[batch, heads, q_len, len(shares)]``.
 
     The smallest number of keys whose weights together reach the share of what the row holds, to within rounding;
@@ -77,35 +78,24 @@ class Coverage(Fold[Tensor, Tensor]):
     shares: tuple[float, ...] = (0.5, 0.9, 0.99)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shares, tuple) or not all(isinstance(share, float | int) for share in self.shares):
-            raise type_error("Coverage", "shares", "be a tuple of numbers", repr(self.shares))
-        if not self.shares or not all(0.0 < share < 1.0 for share in self.shares):
-            raise value_error("Coverage", "each of shares", "lie between 0 and 1, one at least", self.shares)
+        if not instance("Coverage", "shares", self.shares, tuple, "be a tuple of numbers"):
+            raise value_error("Coverage", "shares", "hold one number at least", self.shares)
+        for share in self.shares:
+            number("Coverage", "each of shares", share, above=0.0, below=1.0)
 
-    @property
-    def needs_distributions(self) -> bool:
-        return True
+    needs_distributions = True
 
-    def start(self, outline: Outline) -> Tensor:
-        shape = (*outline.shape[:3], len(self.shares))
-        return torch.zeros(shape, dtype=torch.int64, device=outline.device)
+    def of_nothing(self, outline: Outline) -> Tensor:
+        return torch.zeros(*outline.shape[:3], len(self.shares), dtype=torch.int64, device=outline.device)
 
-    def add(self, state: Tensor, block: Block) -> Tensor:
+    def of_rows(self, block: Block, placing: Placing) -> Tensor:
         mass = _descending(block.weights).cumsum(-1)
         total = mass[..., -1:]
         # A sum is off by some units in the last place: four even keys must reach one half with two.
         slack = 64 * torch.finfo(mass.dtype).eps
         goals = total * (torch.tensor(self.shares, dtype=mass.dtype, device=mass.device) - slack)
         counts = torch.searchsorted(mass, goals) + 1
-        counts = torch.where(total > 0, counts.clamp_max_(mass.shape[-1]), torch.where(total == 0, 0, -1))
-        state[block.batch, block.heads, as_slice(block.rows)] = counts
-        return state
-
-    def merge(self, state: Tensor, other: Tensor) -> Tensor:
-        return state + other
-
-    def finish(self, state: Tensor) -> Tensor:
-        return state
+        return torch.where(total > 0, counts.clamp_max_(mass.shape[-1]), torch.where(total == 0, 0, -1))
 
 
 def _descending(weights: Tensor) -> Tensor:

@@ -8,15 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.arguments import instance
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.places import Places, default_places
 
-__all__ = ["PerRow", "Placing", "RowState"]
+__all__ = ["PerRow", "Placing", "RowState", "check_places"]
 
 
 class RowState(NamedTuple):
-    """One number a query, and where the tokens stand."""
+    """The rows' answers, ``[batch, heads, q_len, ...]``, and where the tokens stand."""
 
     values: Tensor
     placing: Placing
@@ -48,20 +49,27 @@ class Placing(NamedTuple):
 
 
 class PerRow(Fold[RowState, Tensor]):
-    """A question that each row answers by itself, with one number: ``[batch, heads, q_len]``, 0 for an empty row."""
+    """A question that each row answers by itself, with one number: ``[batch, heads, q_len]``, 0 for an empty row.
 
-    @property
-    def given_places(self) -> Places | None:
-        """Where the tokens stand, if the question was told; bottom-right if not."""
-        return None
+    Attributes:
+        places: where the tokens stand, for questions that depend on it; bottom-right when None.
+    """
+
+    places: Places | None = None
+
+    def __post_init__(self) -> None:
+        check_places(type(self).__name__, self.places)
 
     @abstractmethod
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         """The rows' numbers, ``[batch, heads, rows]``."""
 
+    def of_nothing(self, outline: Outline) -> Tensor:
+        """The answers of rows that attend to nothing."""
+        return torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
+
     def start(self, outline: Outline) -> RowState:
-        values = torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
-        return RowState(values, Placing.of(self.given_places, outline))
+        return RowState(self.of_nothing(outline), Placing.of(self.places, outline))
 
     def add(self, state: RowState, block: Block) -> RowState:
         state.values[block.batch, block.heads, as_slice(block.rows)] = self.of_rows(block, state.placing)
@@ -72,3 +80,8 @@ class PerRow(Fold[RowState, Tensor]):
 
     def finish(self, state: RowState) -> Tensor:
         return state.values
+
+
+def check_places(where: str, places: object) -> None:
+    """Raise unless these are places, or none."""
+    instance(where, "places", places, (Places, type(None)), "be Places or None", hint="Places.of(A)")

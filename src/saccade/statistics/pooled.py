@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
+from saccade.arguments import integer, one_of
 from saccade.engine.grouping import take
-from saccade.errors import type_error, value_error
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
 
 __all__ = ["How", "Pooled"]
 
 How = Literal["mean", "sum", "max"]
-_HOWS = ("mean", "sum", "max")
 
 
 class _Cells(NamedTuple):
@@ -60,12 +58,8 @@ class Pooled(Fold[_Cells, Tensor]):
     how: How = "mean"
 
     def __post_init__(self) -> None:
-        if not is_integer(self.bins):
-            raise type_error("Pooled", "bins", "be an int", type(self.bins).__name__)
-        if self.bins < 1:
-            raise value_error("Pooled", "bins", "be at least 1", self.bins)
-        if self.how not in _HOWS:
-            raise value_error("Pooled", "how", 'be "mean", "sum" or "max"', repr(self.how))
+        integer("Pooled", "bins", self.bins)
+        one_of("Pooled", "how", self.how, get_args(How))
 
     def start(self, outline: Outline) -> _Cells:
         batch, heads, q_len, kv_len = outline.shape

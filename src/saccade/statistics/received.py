@@ -15,7 +15,7 @@ __all__ = ["Received", "ReceivedSums"]
 
 
 class ReceivedSums(NamedTuple):
-    """Column sums, and what they are of."""
+    """Column sums, and the outline of their matrix."""
 
     sums: Tensor
     outline: Outline
@@ -47,10 +47,8 @@ class Received(Fold[ReceivedSums, Tensor]):
         return ReceivedSums(torch.zeros(batch, heads, kv_len, dtype=outline.sum_dtype, device=outline.device), outline)
 
     def add(self, state: ReceivedSums, block: Block) -> ReceivedSums:
-        sums, start = block.column_sums, 0
-        for span in block.columns:
-            state.sums[block.batch, block.heads, as_slice(span)] += sums[..., start : start + len(span)]
-            start += len(span)
+        for span, sums in block.by_range(block.column_sums):
+            state.sums[block.batch, block.heads, as_slice(span)] += sums
         return state
 
     def merge(self, state: ReceivedSums, other: ReceivedSums) -> ReceivedSums:

@@ -1,40 +1,21 @@
-"""Leading singular values and the stable rank: iterative, so by name."""
+"""The largest singular values and the stable rank, found in a few sweeps."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_number
-from saccade.errors import type_error, value_error
+from saccade.arguments import integer, number
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.masses import check_int
+from saccade.statistics.matrix_like import MatrixLike
 from saccade.statistics.peaks import SquaredNorm
 
 __all__ = ["Spectrum", "StableRank", "singular_values", "stable_rank"]
-
-
-class Asked(Protocol):
-    """What is needed of a `saccade.Matrix`."""
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the ingredients are."""
-        ...
-
-    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
-        """Answers to several questions."""
-        ...
 
 
 class Spectrum(NamedTuple):
@@ -70,10 +51,8 @@ class _Gram(Fold[Tensor, Tensor]):
     def add(self, state: Tensor, block: Block) -> Tensor:
         weights = block.weights
         x = self.x[block.batch, block.heads][:, :, block.keys].to(weights.dtype)
-        sums, start = weights.mT @ (weights @ x), 0
-        for span in block.columns:
-            state[block.batch, block.heads, as_slice(span)] += sums[:, :, start : start + len(span)]
-            start += len(span)
+        for span, sums in block.by_range((weights.mT @ (weights @ x)).mT):
+            state[block.batch, block.heads, as_slice(span)] += sums.mT
         return state
 
     def merge(self, state: Tensor, other: Tensor) -> Tensor:
@@ -83,7 +62,7 @@ class _Gram(Fold[Tensor, Tensor]):
         return state
 
 
-def singular_values(matrix: Asked, k: int = 1, *, tolerance: float = 1e-4, max_sweeps: int = 24) -> Spectrum:
+def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, max_sweeps: int = 24) -> Spectrum:
     r"""The k largest singular values of each head, and how far each of them may be off.
 
     .. math:: \sigma_1 \ge 1 \text{ where rows sum to 1}, \qquad \sigma_1 \le \sqrt{\text{largest column sum}}
@@ -113,15 +92,12 @@ def singular_values(matrix: Asked, k: int = 1, *, tolerance: float = 1e-4, max_s
 
     Reference: Musco and Musco 2015, arXiv:1504.05477, algorithm 2.
     """
-    check_int("singular_values", "k", k, 1)
-    check_int("singular_values", "max_sweeps", max_sweeps, 1)
-    if not is_number(tolerance):
-        raise type_error("singular_values", "tolerance", "be a number", type(tolerance).__name__)
-    if not tolerance > 0.0:
-        raise value_error("singular_values", "tolerance", "be above 0", tolerance)
+    integer("singular_values", "k", k)
+    integer("singular_values", "max_sweeps", max_sweeps)
+    number("singular_values", "tolerance", tolerance, above=0.0)
     batch, heads, q_len, kv_len = matrix.shape
     rank = min(k, q_len, kv_len)
-    outline = Outline(matrix.shape, torch.float64, matrix.device)
+    outline = Outline.of(matrix)
     wide = outline.sum_dtype
     values = torch.zeros(batch, heads, k, dtype=wide, device=matrix.device)
     residuals, sweeps = values.clone(), 0
@@ -134,18 +110,10 @@ def singular_values(matrix: Asked, k: int = 1, *, tolerance: float = 1e-4, max_s
             residuals[..., :rank] = torch.minimum(left / own.clamp_min(1e-300), left.sqrt())
             if bool((residuals <= tolerance * values[..., :1]).all()):
                 break
-    return (
-        Spectrum(values.float(), residuals.float(), sweeps)
-        if not _is_double(matrix)
-        else Spectrum(values, residuals, sweeps)
-    )
+    return Spectrum(values.to(outline.dtype), residuals.to(outline.dtype), sweeps)
 
 
-def _is_double(matrix: Asked) -> bool:
-    return getattr(matrix, "dtype", None) == torch.float64
-
-
-def _grown(matrix: Asked, rank: int, max_sweeps: int, wide: torch.dtype) -> Iterator[tuple[Tensor, Tensor, int]]:
+def _grown(matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Squares of the largest singular values with their residuals, sweep after sweep, as the Krylov space grows."""
     batch, heads, _, kv_len = matrix.shape
     width = min(rank + 2, kv_len)  # two more than wanted: the last wanted one then has neighbours to lean on
@@ -175,7 +143,7 @@ def _grown(matrix: Asked, rank: int, max_sweeps: int, wide: torch.dtype) -> Iter
             rest = new
 
 
-def stable_rank(matrix: Asked, *, tolerance: float = 1e-4, max_sweeps: int = 24) -> StableRank:
+def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int = 24) -> StableRank:
     r"""The stable rank of each head, ``[batch, heads]``, and how far it may be off.
 
     .. math:: \frac{\|A\|_F^2}{\sigma_1^2}, \qquad 1 \le \text{stable rank} \le \text{rank}

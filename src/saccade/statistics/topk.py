@@ -9,9 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
-from saccade.errors import type_error, value_error
-from saccade.plan import Ranges
+from saccade.arguments import integer
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
 
@@ -58,10 +56,7 @@ class TopK(Fold[Strongest, Strongest]):
     k: int
 
     def __post_init__(self) -> None:
-        if not is_integer(self.k):
-            raise type_error("TopK", "k", "be an int", type(self.k).__name__)
-        if self.k < 1:
-            raise value_error("TopK", "k", "be at least 1", self.k)
+        integer("TopK", "k", self.k)
 
     def start(self, outline: Outline) -> Strongest:
         shape = (*outline.shape[:3], self.k)
@@ -70,7 +65,7 @@ class TopK(Fold[Strongest, Strongest]):
 
     def add(self, state: Strongest, block: Block) -> Strongest:
         weights, places = _largest(block.weights, min(self.k, block.weights.shape[-1]))
-        indices = torch.where(weights > 0, _keys_at(block.columns, places), -1)
+        indices = torch.where(weights > 0, block.keys[places], -1)
         where = (block.batch, block.heads, as_slice(block.rows), slice(0, weights.shape[-1]))
         state.weights[where] = weights.clamp_min(0)
         state.indices[where] = indices
@@ -103,11 +98,3 @@ def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
     candidates = torch.cat([(best[..., None] + starts).flatten(-2), rest], -1)
     largest, chosen = weights.gather(-1, candidates).topk(k, -1)
     return largest, candidates.gather(-1, chosen)
-
-
-def _keys_at(columns: Ranges, places: Tensor) -> Tensor:
-    """Indices of keys that stand at these places of a block."""
-    if len(columns) == 1:
-        return places * columns[0].step + columns[0].start
-    keys = [torch.arange(span.start, span.stop, span.step, device=places.device) for span in columns]
-    return torch.cat(keys)[places]

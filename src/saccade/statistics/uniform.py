@@ -20,12 +20,11 @@ from saccade.statistics.places import Places
 
 __all__ = ["Near", "Uniform", "uniform_of_blocks", "uniform_of_mask"]
 
-
 _PAIRS = 1 << 20  # pairs whose truth is asked for at a time
 
 
 class Uniform(NamedTuple):
-    """The even sharing of a matrix's mask: what to compare with.
+    """What every query and key would have if each query shared its attention evenly.
 
     Batch and heads are 1 where the mask does not tell them apart.
 
@@ -44,15 +43,16 @@ class Uniform(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A range of lags or of first positions, under a name."""
+    """A range of lags or of first positions, under a name and in words."""
 
     name: str
+    what: str
     least: int
     most: int
     is_lag: bool
 
     def fold(self, places: Places) -> PerRow:
-        """What counts the keys in it: a question to rows that hold 1 where a key is seen."""
+        """The question that counts the keys in it, asked of rows that hold 1 where a key is seen."""
         if not self.is_lag:
             return SinkMass(self.most + 1, places)
         return LagMass(self.least, places) if self.least == self.most else LocalMass(self.most, places)
@@ -99,10 +99,7 @@ def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places,
     """From the weights themselves, where nothing is known of a mask: a key is seen if its weight is not 0."""
     sums = _Sums(outline, places, near)
     for block in blocks:
-        start, seen = 0, []
-        for span in block.columns:
-            seen.append(Seen(span, None, block.weights[..., start : start + len(span)] != 0))
-            start += len(span)
+        seen = [Seen(span, None, weights != 0) for span, weights in block.by_range(block.weights)]
         sums.add(block.batch, block.heads, block.rows, seen)
     return sums.finished()
 
@@ -139,9 +136,11 @@ class _Sums:
     def add(self, batch: slice, heads: slice, rows: range, seen: Sequence[Seen]) -> None:
         own, wide = (batch, heads, as_slice(rows)), self.visible.dtype
         blocks: list[Block] = []
+        counted: list[tuple[range, Tensor]] = []
         for one in seen:
             if one.first is not None and self.placing.first is not None:
                 self._count(own, rows, one.keys, one.first)
+                counted.append((one.keys, one.first))
                 continue
             allowed = one.allowed
             if allowed is None:
@@ -157,22 +156,18 @@ class _Sums:
         share = 1.0 / self.visible[own].clamp_min(1.0)
         for block in blocks:
             self.received[batch, heads, as_slice(block.columns[0])] += (share[..., None, :] @ block.weights)[..., 0, :]
-        for one in seen:
-            if one.first is not None and self.placing.first is not None:
-                # Key c gets the shares of all rows that see more than c keys: sums from the end.
-                at = share.new_zeros(*share.shape[:2], len(one.keys) + 1)
-                at.index_add_(-1, one.first, share)
-                self.received[batch, heads, as_slice(one.keys)] += at.flip(-1).cumsum(-1).flip(-1)[..., 1:]
+        for keys, first in counted:
+            # Key c gets the shares of all rows that see more than c keys: sums from the end.
+            at = share.new_zeros(*share.shape[:2], len(keys) + 1).index_add_(-1, first, share)
+            self.received[batch, heads, as_slice(keys)] += at.flip(-1).cumsum(-1).flip(-1)[..., 1:]
 
     def _count(self, own: tuple[slice, slice, slice], rows: range, keys: range, first: Tensor) -> None:
         """Where all positions follow one by one and each row sees the first keys of a range: by arithmetic alone."""
         device, step = first.device, keys.step
-        offset = self.placing.offset
-        assert offset is not None
         assert self.placing.first is not None
-        q = (
-            torch.arange(rows.start, rows.stop, rows.step, device=device) + offset - keys.start
-        )  # key places, times step
+        q_first, kv_first = self.placing.first
+        # Rows where keys are counted: key places, times step.
+        q = torch.arange(rows.start, rows.stop, rows.step, device=device) + q_first - kv_first - keys.start
 
         def below(key: Tensor) -> Tensor:
             """How many of the keys that a row sees stand before a place."""
@@ -184,7 +179,7 @@ class _Sums:
         left = q * before - step * before * (before - 1) // 2
         right = step * (first * (first - 1) - before * (before - 1)) // 2 - q * (first - before)
         self.far[own] += left + right
-        zero = -self.placing.first[1] - keys.start  # the place of position 0
+        zero = -kv_first - keys.start  # the place of position 0
         for near in self.near:
             if near.is_lag:
                 least, stop = q - near.most, q - near.least + 1

@@ -24,25 +24,29 @@ _TWO = _documents(3, 4)
 _PER_ITEM = (_documents(3, 4), _documents(5, 1, 1))
 _LONG = _documents(200, 1, 150, 99)
 
+# Masks that several cases share, each with the same in plain integers.
+_CAUSAL = (Causal(), lambda b, h, q, kv: kv <= q)
+_STREAMING = (Causal() & (Window(2, 0) | Global((0,))), lambda b, h, q, kv: kv <= q and (kv >= q - 2 or 0 in (q, kv)))
+
 _PLAIN = (
     Case("none"),
     Case("full", Full(), lambda b, h, q, kv: True),
     Case("nothing", ~Full(), lambda b, h, q, kv: False),
-    Case("one-token", Causal(), lambda b, h, q, kv: kv <= q, q_len=1, kv_len=1),
+    Case("one-token", *_CAUSAL, q_len=1, kv_len=1),
     Case("one-head", batch=1, num_heads=1, num_kv_heads=1),
     Case("all-heads-share", num_kv_heads=1),
     Case("no-heads-share", num_kv_heads=4),
     Case("thin", head_dim=1, value_dim=1),
-    Case("widths-differ", Causal(), lambda b, h, q, kv: kv <= q, head_dim=3, value_dim=5),
+    Case("widths-differ", *_CAUSAL, head_dim=3, value_dim=5),
     Case("more-keys", q_len=5, kv_len=9),
     Case("more-queries", q_len=9, kv_len=4),
 )
 
-_CAUSAL = (
-    Case("causal", Causal(), lambda b, h, q, kv: kv <= q),
-    Case("causal-extend", Causal(), lambda b, h, q, kv: kv <= q, q_len=3, kv_len=9),
-    Case("causal-decode", Causal(), lambda b, h, q, kv: kv <= q, q_len=1, kv_len=9),
-    Case("causal-more-queries", Causal(), lambda b, h, q, kv: kv <= q, q_len=9, kv_len=4),
+_CAUSALS = (
+    Case("causal", *_CAUSAL),
+    Case("causal-extend", *_CAUSAL, q_len=3, kv_len=9),
+    Case("causal-decode", *_CAUSAL, q_len=1, kv_len=9),
+    Case("causal-more-queries", *_CAUSAL, q_len=9, kv_len=4),
 )
 
 _WINDOWS = (
@@ -60,27 +64,15 @@ _GLOBALS = (
     Case("global-sees", Global((2,), seen=False), lambda b, h, q, kv: q == 2),
     Case("global-seen", Global((2,), sees=False), lambda b, h, q, kv: kv == 2),
     Case("longformer", Window(1, 1) | Global((4,)), lambda b, h, q, kv: abs(q - kv) <= 1 or 4 in (q, kv)),
-    Case(
-        "streaming",
-        Causal() & (Window(2, 0) | Global((0,))),
-        lambda b, h, q, kv: kv <= q and (kv >= q - 2 or 0 in (q, kv)),
-    ),
-    Case(
-        "streaming-extend",
-        Causal() & (Window(2, 0) | Global((0,))),
-        lambda b, h, q, kv: kv <= q and (kv >= q - 2 or 0 in (q, kv)),
-        q_len=3,
-        kv_len=9,
-    ),
+    Case("streaming", *_STREAMING),
+    Case("streaming-extend", *_STREAMING, q_len=3, kv_len=9),
 )
 
 _BATCHES = (
     Case("padding", Padding((4, 7)), lambda b, h, q, kv: kv < (4, 7)[b]),
     Case("padding-empty-item", Padding((0, 7)), lambda b, h, q, kv: kv < (0, 7)[b]),
     Case(
-        "padding-left",
-        Padding((4, 7), side="left", padded_len=7) & Causal(),
-        lambda b, h, q, kv: (3, 0)[b] <= kv <= q,
+        "padding-left", Padding((4, 7), side="left", padded_len=7) & Causal(), lambda b, h, q, kv: (3, 0)[b] <= kv <= q
     ),
     Case("padding-decode", Padding((4, 9)), lambda b, h, q, kv: kv < (4, 9)[b], q_len=1, kv_len=9),
     Case("documents", Documents((3, 4)), lambda b, h, q, kv: _TWO[q] == _TWO[kv]),
@@ -111,11 +103,11 @@ _FREE = (
 )
 
 _OPTIONS = (
-    Case("scaled", Causal(), lambda b, h, q, kv: kv <= q, scale=0.7),
-    Case("capped", Causal(), lambda b, h, q, kv: kv <= q, softcap=1.5),
-    Case("biased", Causal(), lambda b, h, q, kv: kv <= q, bias=(1, 4, 7, 7)),
+    Case("scaled", *_CAUSAL, scale=0.7),
+    Case("capped", *_CAUSAL, softcap=1.5),
+    Case("biased", *_CAUSAL, bias=(1, 4, 7, 7)),
     Case("biased-keys", Window(2, 2), lambda b, h, q, kv: abs(q - kv) <= 2, bias=(2, 1, 1, 7)),
-    Case("all-options", Causal(), lambda b, h, q, kv: kv <= q, scale=0.4, softcap=2.0, bias=(2, 4, 7, 7)),
+    Case("all-options", *_CAUSAL, scale=0.4, softcap=2.0, bias=(2, 4, 7, 7)),
 )
 
 _POSITIONS = (
@@ -130,21 +122,14 @@ _POSITIONS = (
     ),
     Case(
         "ragged",
-        Causal(),
-        lambda b, h, q, kv: kv <= q,
+        *_CAUSAL,
         q_len=3,
         kv_len=5,
         q_positions=((2, 3, 4), (0, 1, -1)),
         kv_positions=((0, 1, 2, 3, 4), (0, 1, -1, -1, -1)),
     ),
     Case(
-        "holes",
-        None,
-        lambda b, h, q, kv: True,
-        q_len=3,
-        kv_len=4,
-        q_positions=(1, -1, 3),
-        kv_positions=(0, -1, 2, -1),
+        "holes", None, lambda b, h, q, kv: True, q_len=3, kv_len=4, q_positions=(1, -1, 3), kv_positions=(0, -1, 2, -1)
     ),
     Case(
         "shuffled",
@@ -161,8 +146,8 @@ _LARGE = tuple(
     Case(name, mask, rule, batch=batch, num_heads=2, num_kv_heads=1, q_len=q_len, kv_len=450)
     for name, mask, rule, batch, q_len in (
         ("large-full", Full(), lambda b, h, q, kv: True, 1, 450),
-        ("large-causal", Causal(), lambda b, h, q, kv: kv <= q, 1, 450),
-        ("large-causal-extend", Causal(), lambda b, h, q, kv: kv <= q, 1, 230),
+        ("large-causal", *_CAUSAL, 1, 450),
+        ("large-causal-extend", *_CAUSAL, 1, 230),
         ("large-window", Window(40, 25), lambda b, h, q, kv: q - 40 <= kv <= q + 25, 1, 450),
         (
             "large-streaming",
@@ -184,7 +169,7 @@ _LARGE = tuple(
 
 CASES: tuple[Case, ...] = (
     *_PLAIN,
-    *_CAUSAL,
+    *_CAUSALS,
     *_WINDOWS,
     *_GLOBALS,
     *_BATCHES,

@@ -22,20 +22,8 @@ def _share_window(q: int, kv: int) -> bool:
 
 GRIDS: tuple[Case, ...] = (
     Case("neighborhood", Neighborhood(2, 5, (1, 2)), lambda b, h, q, kv: _is_near(q, kv), q_len=10, kv_len=10),
-    Case(
-        "neighborhood-extend",
-        Neighborhood(3, 5, (1, 2)),
-        lambda b, h, q, kv: _is_near(q, kv),
-        q_len=4,
-        kv_len=12,
-    ),
-    Case(
-        "axial",
-        Axial(3, 4),
-        lambda b, h, q, kv: q // 4 == kv // 4 or q % 4 == kv % 4,
-        q_len=12,
-        kv_len=12,
-    ),
+    Case("neighborhood-extend", Neighborhood(3, 5, (1, 2)), lambda b, h, q, kv: _is_near(q, kv), q_len=4, kv_len=12),
+    Case("axial", Axial(3, 4), lambda b, h, q, kv: q // 4 == kv // 4 or q % 4 == kv % 4, q_len=12, kv_len=12),
     Case(
         "shifted-windows",
         ShiftedWindows(3, 4, 2, shift=1),

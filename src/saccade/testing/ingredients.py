@@ -24,12 +24,7 @@ _RAGGED: dict[str, Any] = {
     "q_positions": ((2, 3, 4), (0, 1, -1)),
     "kv_positions": ((0, 1, 2, 3, 4), (0, 1, -1, -1, -1)),
 }
-_EVICTED: dict[str, Any] = {
-    "q_len": 2,
-    "kv_len": 6,
-    "q_positions": (40, 41),
-    "kv_positions": (0, 1, 37, 38, 40, 41),
-}
+_EVICTED: dict[str, Any] = {"q_len": 2, "kv_len": 6, "q_positions": (40, 41), "kv_positions": (0, 1, 37, 38, 40, 41)}
 
 _SCORES = (
     Case("dot-unscaled", Causal(), _is_past, score=Dot(scaled=False)),
@@ -41,12 +36,7 @@ _SCORES = (
         key_dim=5,
         score=seeded(lambda: Bilinear(8, 5)),
     ),
-    Case(
-        "additive",
-        Window(2, 1),
-        lambda b, h, q, kv: q - 2 <= kv <= q + 1,
-        score=seeded(lambda: Additive(8, 8, 5)),
-    ),
+    Case("additive", Window(2, 1), lambda b, h, q, kv: q - 2 <= kv <= q + 1, score=seeded(lambda: Additive(8, 8, 5))),
     Case(
         "additive-widths-differ",
         Causal(),
@@ -133,20 +123,9 @@ _SINKS = (
 )
 
 _TOGETHER = (
+    Case("gaussian-alibi", Causal(), _is_past, score=seeded(lambda: Gaussian(trainable=True)), relative=ALiBi(4)),
     Case(
-        "gaussian-alibi",
-        Causal(),
-        _is_past,
-        score=seeded(lambda: Gaussian(trainable=True)),
-        relative=ALiBi(4),
-    ),
-    Case(
-        "shaw-keys-scaled-capped",
-        Causal(),
-        _is_past,
-        scale=0.3,
-        softcap=1.5,
-        relative=seeded(lambda: ShawKeys(8, 2)),
+        "shaw-keys-scaled-capped", Causal(), _is_past, scale=0.3, softcap=1.5, relative=seeded(lambda: ShawKeys(8, 2))
     ),
     Case(
         "bilinear-shaw-keys",

@@ -38,6 +38,15 @@ def _drawn(blocks_per_row: int, block_size: int, seed: int, rows: int) -> list[l
 
 _PAIRS, _SINGLES, _LARGE = _drawn(2, 2, 5, 8), _drawn(1, 2, 0, 8), _drawn(2, 16, 1, 32)
 
+# Masks that several cases share, each with the same in plain integers. Of positions outside of its layout, `_BLOCKY`
+# says that they see nothing.
+_BLOCKY = (Blocks(_LAYOUT, 2) | ~Full(), lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2])
+_SPARSE = (sparse_transformer(3), lambda b, h, q, kv: kv <= q and (kv >= q - 3 or q % 3 == kv % 3))
+_BIGBIRD = (
+    bigbird(16, window_blocks=3, global_blocks=2, random_blocks=2, seed=1),
+    lambda b, h, q, kv: abs(q // 16 - kv // 16) <= 1 or min(q, kv) < 32 or kv // 16 in _LARGE[q // 16],
+)
+
 _STRIDES = (
     Case("strided", Strided(3), lambda b, h, q, kv: q % 3 == kv % 3),
     Case("strided-all", Strided(1), lambda b, h, q, kv: True),
@@ -51,12 +60,7 @@ _STRIDES = (
         (Strided(2) | Window(1, 0)) & Padding((5, 3)),
         lambda b, h, q, kv: kv < (5, 3)[b] and (q % 2 == kv % 2 or q - 1 <= kv <= q),
     ),
-    Case(
-        "strided-biased",
-        Strided(2) | Prefix(1),
-        lambda b, h, q, kv: q % 2 == kv % 2 or kv == 0,
-        bias=(1, 4, 7, 7),
-    ),
+    Case("strided-biased", Strided(2) | Prefix(1), lambda b, h, q, kv: q % 2 == kv % 2 or kv == 0, bias=(1, 4, 7, 7)),
     Case("two-strides", Strided(2) | Strided(3), lambda b, h, q, kv: q % 2 == kv % 2 or q % 3 == kv % 3),
     Case(
         "strided-documents",
@@ -75,36 +79,16 @@ _STRIDES = (
 )
 
 _BLOCKS = (
-    Case(
-        "blocks",
-        Blocks(_LAYOUT, 2) | ~Full(),  # of positions outside of the layout it says that they see nothing
-        lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2],
-    ),
-    Case(
-        "blocks-per-head",
-        Blocks(_LAYOUT_PER_HEAD, 3),
-        lambda b, h, q, kv: h == q // 3 or kv // 3 < q // 3,
-    ),
-    Case(
-        "blocks-more-queries",
-        Blocks(_LAYOUT, 2) | ~Full(),
-        lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2],
-        q_len=9,
-        kv_len=5,
-    ),
+    Case("blocks", *_BLOCKY),
+    Case("blocks-per-head", Blocks(_LAYOUT_PER_HEAD, 3), lambda b, h, q, kv: h == q // 3 or kv // 3 < q // 3),
+    Case("blocks-more-queries", *_BLOCKY, q_len=9, kv_len=5),
     Case(
         "not-blocks",
         ~(Blocks(_LAYOUT, 2) | ~Full()) & Causal(),
         lambda b, h, q, kv: kv <= q and not (q < 6 and kv < 6 and _LAYOUT[q // 2][kv // 2]),
     ),
     Case("coarse", Coarse(Window(1, 0), 2), lambda b, h, q, kv: q // 2 - 1 <= kv // 2 <= q // 2),
-    Case(
-        "coarse-more-queries",
-        Coarse(Window(0, 0), 3),
-        lambda b, h, q, kv: kv // 3 == q // 3,
-        q_len=8,
-        kv_len=5,
-    ),
+    Case("coarse-more-queries", Coarse(Window(0, 0), 3), lambda b, h, q, kv: kv // 3 == q // 3, q_len=8, kv_len=5),
     Case("prefix", Prefix(3), lambda b, h, q, kv: kv < 3),
     Case("prefix-empty", Prefix(0), lambda b, h, q, kv: False),
     Case("prefix-long", Prefix(20), lambda b, h, q, kv: True, q_len=3),
@@ -148,20 +132,8 @@ _RECIPES = (
         q_len=3,
         kv_len=9,
     ),
-    Case(
-        "recipe-sparse-transformer",
-        sparse_transformer(3),
-        lambda b, h, q, kv: kv <= q and (kv >= q - 3 or q % 3 == kv % 3),
-        q_len=8,
-        kv_len=8,
-    ),
-    Case(
-        "recipe-sparse-transformer-extend",
-        sparse_transformer(3),
-        lambda b, h, q, kv: kv <= q and (kv >= q - 3 or q % 3 == kv % 3),
-        q_len=4,
-        kv_len=11,
-    ),
+    Case("recipe-sparse-transformer", *_SPARSE, q_len=8, kv_len=8),
+    Case("recipe-sparse-transformer-extend", *_SPARSE, q_len=4, kv_len=11),
     Case("recipe-prefix-lm", prefix_lm(3), lambda b, h, q, kv: kv <= q or kv < 3),
     Case("recipe-prefix-lm-extend", prefix_lm(4), lambda b, h, q, kv: kv <= q or kv < 4, q_len=6, kv_len=8),
 )
@@ -178,18 +150,8 @@ LARGE_PATTERNS: tuple[Case, ...] = tuple(
             lambda b, h, q, kv: kv <= q and (kv >= q - 21 or q % 21 == kv % 21),
             230,
         ),
-        (
-            "large-bigbird",
-            bigbird(16, window_blocks=3, global_blocks=2, random_blocks=2, seed=1),
-            lambda b, h, q, kv: abs(q // 16 - kv // 16) <= 1 or min(q, kv) < 32 or kv // 16 in _LARGE[q // 16],
-            450,
-        ),
-        (
-            "large-bigbird-extend",
-            bigbird(16, window_blocks=3, global_blocks=2, random_blocks=2, seed=1),
-            lambda b, h, q, kv: abs(q // 16 - kv // 16) <= 1 or min(q, kv) < 32 or kv // 16 in _LARGE[q // 16],
-            40,
-        ),
+        ("large-bigbird", *_BIGBIRD, 450),
+        ("large-bigbird-extend", *_BIGBIRD, 40),
         ("large-prefix-lm", prefix_lm(100), lambda b, h, q, kv: kv <= q or kv < 100, 450),
         (
             "large-strided-global",

@@ -201,9 +201,7 @@ class Problem:
         Keys that stand somewhere take their positions along; a relative bias is a reason to say where.
         """
         reordered = self.but(
-            key=self.key.flip(2),
-            value=self.value.flip(2),
-            bias=None if self.bias is None else self.bias.flip(3),
+            key=self.key.flip(2), value=self.value.flip(2), bias=None if self.bias is None else self.bias.flip(3)
         )
         if not self.positions and "relative" not in self.in_use:
             return reordered
@@ -216,8 +214,7 @@ class Problem:
     def ungrouped(self) -> Problem:
         """Every head with its own copy of the keys and values that it reads."""
         return self.but(
-            key=self.key.repeat_interleave(self.repeats, dim=1),
-            value=self.value.repeat_interleave(self.repeats, dim=1),
+            key=self.key.repeat_interleave(self.repeats, dim=1), value=self.value.repeat_interleave(self.repeats, dim=1)
         )
 
     def _modules(self) -> dict[str, nn.Module]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from saccade.arguments import one_of
 from saccade.errors import type_error, unsupported, value_error
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
@@ -40,16 +41,7 @@ class Subject:
             ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only where they are used, and so are
             ``q_positions`` and ``kv_positions``, where something is read at positions: a mask with
             ``masks="objects"``, or a relative bias. Such a bias is a `saccade.positions.Bias`, passed as ``bias``.
-        call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
-        with_lse: the same function returning ``(out, lse)``, called in the same way.
-        offers: the options that it takes, all others being declined; None reads them off the signature. "relative"
-            says that ``bias`` may be relative, which no signature tells.
-        reasons: called like the function, it says why the function will not run these inputs; empty if it will.
-        gqa: it takes fewer key heads than query heads; otherwise every head is handed its own copy.
-        masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
-            attend; "objects" as a `saccade.masks.Mask` or None.
-        claims: what its author says about it.
-        device: where the inputs are put.
+        call, with_lse, offers, reasons, gqa, masks, claims, device: see `saccade.testing.check`.
 
     Attributes:
         offers: names of what it takes: options, "lse" and "gqa". Asked for anything else, it must refuse.
@@ -79,8 +71,7 @@ class Subject:
         for name, given in [("function", function), *callables.items()]:
             if not callable(given) and (given is not None or name not in callables):
                 raise type_error("testing.check", name, "be callable", type(given).__name__)
-        if masks not in ("dense", "objects"):
-            raise value_error("testing.check", "masks", "be 'dense' or 'objects'", repr(masks))
+        one_of("testing.check", "masks", masks, ("dense", "objects"))
         unknown = set(offers or ()) - {*OPTIONS, *_POSITIONS}
         if unknown:
             rule = f"be among {', '.join((*OPTIONS, *_POSITIONS))}"

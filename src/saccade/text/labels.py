@@ -2,7 +2,8 @@
 
 import unicodedata
 
-from saccade.errors import escaped, value_error
+from saccade.arguments import integer
+from saccade.errors import escaped
 
 __all__ = ["display_width", "shorten", "visible"]
 
@@ -39,8 +40,7 @@ def shorten(text: str, width: int) -> str:
         >>> shorten("electroencephalography", 9)
         'electroe…'
     """
-    if width < 1:
-        raise value_error("shorten", "width", "be an int >= 1", width)
+    integer("shorten", "width", width)
     if display_width(text) <= width:
         return text
     kept, used = [], 1

@@ -52,19 +52,10 @@ def _owner(argument: str, words: Sequence[Word], tokens: int) -> torch.Tensor:
     end = 0
     for number, word in enumerate(words):
         if word.start != end or word.stop <= word.start:
-            raise value_error(
-                "merge",
-                argument,
-                "cover the tokens one after the other",
-                f"word {number + 1} at tokens [{word.start}, {word.stop}) after token {end}",
-            )
+            got = f"word {number + 1} at tokens [{word.start}, {word.stop}) after token {end}"
+            raise value_error("merge", argument, "cover the tokens one after the other", got)
         end = word.stop
     if end != tokens:
-        raise value_error(
-            "merge",
-            argument,
-            f"cover all {tokens} tokens",
-            f"words for {end}",
-            hint="cut padding off the weights first; it belongs to no word.",
-        )
+        hint = "cut padding off the weights first; it belongs to no word."
+        raise value_error("merge", argument, f"cover all {tokens} tokens", f"words for {end}", hint=hint)
     return torch.tensor([number for number, word in enumerate(words) for _ in range(word.start, word.stop)])

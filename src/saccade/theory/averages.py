@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from saccade.attention import AttentionMatrix, attention
 from saccade.masks import Causal, Mask, Padding
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_most, equal, same
 
-__all__ = ["CLAIMS", "beyond_hull"]
+__all__ = ["beyond_hull"]
 
 
 _CAUSAL = Causal()
@@ -37,7 +37,7 @@ def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Ten
     conditions="one head is looked at before the output projection, without dropout, and over the values of the keys "
     "that the query may attend to",
 )
-def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """The output lies in the convex hull of the values."""
     n = 12
     q, k, v = (draw.normal(1, 1, n, 3) for _ in range(3))
@@ -68,7 +68,7 @@ def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attenti
 )
 def uniform_weights_are_mean_pooling(
     draw: Draw, *, attention: Callable[..., Tensor] = attention, mask: Mask | None = _CAUSAL
-) -> Iterator[Measurement]:
+) -> Measurements:
     """With equal weights, attention is mean pooling."""
     n = 10
     k, v = draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 3)
@@ -90,7 +90,7 @@ def uniform_weights_are_mean_pooling(
     conditions="dropout keeps the expected sum, not the sum: it belongs to the product, and weights that are looked at "
     "should be those before it",
 )
-def dropout_keeps_distributions(draw: Draw, *, dropout_p: float = 0.5) -> Iterator[Measurement]:
+def dropout_keeps_distributions(draw: Draw, *, dropout_p: float = 0.5) -> Measurements:
     """Weights after dropout are still distributions."""
     n = 64
     q, k = draw.normal(1, 200, n, 4), draw.normal(1, 200, n, 4)
@@ -101,6 +101,3 @@ def dropout_keeps_distributions(draw: Draw, *, dropout_p: float = 0.5) -> Iterat
     yield apart("smallest sum of a row after dropout", float(sums.min()), 1.0, 0.3)
     yield apart("largest sum of a row after dropout", float(sums.max()), 1.0, 0.3)
     yield equal("mean of the sums", float(sums.mean()), 1.0, 0.05, "12,800 rows, far more than 6 standard errors")
-
-
-CLAIMS = (convex_combination, uniform_weights_are_mean_pooling, dropout_keeps_distributions)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
-from saccade.errors import type_error, value_error
+from saccade.arguments import integer
+from saccade.errors import type_error
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement
+from saccade.theory.measurement import Measurement, Measurements
 
-__all__ = ["VERDICTS", "Check", "Claim", "Verdict", "check_seed", "claim"]
+__all__ = ["VERDICTS", "Check", "Claim", "Verdict", "claim"]
 
 Verdict = Literal["holds", "holds if", "refuted"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds if", "refuted")
-Check = Callable[..., Iterator[Measurement]]
+Check = Callable[..., Measurements]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Claim:
         Raises:
             TypeError: a seed that is no int, an ingredient that the check does not have.
         """
-        return self.measure(Draw(check_seed("Claim.check", seed), self.name), **kwargs)
+        return self.measure(Draw(integer("Claim.check", "seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
         """Measure with the random numbers of a `Draw`."""
@@ -96,12 +97,3 @@ def claim(topic: str, *, latex: str, source: str, verdict: Verdict, conditions: 
         return Claim(name, topic, statement, latex, source, verdict, conditions, trial)
 
     return make
-
-
-def check_seed(where: str, seed: int) -> int:
-    """A seed that is an int of at least 0, or an error."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise type_error(where, "seed", "be an int of at least 0", repr(seed))
-    if seed < 0:
-        raise value_error(where, "seed", "be an int of at least 0", seed)
-    return seed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from saccade.errors import type_error, value_error
+from saccade.arguments import instance
+from saccade.errors import value_error
 from saccade.theory import (
     averages,
     complexity,
@@ -26,26 +27,13 @@ from saccade.theory.claim import Claim
 
 __all__ = ["CLAIMS", "find"]
 
-CLAIMS: tuple[Claim, ...] = (
-    *scaling.CLAIMS,
-    *softmax.CLAIMS,
-    *gradients.CLAIMS,
-    *products.CLAIMS,
-    *averages.CLAIMS,
-    *symmetry.CLAIMS,
-    *rank.CLAIMS,
-    *spectrum.CLAIMS,
-    *mixture.CLAIMS,
-    *information.CLAIMS,
-    *relatives.CLAIMS,
-    *heads.CLAIMS,
-    *paths.CLAIMS,
-    *complexity.CLAIMS,
-    *graphs.CLAIMS,
-    *features.CLAIMS,
-    *masking.CLAIMS,
+_TOPICS = (
+    *(scaling, softmax, gradients, products, averages, symmetry, rank, spectrum, mixture),
+    *(information, relatives, heads, paths, complexity, graphs, features, masking),
 )
-"""Every claim, in the order of the documents."""
+
+CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
+"""Every claim that a topic states, in the order of the documents."""
 
 
 def find(name: str) -> Claim:
@@ -59,8 +47,7 @@ def find(name: str) -> Claim:
         >>> print(find("attention-has-low-rank").verdict)
         refuted
     """
-    if not isinstance(name, str):
-        raise type_error("theory.find", "name", "be a string", type(name).__name__)
+    instance("theory.find", "name", name, str, "be a string")
     for claim in CLAIMS:
         if claim.name == name:
             return claim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,9 +13,12 @@ from saccade.mechanisms import Linear
 from saccade.theory.claim import claim
 from saccade.theory.counting import flops, largest_tensor
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
-__all__ = ["CLAIMS", "dense", "growth", "recurrence"]
+__all__ = ["Attend", "dense", "growth", "recurrence"]
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of queries, keys and values."""
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -40,6 +43,22 @@ def _on_meta(length: int, width: int = 64) -> Tensor:
     return torch.empty(1, 1, length, width, device="meta")
 
 
+def _zeros(length: int) -> Tensor:
+    return torch.zeros(1, 1, length, 16)
+
+
+def _counted(
+    attend: Attend, count: Callable[[Callable[[], object]], int] = flops, made: Callable[[int], Tensor] = _on_meta
+) -> Callable[[int], int]:
+    """What self-attention costs, by length."""
+
+    def of(length: int) -> int:
+        x = made(length)
+        return count(lambda: attend(x, x, x))
+
+    return of
+
+
 @claim(
     "complexity",
     latex=r"2n^2(d_k+d_v)",
@@ -47,16 +66,10 @@ def _on_meta(length: int, width: int = 64) -> Tensor:
     verdict="holds",
     conditions="every query may attend to every key; storing the weights is not necessary for it",
 )
-def operations_are_quadratic(
-    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
-) -> Iterator[Measurement]:
+def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Measurements:
     """Exact attention takes O(n² d) operations: twice the length costs four times as many."""
     del draw
-
-    def count(length: int) -> int:
-        x = _on_meta(length)
-        return flops(lambda: attend(x, x, x))
-
+    count = _counted(attend)
     yield equal("operations, n = 1,024, d = 64, against 2 n² (d + d)", count(1024), 4 * 1024**2 * 64)
     yield equal("growth for twice the length", growth(count, 1024), 4.0)
     x = torch.zeros(1, 1, 256, 64)
@@ -72,25 +85,15 @@ def operations_are_quadratic(
     conditions="linear in n are windows, O(n·w·d), and linear attention, O(n·m·d), neither of which is the same "
     "function; and the memory of exact attention",
 )
-def standard_attention_is_linear(
-    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
-) -> Iterator[Measurement]:
+def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Measurements:
     """Standard attention has linear complexity."""
     del draw
-
-    def count(length: int) -> int:
-        x = _on_meta(length)
-        return flops(lambda: attend(x, x, x))
-
-    yield apart("growth of the operations for twice the length", growth(count, 2048), 2.0, 1.5)
+    yield apart("growth of the operations for twice the length", growth(_counted(attend), 2048), 2.0, 1.5)
 
     def windowed(length: int) -> int:
         return AttentionMatrix(_on_meta(length), _on_meta(length), Window(64, 64)).explain().flops
 
-    def linear(length: int) -> int:
-        x = torch.zeros(1, 1, length, 16)
-        return flops(lambda: Linear()(x, x) @ x)
-
+    linear = _counted(lambda query, key, value: Linear()(query, key) @ value, made=_zeros)
     yield equal("a window of 64 on each side: growth", growth(windowed, 16384), 2.0, 0.02, "the ends")
     yield equal("linear attention: growth", growth(linear, 512), 2.0, 0.02, "the ends")
 
@@ -102,9 +105,7 @@ def standard_attention_is_linear(
     verdict="holds if",
     conditions="the weights are stored: exact attention needs a few tiles of them at a time",
 )
-def memory_is_quadratic(
-    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attention
-) -> Iterator[Measurement]:
+def memory_is_quadratic(draw: Draw, *, attend: Attend = attention) -> Measurements:
     """Attention needs memory for n² weights: 1 M of them for n = 1,024, 16 M for 4,096, 10 G for 100,000."""
     del draw
     for length, said in ((1024, 1e6), (4096, 16e6), (100_000, 10e9)):
@@ -112,14 +113,7 @@ def memory_is_quadratic(
         share = weights[2] * weights[3] / said
         yield equal(f"weights for n = {length:,}, against what is said", share, 1.0, 0.06, "they are rounded")
 
-    def stored(length: int) -> int:
-        x = torch.zeros(1, 1, length, 16)
-        return largest_tensor(lambda: dense(x, x, x))
-
-    def tiled(length: int) -> int:
-        x = torch.zeros(1, 1, length, 16)
-        return largest_tensor(lambda: attend(x, x, x))
-
+    stored, tiled = (_counted(function, largest_tensor, _zeros) for function in (dense, attend))
     yield equal("stored: growth of the largest tensor", growth(stored, 512), 4.0)
     yield equal("stored: its bytes in float32, n = 1,024", stored(1024), 4 * 1024**2)
     yield at_most("not stored: growth of the largest tensor", growth(tiled, 2048), 2.1)
@@ -136,7 +130,7 @@ def memory_is_quadratic(
 )
 def a_hundred_thousand_tokens_are_infeasible(
     draw: Draw, *, matrix: Callable[..., AttentionMatrix] = AttentionMatrix
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Attention over 100,000 tokens is infeasible."""
     n = 100_000
     q, k = draw.normal(1, 1, n, 4).float(), draw.normal(1, 1, n, 4).float()
@@ -167,29 +161,14 @@ def a_hundred_thousand_tokens_are_infeasible(
 )
 def recurrence_is_cheaper_for_long_sequences(
     draw: Draw, *, step: Callable[[Tensor], Tensor] = recurrence
-) -> Iterator[Measurement]:
+) -> Measurements:
     """A recurrent network takes O(n d²) operations: as many as attention when n is about d."""
     del draw
     width = 16
 
-    def recurrent(length: int) -> int:
-        x = _on_meta(length, width)
-        return flops(lambda: step(x))
-
-    def attentive(length: int) -> int:
-        x = _on_meta(length, width)
-        return flops(lambda: dense(x, x, x))
-
+    attentive = _counted(dense, made=lambda length: _on_meta(length, width))
+    recurrent = _counted(lambda x, *_: step(x), made=lambda length: _on_meta(length, width))
     yield equal("recurrence: operations, n = 64, d = 16, against 4 n d²", recurrent(64), 4 * 64 * width**2)
     yield equal("recurrence: growth for twice the length", growth(recurrent, 64), 2.0)
     yield equal("attention over recurrence, n = d", attentive(width) / recurrent(width), 1.0)
     yield equal("attention over recurrence, n = 8 d", attentive(8 * width) / recurrent(8 * width), 8.0)
-
-
-CLAIMS = (
-    operations_are_quadratic,
-    standard_attention_is_linear,
-    memory_is_quadratic,
-    a_hundred_thousand_tokens_are_infeasible,
-    recurrence_is_cheaper_for_long_sequences,
-)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, estimate
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, estimate
 
-__all__ = ["CLAIMS", "kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
+__all__ = ["kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
 
 _CHOROMANSKI = "Choromanski et al. 2021, arXiv:2009.14794"
 _WANG = "Wang et al. 2020, arXiv:2006.04768"
@@ -53,9 +53,7 @@ def _unit(draw: Draw, width: int, length: float) -> Tensor:
     verdict="holds",
     conditions="each ω is normal; orthogonal ones with their lengths drawn anew",
 )
-def features_estimate_the_kernel(
-    draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples
-) -> Iterator[Measurement]:
+def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples) -> Measurements:
     """Positive random features estimate the softmax kernel without bias."""
     width = 8
     x, y = _unit(draw, width, 0.6), _unit(draw, width, 0.6)
@@ -71,9 +69,7 @@ def features_estimate_the_kernel(
     verdict="refuted",
     conditions="numerator and denominator are unbiased, their quotient is not; its bias falls with more features",
 )
-def performer_attention_is_unbiased(
-    draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples
-) -> Iterator[Measurement]:
+def performer_attention_is_unbiased(draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples) -> Measurements:
     """A Performer estimates attention without bias."""
     width, trials = 8, 10_000
     query, keys = _unit(draw, width, 1.0), torch.stack([_unit(draw, width, 1.0) for _ in range(4)])
@@ -101,7 +97,7 @@ def performer_attention_is_unbiased(
 )
 def how_many_features(
     draw: Draw, *, variance: Callable[[Tensor, Tensor], Tensor] = variance_of_positive
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The error of positive features grows with the norm of query plus key, exponentially."""
     width = 8
     x, y = _unit(draw, width, 0.5), _unit(draw, width, 0.5)
@@ -127,7 +123,7 @@ def positive_features_are_always_better(
     *,
     positive: Callable[[Tensor, Tensor], Tensor] = variance_of_positive,
     trigonometric: Callable[[Tensor, Tensor], Tensor] = variance_of_trigonometric,
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Positive features have less variance than trigonometric ones."""
     width = 8
     x = _unit(draw, width, 0.7)
@@ -155,7 +151,7 @@ def attention_is_low_rank_by_projection(
     draw: Draw,
     *,
     project: Callable[[Tensor, Tensor], Tensor] = lambda matrix, directions: matrix @ directions.T @ directions,
-) -> Iterator[Measurement]:
+) -> Measurements:
     """A random projection to Θ(log n) dimensions keeps attention up to a small relative error."""
     n, rank = 512, 64
     weights = (draw.normal(n, 16) @ draw.normal(n, 16).T / 4).softmax(-1)
@@ -189,7 +185,7 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
 )
 def linformer_is_exact_by_construction(
     draw: Draw, *, projections: Callable[[Tensor, float], tuple[Tensor, Tensor]] = printed_projections
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Projections of keys and values to Θ(d log d) slots, drawn at random, keep the output up to a small error."""
     n, width = 128, 16
     query, key, value = (draw.normal(n, width) for _ in range(3))
@@ -201,13 +197,3 @@ def linformer_is_exact_by_construction(
         found = (scores @ of_keys.T).softmax(-1) @ (of_values @ value)
         error = float((found - exact).norm() / exact.norm())
         yield apart(f"relative error of the output, δ = {delta:.1g}", error, 0.0, 0.5)
-
-
-CLAIMS = (
-    features_estimate_the_kernel,
-    performer_attention_is_unbiased,
-    how_many_features,
-    positive_features_are_always_better,
-    attention_is_low_rank_by_projection,
-    linformer_is_exact_by_construction,
-)

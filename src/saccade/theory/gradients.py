@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,9 +13,9 @@ from saccade.attention import attention
 from saccade.masks import Causal
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, equal, same
+from saccade.theory.measurement import Measurements, apart, equal, same
 
-__all__ = ["CLAIMS", "Gradients", "backward"]
+__all__ = ["Gradients", "backward"]
 
 
 class Gradients(NamedTuple):
@@ -59,11 +59,8 @@ def _weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
     conditions="with a mask too: forbidden weights are 0, and so are their gradients",
 )
 def attention_gradients(
-    draw: Draw,
-    *,
-    backward: Callable[..., Gradients] = backward,
-    attention: Callable[..., Tensor] = attention,
-) -> Iterator[Measurement]:
+    draw: Draw, *, backward: Callable[..., Gradients] = backward, attention: Callable[..., Tensor] = attention
+) -> Measurements:
     """Attention is differentiable, and its gradients by query, key and value are a few matrix products."""
     q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
     inputs = [x[None, None].clone().requires_grad_() for x in (q, k, v)]
@@ -75,13 +72,8 @@ def attention_gradients(
         yield same(f"gradient of the {name}", own, other[0, 0])
 
 
-@claim(
-    "gradients",
-    latex=r"\sum_j (dS)_{ij}=0",
-    source="the rows of softmax's Jacobian sum to 0",
-    verdict="holds",
-)
-def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients] = backward) -> Iterator[Measurement]:
+@claim("gradients", latex=r"\sum_j (dS)_{ij}=0", source="the rows of softmax's Jacobian sum to 0", verdict="holds")
+def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients] = backward) -> Measurements:
     """The gradients of the scores of one query sum to 0: raising all of its scores alike changes nothing."""
     q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
     weights = _weights(q, k, torch.ones(7, 9, dtype=torch.bool))
@@ -100,7 +92,7 @@ def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients
 )
 def value_jacobian_is_transposed_weights(
     draw: Draw, *, product: Callable[[Tensor, Tensor], Tensor] = lambda weights, upstream: weights.T @ upstream
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The derivative of the output by the values is the transposed matrix of weights."""
     weights, value, upstream = draw.normal(4, 6).softmax(-1), draw.normal(6, 3), draw.normal(4, 3)
     (seen,) = torch.autograd.grad(weights @ value.requires_grad_(), value, upstream)
@@ -112,6 +104,3 @@ def value_jacobian_is_transposed_weights(
     kron = torch.kron(torch.eye(4, dtype=torch.float64), value.detach().T.contiguous())
     yield same("derivatives by the weights, against I ⊗ Vᵀ", kron, by_weights)
     yield equal("number of them", by_weights.numel(), 4 * 3 * 4 * 6)
-
-
-CLAIMS = (attention_gradients, score_gradients_sum_to_zero, value_jacobian_is_transposed_weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from saccade.masks import Global, Mask, Random, Window, bigbird
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
-__all__ = ["CLAIMS", "contains_star", "diameter"]
+__all__ = ["contains_star", "diameter"]
 
 
 def contains_star(allowed: Tensor) -> bool:
@@ -44,9 +44,7 @@ def _bigbird(seed: int) -> Mask:
     conditions="there is a global token: the theorem asks for a star (a token that sees all and that all see), for "
     "compact inputs of a fixed length, positions, and as many layers as it takes",
 )
-def bigbird_has_what_the_theorem_needs(
-    draw: Draw, *, pattern: Callable[[int], Mask] = _bigbird
-) -> Iterator[Measurement]:
+def bigbird_has_what_the_theorem_needs(draw: Draw, *, pattern: Callable[[int], Mask] = _bigbird) -> Measurements:
     """BigBird's pattern keeps the universality of full attention with linearly many pairs."""
     mask = pattern(draw.integer())
     allowed = mask.to_dense(128)[0, 0]
@@ -71,7 +69,7 @@ def bigbird_has_what_the_theorem_needs(
 )
 def windows_and_random_keys_suffice(
     draw: Draw, *, pattern: Callable[[int], Mask] = lambda seed: Window(4, 4) | Random(1, 4, seed)
-) -> Iterator[Measurement]:
+) -> Measurements:
     """A window and random keys have what the theorem of universal approximation needs."""
     n = 128
     allowed = pattern(draw.integer()).to_dense(n)[0, 0]
@@ -80,6 +78,3 @@ def windows_and_random_keys_suffice(
     window = Window(4, 4)
     yield equal("layers of the window alone, against (n - 1)/w", diameter(window.to_dense(n)[0, 0]), 32)
     yield equal("with one global token: layers", diameter((window | Global([0])).to_dense(n)[0, 0]), 2)
-
-
-CLAIMS = (bigbird_has_what_the_theorem_needs, windows_and_random_keys_suffice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,20 +11,17 @@ from torch import Tensor
 from saccade.attention import attention
 from saccade.masks import Window
 from saccade.theory.claim import claim
+from saccade.theory.complexity import dense
 from saccade.theory.counting import flops
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
-__all__ = ["CLAIMS", "best_of_one_head"]
+__all__ = ["best_of_one_head"]
 
 
 def best_of_one_head(first: float, second: float) -> float:
     """Least share of the variance of x₁ - x₂ that W(a x₁ + b x₂) must leave, with the best W for these weights."""
     return 1 - (first - second) ** 2 / (2 * (first**2 + second**2))
-
-
-def _dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
 
 @claim(
@@ -36,7 +33,7 @@ def _dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 )
 def two_heads_do_what_one_cannot(
     draw: Draw, *, residual: Callable[[float, float], float] = best_of_one_head
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Two heads can give what one head cannot, whatever its weights are."""
     n, width = 12, 3
     x = draw.normal(1, 1, n, width)
@@ -63,8 +60,8 @@ def two_heads_do_what_one_cannot(
     conditions="matrix products are counted; softmax, and weights if they are stored, are h times as many",
 )
 def heads_cost_what_one_costs(
-    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = _dense
-) -> Iterator[Measurement]:
+    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
+) -> Measurements:
     """Eight heads of width 64 cost what one head of width 512 costs."""
     del draw
     several, one = (torch.empty(1, heads, 128, 512 // heads, device="meta") for heads in (8, 1))
@@ -73,6 +70,3 @@ def heads_cost_what_one_costs(
     yield equal("operations of one head, against 4 n² d", counted[1], 4 * 128**2 * 512)
     weights = [x.shape[1] * x.shape[2] ** 2 for x in (several, one)]
     yield apart("weights, as a multiple", weights[0] / weights[1], 1.0, 6.5)
-
-
-CLAIMS = (two_heads_do_what_one_cannot, heads_cost_what_one_costs)

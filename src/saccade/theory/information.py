@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from torch import Tensor
 from saccade.attention import AttentionMatrix
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
+from saccade.theory.rank import weights_of
 
-__all__ = ["CLAIMS", "divergence_from_mean_row", "gaussian_information", "other_weights"]
+__all__ = ["divergence_from_mean_row", "gaussian_information", "other_weights", "patterns"]
 
 
 def gaussian_information(weights: Tensor, variance: float) -> float:
@@ -42,7 +43,8 @@ def other_weights(weights: Tensor, value: Tensor) -> Tensor:
     return weights + room * direction
 
 
-def _patterns(n: int) -> dict[str, Tensor]:
+def patterns(n: int) -> dict[str, Tensor]:
+    """Three matrices of n queries and keys: one key for each query, the same key for all, all keys alike."""
     eye = torch.eye(n, dtype=torch.float64)
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
@@ -57,17 +59,16 @@ def _patterns(n: int) -> dict[str, Tensor]:
 )
 def sparse_weights_bound_information(
     draw: Draw, *, information: Callable[[Tensor, float], float] = gaussian_information
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Sparse weights bound the information that passes from the input to the output."""
     n, variance = 16, 0.01
-    patterns = _patterns(n)
-    found = {name: information(one, variance) for name, one in patterns.items()}
+    found = {name: information(one, variance) for name, one in patterns(n).items()}
     yield equal("one key each (entropy 0): nats, by hand", found["one key each"], n / 2 * math.log(101), 1e-9)
     yield equal("sink (entropy 0): nats, by hand", found["sink"], math.log(1 + n * 100) / 2, 1e-9)
     yield equal("uniform (entropy ln 16): nats, by hand", found["uniform"], math.log(101) / 2, 1e-9)
     claimed = found["uniform"]
     yield apart("one key each, which is sparser than uniform weights", found["one key each"], claimed, 30.0)
-    soft = AttentionMatrix(draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 4)).to_dense()[0, 0]
+    soft = weights_of(draw.normal(n, 4), draw.normal(n, 4))
     between = information(soft, variance)
     yield at_least("random weights, which are dense, against a sink, which is sparse", between - found["sink"], 1.0)
     bits = {  # two fair coins as tokens, no noise: outcomes of AX that can be told apart
@@ -88,10 +89,10 @@ def sparse_weights_bound_information(
 )
 def position_information(
     draw: Draw, *, divergence: Callable[[Tensor], float] = divergence_from_mean_row
-) -> Iterator[Measurement]:
+) -> Measurements:
     """How much the place of a query says about where it looks follows exactly from entropies and column sums."""
     n = 24
-    for name, one in _patterns(n).items():
+    for name, one in patterns(n).items():
         expected = math.log(n) if name == "one key each" else 0.0
         yield equal(f"{name}: nats", divergence(one), expected)
     matrix = AttentionMatrix(draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 4))
@@ -112,17 +113,14 @@ def position_information(
 )
 def weights_explain_the_output(
     draw: Draw, *, other: Callable[[Tensor, Tensor], Tensor] = other_weights
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The weights explain the output: no others would give it."""
     n, width = 40, 8
     value = draw.normal(n, width)
-    weights = AttentionMatrix(draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 4)).to_dense()[0, 0]
+    weights = weights_of(draw.normal(n, 4), draw.normal(n, 4))
     found = other(weights, value)
     yield same("output of the other weights", found @ value, weights @ value, 1e-10)
     yield same("sums of their rows, against 1", found.sum(-1), torch.ones(n, dtype=torch.float64), 1e-10)
     yield at_least("their smallest weight", float(found.min()), 0.0, 1e-12)
     moved = float((found - weights).abs().sum(-1).mean() / 2)
     yield apart("share of the attention that moved elsewhere, mean over queries", moved, 0.0, 0.005)
-
-
-CLAIMS = (sparse_weights_bound_information, position_information, weights_explain_the_output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from saccade.attention import attention, attention_with_lse
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, equal, same
+from saccade.theory.measurement import Measurements, apart, equal, same
 
-__all__ = ["CLAIMS", "filled"]
+__all__ = ["filled"]
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
@@ -39,7 +39,7 @@ def _raises(compute: Callable[[], object]) -> bool:
 )
 def a_large_negative_number_masks(
     draw: Draw, *, masked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = filled
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Scores of -10⁹ mask a key."""
     q, k, v = (draw.normal(1, 1, 6, 4).float() for _ in range(3))
     allowed = torch.ones(6, 6, dtype=torch.bool).tril()
@@ -68,7 +68,7 @@ def a_large_negative_number_masks(
 )
 def an_added_number_masks(
     draw: Draw, *, added: Callable[[Tensor, float], Tensor] = lambda scores, constant: (scores + constant).softmax(-1)
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Adding -10⁹ to scores masks a key."""
     scores = torch.tensor([0.0, 40.0, 80.0, -30.0])
     rounded = added(scores, -1e9)
@@ -89,7 +89,7 @@ def an_added_number_masks(
 )
 def empty_rows_give_nothing(
     draw: Draw, *, attend: Callable[..., tuple[Tensor, Tensor]] = attention_with_lse
-) -> Iterator[Measurement]:
+) -> Measurements:
     """A query that may attend to nothing gets exactly 0, and sends no gradient."""
     q, k, v = (draw.normal(1, 1, 5, 4).requires_grad_() for _ in range(3))
     allowed = torch.ones(5, 5, dtype=torch.bool).tril(-1)  # the first row is empty
@@ -101,6 +101,3 @@ def empty_rows_give_nothing(
     yield same("its gradient, against 0", gradients[0][0, 0, 0], zeros, 0.0)
     finite = all(bool(torch.isfinite(one).all()) for one in gradients)
     yield equal("all gradients are finite", finite, True)
-
-
-CLAIMS = (a_large_negative_number_masks, an_added_number_masks, empty_rows_give_nothing)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["SIGMAS", "Measurement", "Relation", "apart", "at_least", "at_most", "equal", "estimate", "same"]
+__all__ = [
+    "SIGMAS",
+    "Measurement",
+    "Measurements",
+    "Relation",
+    "apart",
+    "at_least",
+    "at_most",
+    "equal",
+    "estimate",
+    "same",
+]
 
 Relation = Literal["=", "<=", ">=", "!="]
 
@@ -55,6 +67,10 @@ class Measurement:
         sign = {"=": "expected", "<=": "at most", ">=": "at least", "!=": "claimed"}[self.relation]
         seen = round(self.seen, 9) + 0.0 if self.agrees and abs(self.seen) < 1e-9 else self.seen  # rounding is noise
         return f"{self.what}: seen {seen:.4g}, {sign} {self.expected:.4g} ({self.why})"
+
+
+Measurements = Iterator[Measurement]
+"""What a check yields."""
 
 
 def equal(what: str, seen: float, expected: float, tolerance: float = 1e-12, why: str = "rounding") -> Measurement:

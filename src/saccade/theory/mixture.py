@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from saccade.attention import AttentionMatrix, attention
+from saccade.attention import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, same
+from saccade.theory.rank import weights_of
 
-__all__ = ["CLAIMS", "hopfield_energy", "posterior"]
+__all__ = ["hopfield_energy", "posterior"]
 
 
 def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
@@ -43,21 +44,21 @@ def _step(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
 )
 def weights_are_a_posterior(
     draw: Draw, *, posterior: Callable[[Tensor, Tensor, Tensor, float], Tensor] = posterior
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Weights are the posterior probabilities of a mixture whose components are the keys: the E-step."""
     n, width = 9, 4
     q, k = draw.normal(6, width), draw.normal(n, width)
     variance = width**0.5
-    weights = AttentionMatrix(q[None, None], k[None, None]).to_dense()[0, 0]
+    weights = weights_of(q, k)
     flat, tilted = torch.zeros(n, dtype=torch.float64), k.square().sum(-1) / (2 * variance)
     yield same("weights against the posterior, prior tilted by the norms", posterior(q, k, tilted, variance), weights)
     unit = k / k.norm(dim=-1, keepdim=True)
-    equal_norms = AttentionMatrix(q[None, None], unit[None, None]).to_dense()[0, 0]
+    equal_norms = weights_of(q, unit)
     yield same("keys of one norm, flat prior", posterior(q, unit, flat, variance), equal_norms)
     difference = float((posterior(q, k, flat, variance) - weights).abs().max())
     yield apart("keys of different norms, flat prior, largest difference", difference, 0.0, 0.01)
     prior = draw.normal(n)
-    biased = AttentionMatrix(q[None, None], unit[None, None], bias=prior).to_dense()[0, 0]
+    biased = weights_of(q, unit, bias=prior)
     yield same("a bias against a prior", posterior(q, unit, prior, variance), biased)
 
 
@@ -73,11 +74,11 @@ def weighted_sum_is_an_m_step(
     draw: Draw,
     *,
     m_step: Callable[[Tensor, Tensor], Tensor] = lambda weights, data: (weights / weights.sum(0)).T @ data,
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The weighted sum of values is the M-step of expectation maximisation."""
     n, width = 8, 3
     data = draw.normal(n, width)
-    weights = AttentionMatrix(data[None, None], data[None, None]).to_dense()[0, 0]
+    weights = weights_of(data, data)
     responsibility = weights / weights.sum(0)
     best = m_step(weights, data)
     # The means that maximise the expected likelihood make its gradient 0.
@@ -102,7 +103,7 @@ def mean_shift_climbs(
     step: Callable[[Tensor, Tensor], Tensor] = lambda q, k: attention(
         q[None, None], k[None, None], k[None, None], score=Gaussian().double()
     )[0, 0],
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Attention to keys as values, repeated, is mean shift: it climbs the density of the keys."""
     keys, at = draw.normal(40, 2) * 2, draw.normal(20, 2) * 2
     heights = []
@@ -122,9 +123,7 @@ def mean_shift_climbs(
     verdict="holds",
     conditions="values are the keys, β above 0",
 )
-def hopfield_energy_falls(
-    draw: Draw, *, step: Callable[[Tensor, Tensor, float], Tensor] = _step
-) -> Iterator[Measurement]:
+def hopfield_energy_falls(draw: Draw, *, step: Callable[[Tensor, Tensor, float], Tensor] = _step) -> Measurements:
     """Attention to stored patterns, repeated, is a Hopfield network: its energy never rises."""
     patterns, state, beta = draw.normal(20, 16), draw.normal(10, 16), 0.5
     energies = []
@@ -138,6 +137,3 @@ def hopfield_energy_falls(
         recalled = step(recalled, stored, 1.0)
     farthest = float((recalled - stored).norm(dim=-1).max())
     yield at_most("farthest of 20 noisy patterns of length 8 from its own, after 3 steps, β = 1", farthest, 0.01)
-
-
-CLAIMS = (weights_are_a_posterior, weighted_sum_is_an_m_step, mean_shift_climbs, hopfield_energy_falls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,9 @@ from saccade.attention import attention
 from saccade.masks import Causal
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, at_least, at_most, equal
+from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
-__all__ = ["CLAIMS", "convolutions", "influence", "lstm"]
+__all__ = ["convolutions", "influence", "lstm"]
 
 _WIDTH, _LENGTH = 16, 65
 
@@ -74,7 +74,7 @@ def _attention(draw: Draw) -> Callable[[Tensor], Tensor]:
 )
 def distance_does_not_matter(
     draw: Draw, *, layer: Callable[[Draw], Callable[[Tensor], Tensor]] = _attention
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Attention reaches every token in one step, and the far ones as strongly as the near ones."""
     found = influence(layer(draw), draw.normal(256, _LENGTH, _WIDTH))
     near, far = found[:, 1:17].mean(), found[:, -16:].mean()
@@ -91,9 +91,7 @@ def distance_does_not_matter(
     conditions="the network is as it is initialised: with a forget gate that stays open (a bias of 6) little is lost "
     "over 64 steps",
 )
-def recurrent_influence_fades(
-    draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = lstm
-) -> Iterator[Measurement]:
+def recurrent_influence_fades(draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = lstm) -> Measurements:
     """In a recurrent network the influence of a token fades with its distance."""
     x = draw.normal(64, _LENGTH, _WIDTH)
     found = influence(network(draw), x).mean(0)
@@ -113,13 +111,10 @@ def recurrent_influence_fades(
 )
 def convolutions_are_local(
     draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = convolutions
-) -> Iterator[Measurement]:
+) -> Measurements:
     """A stack of L convolutions of width k sees L (k - 1) steps back, and nothing beyond."""
     x = draw.normal(4, _LENGTH, _WIDTH)
     for layers in (1, 4):
         found = influence(network(draw, layers), x)
         reach = int((found.amax(0) > 0).nonzero().max())
         yield equal(f"furthest token with an influence, {layers} layers of width 3", reach, 2 * layers)
-
-
-CLAIMS = (distance_does_not_matter, recurrent_influence_fades, convolutions_are_local)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from saccade.theory.complexity import dense, recurrence
 from saccade.theory.counting import flops
 from saccade.theory.draw import Draw
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
-from saccade.theory.information import gaussian_information
+from saccade.theory.information import gaussian_information, patterns
 from saccade.theory.mistakes import MISTAKES
 from saccade.theory.paths import convolutions, influence, lstm
 from saccade.theory.rank import weights_of
@@ -28,11 +28,10 @@ from saccade.viz.canvas import DPI, INK, blank, colours
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
 __all__ = ["PICTURES"]
 
-_PURPLE, _ORANGE, _GREY, _GREEN = "#7a1f5c", "#d9772b", "#8a8f98", "#2f7d5b"
+_PURPLE, _ORANGE, _GREY, _GREEN, _FILLED = "#7a1f5c", "#d9772b", "#8a8f98", "#2f7d5b", "#f1e6ee"
 
 
 def scaling() -> Figure:
@@ -50,8 +49,8 @@ def scaling() -> Figure:
         axes.plot(widths, column, color=colour, linestyle=style, marker="o", markersize=3, label=label)
     axes.plot(widths, [2 / math.sqrt(width) for width in widths], color=_GREY, linestyle=":", label="2/√d_k")
     axes.set(xscale="log", yscale="log", xlabel="d_k", ylabel="1 - |p|²", ylim=(1e-7, 2))
-    axes.set_title("What is left of softmax's gradient, 16 keys", loc="left", size=10, color=INK)
-    axes.legend(frameon=False, fontsize=8)
+    _head(axes, "What is left of softmax's gradient, 16 keys")
+    _legend(axes)
     return figure
 
 
@@ -65,7 +64,7 @@ def softmax() -> Figure:
     ):
         image = axes.imshow(matrix.numpy(), cmap="PuOr_r", vmin=-0.4, vmax=0.4)
         axes.set(xlabel="score l", ylabel="weight j", xticks=range(5), yticks=range(5))
-        axes.set_title(title, loc="left", size=9, color=INK)
+        _head(axes, title, 9)
         for j in range(5):
             for k in range(5):
                 axes.text(k, j, f"{matrix[j, k]:.2f}", ha="center", va="center", size=7, color=INK)
@@ -80,16 +79,17 @@ def averages() -> Figure:
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
     inside, dropped = (matrix @ value)[0, 0], matrix.matmul(value, dropout_p=0.5, seed=1)[0, 0]
     figure, (axes,) = _panels(1, 5.0)
-    corners = _hull(value[0, 0].tolist())
-    axes.fill(*zip(*corners, strict=True), color="#f1e6ee", zorder=0)
+    turn = torch.linspace(0, 2 * math.pi, 2000, dtype=torch.float64)
+    furthest = (torch.stack([turn.cos(), turn.sin()], 1) @ value[0, 0].T).argmax(1)
+    axes.fill(*value[0, 0, furthest].T.numpy(), color=_FILLED, zorder=0)
     for points, colour, mark, label in (
         (value[0, 0].numpy(), INK, "s", "values"),
         (inside.numpy(), _PURPLE, "o", "outputs"),
         (dropped.numpy(), _ORANGE, "x", "outputs with dropout 0.5"),
     ):
         axes.scatter(points[:, 0], points[:, 1], s=16, color=colour, marker=mark, label=label, linewidth=1)
-    axes.set_title("Outputs lie in the hull of the values", loc="left", size=10, color=INK)
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    _head(axes, "Outputs lie in the hull of the values")
+    _legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
     axes.set_aspect("equal")
     return figure
 
@@ -99,29 +99,25 @@ def matrices() -> Figure:
     draw = Draw(0, "matrices")
     q, k = draw.normal(64, 8), draw.normal(64, 8)
     figure, (left, right) = _panels(2, 3.0)
-    numbers = range(1, 65)
-    left.semilogy(
-        numbers,
-        torch.linalg.svdvals(q @ k.T / 8**0.5).clamp_min(1e-17).numpy(),
-        ".",
-        color=_ORANGE,
-        label="QKᵀ/√d_k, rank 8",
-    )
-    left.semilogy(numbers, torch.linalg.svdvals(weights_of(q, k)).numpy(), ".", color=_PURPLE, label="A, rank 64")
+    for matrix, colour, label in (
+        (q @ k.T / 8**0.5, _ORANGE, "QKᵀ/√d_k, rank 8"),
+        (weights_of(q, k), _PURPLE, "A, rank 64"),
+    ):
+        values = torch.linalg.svdvals(matrix).clamp_min(1e-17).numpy()
+        left.semilogy(range(1, 65), values, ".", color=colour, label=label)
     left.set(xlabel="number", ylabel="singular value")
-    left.set_title("Softmax does not keep rank", loc="left", size=10, color=INK)
-    left.legend(frameon=False, fontsize=8)
+    _head(left, "Softmax does not keep rank")
+    _legend(left)
     values = torch.linalg.eigvals(weights_of(3 * q, k)).numpy()
     turn = torch.linspace(0, 2 * math.pi, 200)
     right.plot(turn.cos().numpy(), turn.sin().numpy(), color=_GREY, linewidth=0.8)
     right.scatter(values.real, values.imag, s=9, color=_PURPLE, label="random weights", zorder=2)
-    right.scatter(
-        [1, 0], [0, 0], s=60, facecolors="none", edgecolors=_ORANGE, label="a sink; uniform weights", zorder=3
-    )
+    ring: dict[str, Any] = {"s": 60, "facecolors": "none", "edgecolors": _ORANGE}
+    right.scatter([1, 0], [0, 0], label="a sink; uniform weights", zorder=3, **ring)
     right.set_aspect("equal")
     right.set(xlim=(-1.15, 1.15), ylim=(-1.6, 1.15))
-    right.set_title("Eigenvalues", loc="left", size=10, color=INK)
-    right.legend(frameon=False, fontsize=8, loc="lower left")
+    _head(right, "Eigenvalues")
+    _legend(right, loc="lower left")
     return figure
 
 
@@ -141,25 +137,21 @@ def inference() -> Figure:
         left.plot(one[:, 0], one[:, 1], color=_PURPLE, linewidth=0.8)
         left.scatter(one[-1, :1], one[-1, 1:], s=22, color=_ORANGE, zorder=3)
     left.set_aspect("equal")
-    left.set_title("Attention to keys as values climbs their density", loc="left", size=9, color=INK)
-    n = 16
-    eye = torch.eye(n, dtype=torch.float64)
-    patterns = {"one key each": eye, "a sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
-    for place, one in enumerate(patterns.values()):
+    _head(left, "Attention to keys as values climbs their density", 9)
+    for place, one in enumerate(patterns(16).values()):
         entropy, passed = float(torch.special.entr(one).sum(-1).mean()), gaussian_information(one, 0.01)
-        right.barh(
-            [place - 0.18], [passed], height=0.34, color=_PURPLE, label="information, nats" if not place else None
-        )
-        right.barh(
-            [place + 0.18], [entropy], height=0.34, color=_ORANGE, label="entropy of a row, nats" if not place else None
-        )
-        right.text(passed + 0.6, place - 0.18, f"{passed:.1f}", va="center", size=8, color=INK)
-        right.text(entropy + 0.6, place + 0.18, f"{entropy:.1f}", va="center", size=8, color=INK)
-    right.set_yticks(range(3), list(patterns))
+        for shift, nats, colour, what in (
+            (-0.18, passed, _PURPLE, "information"),
+            (0.18, entropy, _ORANGE, "entropy of a row"),
+        ):
+            label = None if place else f"{what}, nats"
+            right.barh([place + shift], [nats], height=0.34, color=colour, label=label)
+            right.text(nats + 0.6, place + shift, f"{nats:.1f}", va="center", size=8, color=INK)
+    right.set_yticks(range(3), ["one key each", "a sink", "uniform"])
     right.set_xlim(0, 44)
     right.invert_yaxis()
-    right.set_title("Sparse weights do not bound information", loc="left", size=9, color=INK)
-    right.legend(frameon=False, fontsize=8, loc="lower right")
+    _head(right, "Sparse weights do not bound information", 9)
+    _legend(right, loc="lower right")
     return figure
 
 
@@ -170,25 +162,19 @@ def relatives() -> Figure:
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
     after = kalman_update(prior, prior_cov, seen, noise_cov)
     figure, (axes,) = _panels(1, 5.0)
-    axes.add_patch(_rectangle((0.0, -1.0), 1.0, 1.0))
+    axes.fill([0, 1, 1, 0], [-1, -1, 0, 0], facecolor=_FILLED, edgecolor="none")
     turn = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
     circle = torch.stack([turn.cos(), turn.sin()])
     for mean, cov, colour, name in ((prior, prior_cov, _GREY, "prediction"), (seen, noise_cov, _ORANGE, "observation")):
         ring = (mean[:, None] + torch.linalg.cholesky(cov) @ circle).numpy()
         axes.plot(ring[0], ring[1], color=colour, linewidth=1)
         axes.scatter(mean[:1].numpy(), mean[1:].numpy(), color=colour, s=24, label=name)
-    axes.scatter(
-        after[:1].numpy(),
-        after[1:].numpy(),
-        color=_PURPLE,
-        s=36,
-        marker="D",
-        label=f"update ({after[0]:.2f}, {after[1]:.2f})",
-    )
+    label = f"update ({after[0]:.2f}, {after[1]:.2f})"
+    axes.scatter(after[:1].numpy(), after[1:].numpy(), color=_PURPLE, s=36, marker="D", label=label)
     axes.set(xlim=(-1.6, 2.2), ylim=(-2.0, 1.7))
     axes.set_aspect("equal")
-    axes.set_title("An update outside of the box that averages stay in", loc="left", size=9, color=INK)
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    _head(axes, "An update outside of the box that averages stay in", 9)
+    _legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -210,8 +196,8 @@ def cost() -> Figure:
         left.plot(lengths, [count(n) for n in lengths], color=colour, marker="o", markersize=2.5, label=name)
     left.axvline(width, color=_GREY, linestyle=":", linewidth=1)
     left.set(xscale="log", yscale="log", xlabel="n (dotted: n = d = 64)", ylabel="operations in matrix products")
-    left.set_title("Counted operations", loc="left", size=10, color=INK)
-    left.legend(frameon=False, fontsize=8)
+    _head(left, "Counted operations")
+    _legend(left)
     draw = Draw(0, "cost")
     maps = [draw.normal(16, 16) / 4 for _ in range(3)]
 
@@ -231,8 +217,8 @@ def cost() -> Figure:
         shown = found[found > 0]
         right.plot(range(len(shown)), shown / shown[1], color=colour, label=name)
     right.set(yscale="log", xlabel="distance", ylabel="influence, against distance 1", ylim=(1e-14, 50))
-    right.set_title("Influence on the last output", loc="left", size=10, color=INK)
-    right.legend(frameon=False, fontsize=8)
+    _head(right, "Influence on the last output")
+    _legend(right)
     return figure
 
 
@@ -248,13 +234,10 @@ def features() -> Figure:
     ):
         relative = [float(variance(x, y).sqrt() / (x @ y).exp()) for y in other]
         axes.plot(angles.rad2deg().numpy(), relative, color=colour, label=name)
-    axes.set(
-        xlabel="angle of query and key, degrees",
-        ylabel="error of one feature, relative to the kernel",
-        xticks=range(0, 181, 45),
-    )
-    axes.set_title("Neither kind of feature is always better; |x| = |y| = 0.7", loc="left", size=9, color=INK)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set(xlabel="angle of query and key, degrees", xticks=range(0, 181, 45))
+    axes.set_ylabel("error of one feature, relative to the kernel")
+    _head(axes, "Neither kind of feature is always better; |x| = |y| = 0.7", 9)
+    _legend(axes)
     return figure
 
 
@@ -269,7 +252,7 @@ def mistakes() -> Figure:
     for axes, (name, matrix) in zip(panels, shown.items(), strict=True):
         axes.imshow(matrix[0, 0].numpy(), cmap=colours(), vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[])
-        axes.set_title(name, loc="left", size=7.5, color=INK)
+        _head(axes, name, 7.5)
     panels[0].set(xlabel="key", ylabel="query")
     return figure
 
@@ -291,28 +274,12 @@ def _panels(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
     return figure, panels
 
 
-def _rectangle(corner: tuple[float, float], width: float, height: float) -> Rectangle:
-    from matplotlib import patches  # noqa: PLC0415  matplotlib is optional
-
-    return patches.Rectangle(corner, width, height, facecolor="#f1e6ee", edgecolor="none")
+def _head(axes: Axes, title: str, size: float = 10) -> None:
+    axes.set_title(title, loc="left", size=size, color=INK)
 
 
-def _hull(points: list[list[float]]) -> list[tuple[float, float]]:
-    """Corners of the convex hull in order (Andrew's monotone chain)."""
-    ordered = sorted((x, y) for x, y in points)
-
-    def half(way: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        chain: list[tuple[float, float]] = []
-        for x, y in way:
-            while len(chain) > 1:
-                (ax, ay), (bx, by) = chain[-2:]
-                if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:
-                    break
-                chain.pop()
-            chain.append((x, y))
-        return chain[:-1]
-
-    return half(ordered) + half(ordered[::-1])
+def _legend(axes: Axes, **place: Any) -> None:
+    axes.legend(frameon=False, fontsize=8, **place)
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from torch import Tensor
 from saccade.attention import AttentionMatrix, attention
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
+from saccade.theory.rank import weights_of
 
-__all__ = ["CLAIMS", "EXAMPLE", "by_hand", "factors_of_logits"]
+__all__ = ["EXAMPLE", "by_hand", "factors_of_logits"]
 
 EXAMPLE = {
     "query": [[0.1, 0.2, -0.3, 0.4], [-0.2, 0.3, 0.1, -0.5]],
@@ -55,7 +56,7 @@ def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     source="two queries, three keys, d_k = 4, d_v = 5: an example of the tutorials, computed with Python's floats",
     verdict="holds",
 )
-def worked_example(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+def worked_example(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """Attention computed one number after the other is what the library gives."""
     del draw
     q, k, v = (torch.tensor(EXAMPLE[name], dtype=torch.float64)[None, None] for name in ("query", "key", "value"))
@@ -78,7 +79,7 @@ def sums_are_matrix_products(
     *,
     scores: Callable[[Tensor, Tensor], Tensor] = lambda query, x: x @ query / math.sqrt(x.shape[1]),
     output: Callable[[Tensor, Tensor], Tensor] = lambda weights, x: weights @ x,
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The weighted average over inputs, written as sums, is a chain of matrix products around one softmax."""
     x, query = draw.normal(6, 4), draw.normal(4)
     one_by_one = torch.tensor(
@@ -102,7 +103,7 @@ def sums_are_matrix_products(
     conditions="two matrix products around one softmax, which is no product: without it a query of 0 would give 0, "
     "with it it gives the mean of the values. Leaving it out is linear attention, another mechanism",
 )
-def nothing_but_matrix_products(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+def nothing_but_matrix_products(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """Attention is nothing but matrix products of its inputs."""
     q, k, v = draw.normal(1, 1, 5, 4), draw.normal(1, 1, 6, 4), draw.normal(1, 1, 6, 3)
     mean = v.mean(2, keepdim=True).expand(1, 1, 5, 3)
@@ -120,7 +121,7 @@ def nothing_but_matrix_products(draw: Draw, *, attention: Callable[..., Tensor] 
     verdict="holds if",
     conditions="queries and keys are held fixed: as a map of the sequence itself, self-attention is not linear",
 )
-def linear_in_the_values(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+def linear_in_the_values(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """Attention is a linear map of the values, whose matrix depends on queries and keys."""
     q, k = draw.normal(1, 1, 5, 4), draw.normal(1, 1, 6, 4)
     v, w = draw.normal(1, 1, 6, 3), draw.normal(1, 1, 6, 3)
@@ -147,14 +148,13 @@ def linear_in_the_values(draw: Draw, *, attention: Callable[..., Tensor] = atten
 )
 def any_weighted_average(
     draw: Draw, *, factors: Callable[[Tensor, int], tuple[Tensor, Tensor]] = factors_of_logits
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Attention can take any weighted average."""
     n = 8
     wanted = draw.normal(n, n).softmax(-1)
 
     def reached(head_dim: int) -> Tensor:
-        q, k = factors(wanted, head_dim)
-        return AttentionMatrix(q[None, None], k[None, None]).to_dense()[0, 0]
+        return weights_of(*factors(wanted, head_dim))
 
     yield same("weights reached with d_k = 7, against those wanted, n = 8", reached(n - 1), wanted, 1e-9)
     centred = wanted.log() - wanted.log().mean(-1, keepdim=True)
@@ -171,12 +171,3 @@ def any_weighted_average(
         int(torch.linalg.matrix_rank(narrow - narrow.mean(-1, keepdim=True), rtol=1e-9)),
         2,
     )
-
-
-CLAIMS = (
-    worked_example,
-    sums_are_matrix_products,
-    nothing_but_matrix_products,
-    linear_in_the_values,
-    any_weighted_average,
-)

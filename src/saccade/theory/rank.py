@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from saccade.attention import AttentionMatrix, attention
-from saccade.masks import Causal
+from saccade.masks import Causal, Mask
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
-__all__ = ["CLAIMS", "spread_of_rows", "weights_of"]
+__all__ = ["spread_of_rows", "weights_of"]
 
 
-def weights_of(query: Tensor, key: Tensor) -> Tensor:
+def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
     """The matrix of softmax attention of one head, ``[q_len, kv_len]``."""
-    return AttentionMatrix(query[None, None], key[None, None]).to_dense()[0, 0]
+    return AttentionMatrix(query[None, None], key[None, None], mask, bias=bias).to_dense()[0, 0]
 
 
 def spread_of_rows(x: Tensor) -> float:
@@ -33,9 +33,7 @@ def spread_of_rows(x: Tensor) -> float:
     verdict="refuted",
     conditions="the rank of QKᵀ is d_k at most; exp is taken entry by entry and does not keep rank",
 )
-def attention_has_low_rank(
-    draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of
-) -> Iterator[Measurement]:
+def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
     """The attention matrix has low rank, since QKᵀ has rank d_k at most."""
     ends = torch.linspace(-3, 3, 8, dtype=torch.float64)[:, None]
     line = weights(ends, ends)
@@ -53,9 +51,7 @@ def attention_has_low_rank(
     verdict="holds",
     conditions="no mask and no bias; with a softcap it fails",
 )
-def logits_have_low_rank(
-    draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of
-) -> Iterator[Measurement]:
+def logits_have_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
     """What has low rank is the matrix of logarithms of the weights, centred row by row."""
     for width in (2, 5):
         logits = weights(draw.normal(30, width), draw.normal(30, width)).log()
@@ -72,10 +68,8 @@ def logits_have_low_rank(
     conditions="in exact arithmetic; the numerical rank may be lower",
 )
 def causal_attention_is_invertible(
-    draw: Draw,
-    *,
-    weights: Callable[[Tensor, Tensor], Tensor] = lambda q, k: AttentionMatrix(q, k, Causal()).to_dense(),
-) -> Iterator[Measurement]:
+    draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = lambda q, k: AttentionMatrix(q, k, Causal()).to_dense()
+) -> Measurements:
     """Causal attention never loses a value: its matrix is always invertible."""
     matrix = weights(draw.normal(1, 1, 24, 4), draw.normal(1, 1, 24, 4))[0, 0]
     sign, log = torch.linalg.slogdet(matrix)
@@ -90,7 +84,7 @@ def causal_attention_is_invertible(
     verdict="holds if",
     conditions="there is neither a skip connection nor a feed-forward network: it is the output that collapses, not A",
 )
-def stacks_collapse(draw: Draw, *, skip: float = 0.0) -> Iterator[Measurement]:
+def stacks_collapse(draw: Draw, *, skip: float = 0.0) -> Measurements:
     """Layers of attention on top of one another make all tokens alike."""
     n, width, layers = 32, 16, 6
     pure = kept = draw.normal(1, 1, n, width)
@@ -100,6 +94,3 @@ def stacks_collapse(draw: Draw, *, skip: float = 0.0) -> Iterator[Measurement]:
         kept = kept + attention(*(kept @ one for one in maps))
     yield at_most("spread of the tokens after 6 layers", spread_of_rows(pure), 1e-3)
     yield at_least("the same with skip connections", spread_of_rows(kept), 0.1)
-
-
-CLAIMS = (attention_has_low_rank, logits_have_low_rank, causal_attention_is_invertible, stacks_collapse)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from saccade.attention import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 from saccade.vision import ChannelAttention
 
-__all__ = ["CLAIMS", "kalman_update", "non_local_means_of"]
+__all__ = ["kalman_update", "non_local_means_of"]
 
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
@@ -38,10 +38,8 @@ def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Ten
     "not to 1. It gates",
 )
 def squeeze_and_excitation_is_attention(
-    draw: Draw,
-    *,
-    gate: Callable[[int], torch.nn.Module] = lambda channels: ChannelAttention(channels, ratio=4),
-) -> Iterator[Measurement]:
+    draw: Draw, *, gate: Callable[[int], torch.nn.Module] = lambda channels: ChannelAttention(channels, ratio=4)
+) -> Measurements:
     """Channel attention (squeeze-and-excitation) is attention between channels."""
     channels, size = 16, 5
     module = draw.module(lambda: gate(channels))
@@ -70,7 +68,7 @@ def squeeze_and_excitation_is_attention(
     verdict="holds if",
     conditions="scores count the norm of the key (a Gaussian score): plain dot products give other weights",
 )
-def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
     """Non-local means denoising is attention between patches."""
     patches, pixels, h = draw.normal(30, 9), draw.normal(30, 1), 2.5
     expected = non_local_means_of(patches, pixels, h)
@@ -96,7 +94,7 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
 )
 def kalman_update_is_attention(
     draw: Draw, *, update: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = kalman_update
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The update of a Kalman filter is attention of the prediction to the observation."""
     prior, seen = draw.normal(5), draw.normal(5)
     variances = draw.uniform(2, 5) + 0.1
@@ -111,6 +109,3 @@ def kalman_update_is_attention(
     yield same("the update, against its information form", after, information @ torch.linalg.inv(noise_cov) @ observed)
     yield equal("correlated: first coordinate, between 0 and 1", float(after[0]), 0.881, 0.0005, "three digits")
     yield apart("correlated: second coordinate, which an average keeps between -1 and 0", float(after[1]), 0.0, 0.7)
-
-
-CLAIMS = (squeeze_and_excitation_is_attention, non_local_means_is_attention, kalman_update_is_attention)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, estimate
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, estimate
 
-__all__ = ["CLAIMS", "inverse_root", "law_of_entropy", "movability", "variance_of_products"]
+__all__ = ["inverse_root", "law_of_entropy", "movability", "variance_of_products"]
 
 _VASWANI = "Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1"
 
@@ -48,7 +48,7 @@ def movability(scores: Tensor) -> Tensor:
 )
 def variance_of_dot_products(
     draw: Draw, *, formula: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = variance_of_products
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The variance of q·k follows from the means and covariances of q and k."""
     width, samples = 8, 100_000
     mix_q, mix_k = draw.normal(width, width), draw.normal(width, width)
@@ -68,7 +68,7 @@ def variance_of_dot_products(
     conditions="q and k are independent of each other, and their entries have mean 0, variance 1 and, in one of the "
     "two at least, no correlation: at the start of training, not after it",
 )
-def variance_is_d_k(draw: Draw, *, variance: Callable[[int], float] = float) -> Iterator[Measurement]:
+def variance_is_d_k(draw: Draw, *, variance: Callable[[int], float] = float) -> Measurements:
     """The dot product of a query and a key has variance d_k."""
     samples = 20_000
     for width in (4, 64):
@@ -92,7 +92,7 @@ def variance_is_d_k(draw: Draw, *, variance: Callable[[int], float] = float) -> 
     verdict="holds if",
     conditions="as for variance-is-d-k; given one query, the variance in its row is |q|²/d_k",
 )
-def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Iterator[Measurement]:
+def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Measurements:
     """Divided by the root of d_k, dot products have variance 1 whatever the width."""
     samples = 20_000
     for width in (4, 64, 128):
@@ -112,7 +112,7 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
     conditions="the median is meant, and d_k is large: the mean falls as 1/√d_k only, since two scores are close now "
     "and then, and for d_k = 8 little is lost",
 )
-def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Iterator[Measurement]:
+def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Measurements:
     """Without the scale softmax saturates, and its gradient vanishes."""
     rows, keys = 2000, 16
     medians, means = {}, {}
@@ -141,9 +141,7 @@ def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inv
     verdict="holds if",
     conditions="σ is well below √(2 ln n); beyond, a few keys take all, and no scale means σ = √d_k",
 )
-def entropy_of_normal_scores(
-    draw: Draw, *, law: Callable[[int, float], float] = law_of_entropy
-) -> Iterator[Measurement]:
+def entropy_of_normal_scores(draw: Draw, *, law: Callable[[int, float], float] = law_of_entropy) -> Measurements:
     """Normal scores of standard deviation σ over n keys leave ln n - σ²/2 nats of entropy."""
     keys, rows = 4096, 64
     normal = draw.normal(rows, keys)
@@ -152,12 +150,3 @@ def entropy_of_normal_scores(
         yield estimate(f"entropy, σ = {sigma}, n = 4,096", entropy[sigma], law(keys, sigma), bias=0.01)
     yield apart("entropy, σ = 4", float(entropy[4.0].mean()), law(keys, 4.0), 1.0)
     yield at_most("entropy, σ = 8: d_k = 64 without a scale", float(entropy[8.0].mean()), 2.0)
-
-
-CLAIMS = (
-    variance_of_dot_products,
-    variance_is_d_k,
-    root_scale_standardises,
-    unscaled_gradients_vanish,
-    entropy_of_normal_scores,
-)

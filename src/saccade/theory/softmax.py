@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 
-__all__ = ["CLAIMS", "entropy_slope", "jacobian", "jacobian_as_printed", "jacobian_of_rows", "softmax"]
+__all__ = ["entropy_slope", "jacobian", "jacobian_as_printed", "jacobian_of_rows", "softmax"]
 
 
 def softmax(scores: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
     conditions="positive in exact arithmetic: in float64 a score 746 below the largest has weight 0; and a factor, "
     "unlike a constant, changes the weights",
 )
-def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tensor] = softmax) -> Iterator[Measurement]:
+def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tensor] = softmax) -> Measurements:
     """Softmax gives weights above 0 that sum to 1, keep the order of scores, and ignore a constant added to them."""
     scores = 3 * draw.normal(100, 12)
     weights = softmax(scores)
@@ -80,7 +80,7 @@ def softmax_jacobian(
     *,
     jacobian: Callable[[Tensor], Tensor] = jacobian,
     jacobian_of_rows: Callable[[Tensor], Tensor] = jacobian_of_rows,
-) -> Iterator[Measurement]:
+) -> Measurements:
     """A weight changes with the scores of its own row only, at the rate of itself times δ_jl less their own weights."""
     scores = draw.normal(3, 5)
     seen = torch.autograd.functional.jacobian(softmax, scores)
@@ -103,7 +103,7 @@ def softmax_jacobian(
 )
 def softmax_jacobian_as_printed(
     draw: Draw, *, printed: Callable[[Tensor], Tensor] = jacobian_as_printed
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The derivative of weight ij by score kl is A_ij times the difference of δ_ik and A_kj."""
     half = torch.zeros(1, 2, dtype=torch.float64)
     seen = torch.autograd.functional.jacobian(softmax, half)[0, 0, 0]
@@ -126,7 +126,7 @@ def softmax_jacobian_as_printed(
 )
 def softmax_is_half_lipschitz(
     draw: Draw, *, bound: float = 0.5, softmax: Callable[[Tensor], Tensor] = softmax
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Softmax changes at most half as much as its scores."""
     weights = softmax(3 * draw.normal(2000, 6))
     norms = torch.linalg.eigvalsh(weights.diag_embed() - weights[:, :, None] * weights[:, None])[:, -1]
@@ -146,9 +146,7 @@ def softmax_is_half_lipschitz(
     verdict="holds",
     conditions="β above 0",
 )
-def cooling_lowers_entropy(
-    draw: Draw, *, slope: Callable[[Tensor, Tensor], Tensor] = entropy_slope
-) -> Iterator[Measurement]:
+def cooling_lowers_entropy(draw: Draw, *, slope: Callable[[Tensor, Tensor], Tensor] = entropy_slope) -> Measurements:
     """A larger factor before softmax always makes the weights more concentrated."""
     scores = draw.normal(20)
     for number in (0.2, 1.0, 3.0):
@@ -159,12 +157,3 @@ def cooling_lowers_entropy(
         expected = float(slope(scores, beta.detach()))
         yield equal(f"slope of the entropy at β = {number}", float(seen), expected)
         yield at_most(f"the same, against 0, at β = {number}", float(seen), 0.0)
-
-
-CLAIMS = (
-    softmax_gives_distributions,
-    softmax_jacobian,
-    softmax_jacobian_as_printed,
-    softmax_is_half_lipschitz,
-    cooling_lowers_entropy,
-)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from saccade.attention import AttentionMatrix
 from saccade.masks import Causal, Mask
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
+from saccade.theory.rank import weights_of
 
-__all__ = ["CLAIMS", "moduli"]
+__all__ = ["moduli"]
 
 
 _CAUSAL = Causal()
@@ -26,7 +26,7 @@ def moduli(matrix: Tensor) -> Tensor:
 
 
 def _random(draw: Draw, n: int) -> Tensor:
-    return AttentionMatrix(draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 4)).to_dense()[0, 0]
+    return weights_of(draw.normal(n, 4), draw.normal(n, 4))
 
 
 @claim(
@@ -36,7 +36,7 @@ def _random(draw: Draw, n: int) -> Tensor:
     verdict="holds",
     conditions="no empty rows, no sink logit; without a mask 1 is a simple eigenvalue, and the others may be complex",
 )
-def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tensor] = _random) -> Iterator[Measurement]:
+def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tensor] = _random) -> Measurements:
     """The largest eigenvalue of an attention matrix is 1, with the vector of ones."""
     n = 40
     matrix = weights(draw, n)
@@ -56,9 +56,7 @@ def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tens
     conditions="a sink (all weight on one key) and uniform weights have the same eigenvalues, 1 and 0; one key per "
     "query has all 1. Entropy measures concentration; singular values tell a sink from uniform weights",
 )
-def eigenvalues_show_concentration(
-    draw: Draw, *, spectrum: Callable[[Tensor], Tensor] = moduli
-) -> Iterator[Measurement]:
+def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], Tensor] = moduli) -> Measurements:
     """Eigenvalues near 1 mean that attention is spread out, eigenvalues near 0 that it is concentrated."""
     del draw
     n = 6
@@ -80,9 +78,9 @@ def eigenvalues_show_concentration(
     verdict="holds",
     conditions="a causal mask, as many queries as keys",
 )
-def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUSAL) -> Iterator[Measurement]:
+def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUSAL) -> Measurements:
     """The eigenvalues of a causal attention matrix are the weights of tokens for themselves."""
-    matrix = AttentionMatrix(draw.normal(1, 1, 12, 4), draw.normal(1, 1, 12, 4), mask).to_dense()[0, 0]
+    matrix = weights_of(draw.normal(12, 4), draw.normal(12, 4), mask)
     values = torch.linalg.eigvals(matrix)
     yield at_most("largest imaginary part", float(values.imag.abs().max()), 0.0, 1e-6)
     diagonal = matrix.diag().sort(descending=True).values
@@ -98,7 +96,7 @@ def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUS
 )
 def singular_values_show_sinks(
     draw: Draw, *, largest: Callable[[Tensor], Tensor] = lambda matrix: torch.linalg.svdvals(matrix)[0]
-) -> Iterator[Measurement]:
+) -> Measurements:
     """The largest singular value lies between 1, for uniform weights, and the root of n, for a sink."""
     n = 16
     eye = torch.eye(n, dtype=torch.float64)
@@ -112,11 +110,3 @@ def singular_values_show_sinks(
         float(matrix.sum(0).max().sqrt()),
         1e-12,
     )
-
-
-CLAIMS = (
-    largest_eigenvalue_is_one,
-    eigenvalues_show_concentration,
-    causal_eigenvalues_are_the_diagonal,
-    singular_values_show_sinks,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from saccade.masks import Causal, Mask
 from saccade.positions import Sinusoidal
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurement, apart, same
+from saccade.theory.measurement import Measurements, apart, same
 
-__all__ = ["CLAIMS"]
+__all__ = ["key_order_does_not_matter", "permutation_equivariance"]
 
 
 @claim(
@@ -25,7 +25,7 @@ __all__ = ["CLAIMS"]
     conditions="nothing tells positions apart: a causal mask, a relative bias or positions added to the tokens break "
     "it",
 )
-def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Iterator[Measurement]:
+def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Measurements:
     """If the sequence is permuted, the output is permuted alike."""
     n, width = 9, 8
     x, order = draw.normal(1, 1, n, width), draw.permutation(n)
@@ -59,7 +59,7 @@ def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Iterato
     verdict="holds",
     conditions="keys and values in the same order, and nothing that tells positions apart",
 )
-def key_order_does_not_matter(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Iterator[Measurement]:
+def key_order_does_not_matter(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """Cross-attention does not depend on the order of the keys, and follows the order of the queries."""
     q, k, v = draw.normal(1, 2, 5, 4), draw.normal(1, 2, 9, 4), draw.normal(1, 2, 9, 3)
     order, other = draw.permutation(9), draw.permutation(5)
@@ -68,6 +68,3 @@ def key_order_does_not_matter(draw: Draw, *, attention: Callable[..., Tensor] = 
     yield same(
         "output after permuting queries, against the permuted output", attention(q[:, :, other], k, v), out[:, :, other]
     )
-
-
-CLAIMS = (permutation_equivariance, key_order_does_not_matter)

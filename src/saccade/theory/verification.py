@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from saccade.errors import type_error, value_error
-from saccade.theory.claim import Claim, check_seed
+from saccade.arguments import integer
+from saccade.errors import type_error
+from saccade.theory.claim import Claim
 from saccade.theory.claims import CLAIMS
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement
@@ -16,6 +17,7 @@ __all__ = ["SCHEMA", "Finding", "Verification", "verify"]
 
 SCHEMA = "saccade.verification/1"
 """Name and version of the form that `Verification.to_json` returns."""
+_SAID = ("name", "topic", "statement", "latex", "source", "verdict", "conditions")  # of a claim, in that form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +76,8 @@ class Verification:
             "ok": self.ok,
             "chance_of_false_alarm": self.chance,
             "claims": [
-                {
-                    "name": claim.name,
-                    "topic": claim.topic,
-                    "statement": claim.statement,
-                    "latex": claim.latex,
-                    "source": claim.source,
-                    "verdict": claim.verdict,
-                    "conditions": claim.conditions,
-                    "findings": [_plain(finding) for finding in self.findings if finding.claim is claim],
-                }
+                {name: getattr(claim, name) for name in _SAID}
+                | {"findings": [_plain(finding) for finding in self.findings if finding.claim is claim]}
                 for claim in dict.fromkeys(finding.claim for finding in self.findings)
             ],
         }
@@ -121,11 +115,8 @@ def verify(
     wrong = [type(one).__name__ for one in claims if not isinstance(one, Claim)]
     if wrong:
         raise type_error("verify", "claims", "be claims of saccade.theory", ", ".join(wrong))
-    check_seed("verify", seed)
-    if isinstance(seeds, bool) or not isinstance(seeds, int):
-        raise type_error("verify", "seeds", "be an int of at least 1", repr(seeds))
-    if seeds < 1:
-        raise value_error("verify", "seeds", "be an int of at least 1", seeds)
+    integer("verify", "seed", seed, 0)
+    integer("verify", "seeds", seeds)
     findings: list[Finding] = []
     settled: set[str] = set()
     for own in range(seed, seed + seeds):
@@ -156,16 +147,8 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "agrees": finding.agrees,
         "error": finding.error,
         "measurements": [
-            {
-                "what": one.what,
-                "relation": one.relation,
-                "expected": _finite(one.expected),
-                "seen": _finite(one.seen),
-                "tolerance": one.tolerance,
-                "why": one.why,
-                "chance": one.chance,
-                "agrees": one.agrees,
-            }
+            dataclasses.asdict(one)
+            | {"expected": _finite(one.expected), "seen": _finite(one.seen), "agrees": one.agrees}
             for one in finding.measurements
         ],
     }

@@ -1,4 +1,4 @@
-"""Whatever holds numbers, as an array fit to be drawn."""
+"""Reads tensors, arrays and nested lists as arrays that can be drawn."""
 
 from typing import Any
 

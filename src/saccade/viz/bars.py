@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.errors import type_error, value_error
+from saccade.errors import value_error
 from saccade.viz.arrays import as_matrix, as_numbers, limits_of, max_pool
-from saccade.viz.canvas import DPI, INK, blank, colours
+from saccade.viz.canvas import DPI, blank, colours, dress, whole_pixels
+from saccade.viz.labels import check_labels
 from saccade.viz.ticks import name_columns
 
 if TYPE_CHECKING:
@@ -56,17 +57,12 @@ def channel_weights(
         raise value_error("channel_weights", "weights", "be [channels]", f"shape {list(row.shape)}", hint=hint)
     row = as_matrix("channel_weights", row[None])
     channels = row.shape[1]
-    if isinstance(x_labels, str):
-        hint = "list(text) is one label per character."
-        raise type_error("channel_weights", "x_labels", "be a list of strings", "one string", hint=hint)
-    if x_labels is not None and len(x_labels) != channels:
-        rule = f"have one label for each of the {channels} channels"
-        raise value_error("channel_weights", "x_labels", rule, len(x_labels))
+    check_labels("channel_weights", "x_labels", x_labels, channels, "channels")
     if limits is None and np.nanmin(row) >= 0 and np.nanmax(row) <= 1:
         limits = _GATE
     low, high = limits_of("channel_weights", row, limits)
     canvas = blank("channel_weights")
-    width = round(float(np.clip(channels * _BAR, _NARROWEST, _WIDEST)) * DPI) / DPI
+    width = whole_pixels(float(np.clip(channels * _BAR, _NARROWEST, _WIDEST)))
     # Two pixels for the narrowest bar: its own, and none of its neighbour's.
     shown = max_pool(row, 1, int(width * DPI / 2))[0]
     step = channels / len(shown)
@@ -77,11 +73,6 @@ def channel_weights(
     gap = 0.8 if width * DPI / len(shown) > 6 else 1.0
     axes.bar(centres, shown - base, bottom=base, width=gap * step, color=colours()(0.25 + 0.65 * share))
     axes.set(xlim=(-0.5, channels - 0.5), ylim=(low, high))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(INK)
-    axes.tick_params(axis="y", labelsize=8, length=2, color=INK, labelcolor=INK)
+    dress(axes)
     name_columns(axes, x_labels, x_name, channels, width)
-    if title is not None:
-        canvas.head(title, width)
-    canvas.fit(width, _HEIGHT)
-    return canvas.figure
+    return canvas.finished(width, _HEIGHT, title)

@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.errors import type_error, value_error
+from saccade.arguments import number
+from saccade.errors import value_error
 from saccade.text.labels import display_width
-from saccade.viz.arrays import as_matrix
-from saccade.viz.canvas import INK, blank, colours
-from saccade.viz.fonts import drawable_labels, drawable_title
+from saccade.viz.arrays import Array, as_matrix
+from saccade.viz.canvas import PLAIN, blank, colours
+from saccade.viz.fonts import drawable_labels
+from saccade.viz.labels import check_labels
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["bipartite"]
@@ -60,49 +63,34 @@ def bipartite(
         raise value_error(
             "bipartite", "weights", f"have at most {_MOST} rows and columns", list(matrix.shape), hint=hint
         )
-    if isinstance(least, bool) or not isinstance(least, float | int):
-        raise type_error("bipartite", "least", "be a number", type(least).__name__)
-    if not 0.0 < least < 1.0:
-        raise value_error("bipartite", "least", "be above 0 and below 1", least)
-    for argument, labels, count in (("y_labels", y_labels, matrix.shape[0]), ("x_labels", x_labels, matrix.shape[1])):
-        if isinstance(labels, str):
-            hint = "list(text) is one label per character."
-            raise type_error("bipartite", argument, "be a list of strings", "one string", hint=hint)
-        if len(labels) != count:
-            raise value_error("bipartite", argument, f"have one label for each of the {count}", len(labels))
+    number("bipartite", "least", least, above=0.0, below=1.0)
+    check_labels("bipartite", "y_labels", y_labels, matrix.shape[0], "queries")
+    check_labels("bipartite", "x_labels", x_labels, matrix.shape[1], "keys")
     canvas = blank("bipartite")
-    from matplotlib.collections import LineCollection  # noqa: PLC0415  matplotlib is optional
-
-    axes = canvas.axes
     height = max(matrix.shape)
     # The shorter text stands in the middle of the longer one.
     left, right = ((np.arange(count) + (height - count) / 2 + 0.5) for count in matrix.shape)
-    rows, columns = np.nonzero(np.nan_to_num(matrix) >= least)
-    order = np.argsort(matrix[rows, columns])  # the strongest on top
-    rows, columns = rows[order], columns[order]
-    strength = (matrix[rows, columns].clip(least, 1.0) - least) / (1.0 - least)
-    lines = [((0.0, left[row]), (1.0, right[column])) for row, column in zip(rows, columns, strict=True)]
-    axes.add_collection(
-        LineCollection(
-            lines, colors=colours()(0.15 + 0.8 * strength), linewidths=0.4 + 3.2 * strength, capstyle="round"
-        )
-    )
+    _draw_lines(canvas.axes, matrix, least, left, right)
     for labels, places, x, side in ((y_labels, left, -0.03, "right"), (x_labels, right, 1.03, "left")):
         shown, families = drawable_labels(labels)
         for label, place in zip(shown, places, strict=True):
-            axes.text(
-                x, place, label, size=_SIZE, ha=side, va="center", family=families, color=INK,
-                parse_math=False, usetex=False,
-            )  # fmt: skip
+            canvas.axes.text(x, place, label, size=_SIZE, ha=side, va="center", family=families, **PLAIN)
     for name, x, side in ((y_name, -0.03, "right"), (x_name, 1.03, "left")):
-        shown_name, families = drawable_title(name)
-        axes.text(
-            x, -0.6, shown_name, size=_SIZE, ha=side, va="center", style="italic", family=families, color=INK,
-            parse_math=False, usetex=False,
-        )  # fmt: skip
-    axes.set(xlim=(0, 1), ylim=(height, -1))
-    axes.set_axis_off()
-    if title is not None:
-        canvas.head(title, _BETWEEN + 0.1 * max(map(display_width, [*x_labels, *y_labels])))
-    canvas.fit(_BETWEEN, (height + 1) * _LINE)
-    return canvas.figure
+        canvas.write(x, -0.6, name, size=_SIZE, ha=side, va="center", style="italic")
+    canvas.axes.set(xlim=(0, 1), ylim=(height, -1))
+    canvas.axes.set_axis_off()
+    widest = max(map(display_width, [*x_labels, *y_labels]))
+    return canvas.finished(_BETWEEN, (height + 1) * _LINE, title, title_width=_BETWEEN + 0.1 * widest)
+
+
+def _draw_lines(axes: "Axes", matrix: Array, least: float, left: Array, right: Array) -> None:
+    """A line for each weight of at least ``least``, the strongest on top."""
+    from matplotlib.collections import LineCollection  # noqa: PLC0415  matplotlib is optional
+
+    rows, columns = np.nonzero(np.nan_to_num(matrix) >= least)
+    order = np.argsort(matrix[rows, columns])
+    rows, columns = rows[order], columns[order]
+    strength = (matrix[rows, columns].clip(least, 1.0) - least) / (1.0 - least)
+    lines = [((0.0, left[row]), (1.0, right[column])) for row, column in zip(rows, columns, strict=True)]
+    inks, widths = colours()(0.15 + 0.8 * strength), 0.4 + 3.2 * strength
+    axes.add_collection(LineCollection(lines, colors=inks, linewidths=widths, capstyle="round"))

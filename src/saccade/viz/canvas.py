@@ -2,11 +2,12 @@
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from saccade.errors import missing_extra
+from saccade.viz.arrays import Array
 from saccade.viz.fonts import drawable_title
 
 if TYPE_CHECKING:
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["DPI", "INK", "Canvas", "blank", "colours"]
+__all__ = ["DPI", "INK", "PLAIN", "Canvas", "blank", "colours", "dress", "whole_pixels"]
 
 DPI = 150
 _NOTHING = "#c9d1d3"  # cells that hold no finite number: a grey that is not in the scale
 INK = "#2b2b33"
+PLAIN: dict[str, Any] = {"color": INK, "parse_math": False, "usetex": False}  # `$` and `\` in a text are just that
 _MARGIN = 21 / DPI  # inches
 _TITLE_SIZE = 11.0  # points
 
@@ -36,16 +38,26 @@ class Canvas:
         """Write ``title`` above a map that is ``width`` inches wide, in as many lines as that takes."""
         shown, families = drawable_title(title)
         lines = textwrap.fill(shown, max(int(width * 72 / (0.55 * _TITLE_SIZE)), 40), break_on_hyphens=False)
-        self.axes.set_title(
-            lines,
-            loc="left",
-            size=_TITLE_SIZE,
-            family=families,
-            color=INK,
-            pad=10,
-            parse_math=False,
-            usetex=False,
-        )
+        self.axes.set_title(lines, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
+
+    def write(self, x: float, y: float, text: str, **style: Any) -> None:
+        """Write ``text`` as it is, never as mathematics, at a point of the map."""
+        shown, families = drawable_title(text)
+        self.axes.text(x, y, shown, family=families, **PLAIN, **style)
+
+    def show_pixels(self, pixels: Array, title: str | None) -> "Figure":
+        """The figure of an image ``[height, width, 3]``, pixel for pixel, without axes."""
+        height, width, _ = pixels.shape
+        self.axes.imshow(pixels, interpolation="nearest", aspect="auto", extent=(0, width, height, 0))
+        self.axes.set_axis_off()
+        return self.finished(width / DPI, height / DPI, title)
+
+    def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
+        """The figure around a map of ``width`` x ``height`` inches, with its title if there is one."""
+        if title is not None:
+            self.head(title, width if title_width is None else title_width)
+        self.fit(width, height)
+        return self.figure
 
     def add_scale(self, image: "AxesImage") -> None:
         """Draw the colour scale of ``image`` at the map's right."""
@@ -60,10 +72,10 @@ class Canvas:
         for _ in range(2):
             self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
             drawn = self.figure.get_tightbbox(self._renderer())
-            right += _whole(drawn.x1) - (left + width + right) + _MARGIN
-            top += _whole(drawn.y1) - (bottom + height + top) + _MARGIN
-            left -= _whole(drawn.x0) - _MARGIN
-            bottom -= _whole(drawn.y0) - _MARGIN
+            right += whole_pixels(drawn.x1) - (left + width + right) + _MARGIN
+            top += whole_pixels(drawn.y1) - (bottom + height + top) + _MARGIN
+            left -= whole_pixels(drawn.x0) - _MARGIN
+            bottom -= whole_pixels(drawn.y0) - _MARGIN
         self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
 
     def _place(self, frame: tuple[float, float, float, float], size: tuple[float, float]) -> None:
@@ -90,7 +102,8 @@ def colours() -> "Colormap":
     return LinearSegmentedColormap.from_list("saccade", steps).with_extremes(bad=_NOTHING)
 
 
-def _whole(inches: float) -> float:
+def whole_pixels(inches: float) -> float:
+    """A length of a whole number of pixels, in inches."""
     return round(inches * DPI) / DPI
 
 
@@ -108,3 +121,10 @@ def blank(where: str) -> Canvas:
     figure = Figure(dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     return Canvas(figure, figure.add_axes((0.0, 0.0, 1.0, 1.0)))
+
+
+def dress(axes: "Axes") -> None:
+    """Give a diagram two axes in ink instead of a frame, with small numbers."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)

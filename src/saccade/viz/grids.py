@@ -1,15 +1,14 @@
 """One number for every head of every layer."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from saccade.errors import type_error, value_error
 from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of
-from saccade.viz.canvas import DPI, INK, blank, colours
-from saccade.viz.fonts import drawable_title
+from saccade.viz.canvas import INK, Canvas, blank, colours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,44 +46,37 @@ def head_grid(
     Cost: O(layers * heads) for each grid.
     """
     grids = _named(values)
-    shape = next(iter(grids.values())).shape
+    layers, heads = next(iter(grids.values())).shape
     everything = np.stack(list(grids.values()))
     canvas = blank("head_grid")
-    layers, heads = shape
     height, width = layers * _CELL, heads * _CELL
-    limits_by_name = {
-        name: limits_of("head_grid", everything if shared_scale else grid, limits) for name, grid in grids.items()
-    }
-    heads_up = {name: f"{name}  {low:.3g} – {high:.3g}".strip() for name, (low, high) in limits_by_name.items()}
-    widest = max(width, *(display_width(text) * _LETTER for text in heads_up.values()))
+    ends = {name: limits_of("head_grid", everything if shared_scale else grid, limits) for name, grid in grids.items()}
+    names = {name: f"{name}  {low:.3g} – {high:.3g}".strip() for name, (low, high) in ends.items()}
+    widest = max(width, *(display_width(text) * _LETTER for text in names.values()))
     pitch = (height + _NAME + _BELOW, widest + _SIDE + _GAP)
     columns = min(len(grids), max(1, _WIDEST // pitch[1]))
-    down, across = -(-len(grids) // columns) * pitch[0], columns * pitch[1]
-    sheet = np.ones((down, across, 3))
+    sheet = np.ones((-(-len(grids) // columns) * pitch[0], columns * pitch[1], 3))
     palette = colours()
     for number, (name, grid) in enumerate(grids.items()):
         row, column = divmod(number, columns)
         top, left = row * pitch[0] + _NAME, column * pitch[1] + _SIDE
-        low, high = limits_by_name[name]
-        cells = palette((grid - low) / (high - low))[..., :3]
-        cells = cells.repeat(_CELL, 0).repeat(_CELL, 1)
+        low, high = ends[name]
+        cells = palette((grid - low) / (high - low))[..., :3].repeat(_CELL, 0).repeat(_CELL, 1)
         cells[::_CELL] = cells[:, ::_CELL] = 0.9
         sheet[top : top + height, left : left + width] = cells
-        shown, families = drawable_title(heads_up[name])
-        plain: dict[str, Any] = {"color": INK, "parse_math": False, "usetex": False}
-        canvas.axes.text(left, top - 7, shown, size=8, va="bottom", family=families, **plain)
-        for layer in range(0, layers, _every(layers)):
-            y = top + (layer + 0.5) * _CELL
-            canvas.axes.text(left - 5, y, f"L{layer}", size=6, ha="right", va="center", color=INK)
-        for head in range(0, heads, _every(heads)):
-            x = left + (head + 0.5) * _CELL
-            canvas.axes.text(x, top + height + 3, f"H{head}", size=5.5, ha="center", va="top", color=INK)
-    canvas.axes.imshow(sheet, interpolation="nearest", aspect="auto", extent=(0, across, down, 0))
-    canvas.axes.set_axis_off()
-    if title is not None:
-        canvas.head(title, across / DPI)
-    canvas.fit(across / DPI, down / DPI)
-    return canvas.figure
+        canvas.write(left, top - 7, names[name], size=8, va="bottom")
+        _number(canvas, layers, heads, top, left)
+    return canvas.show_pixels(sheet, title)
+
+
+def _number(canvas: Canvas, layers: int, heads: int, top: int, left: int) -> None:
+    """Write the numbers of layers at the left of a grid, those of heads below."""
+    for layer in range(0, layers, _every(layers)):
+        y = top + (layer + 0.5) * _CELL
+        canvas.axes.text(left - 5, y, f"L{layer}", size=6, ha="right", va="center", color=INK)
+    for head in range(0, heads, _every(heads)):
+        x = left + (head + 0.5) * _CELL
+        canvas.axes.text(x, top + layers * _CELL + 3, f"H{head}", size=5.5, ha="center", va="top", color=INK)
 
 
 def _named(values: object) -> dict[str, Array]:
@@ -106,5 +98,5 @@ def _named(values: object) -> dict[str, Array]:
 
 
 def _every(count: int) -> int:
-    """Numbers are written beside every so many, where there are many."""
+    """Number every row or column where they are few, else every fourth."""
     return 1 if count <= 16 else 4

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.errors import type_error, value_error
+from saccade.errors import value_error
 from saccade.viz.arrays import Array, as_matrix, limits_of, log_limits_of, masked, max_pool
-from saccade.viz.canvas import DPI, Canvas, blank, colours
+from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
+from saccade.viz.labels import check_labels
 from saccade.viz.ticks import name_columns, name_rows
 
 if TYPE_CHECKING:
@@ -69,16 +70,12 @@ def heatmap(
     """
     matrix = masked("heatmap", as_matrix("heatmap", weights), allowed)
     low, high = (log_limits_of if log else limits_of)("heatmap", matrix, limits)
-    _check_labels("x_labels", x_labels, matrix.shape[1], "columns")
-    _check_labels("y_labels", y_labels, matrix.shape[0], "rows")
+    check_labels("heatmap", "x_labels", x_labels, matrix.shape[1], "columns")
+    check_labels("heatmap", "y_labels", y_labels, matrix.shape[0], "rows")
     if annotate and max(matrix.shape) > ANNOTATED_AT_MOST:
-        raise value_error(
-            "heatmap",
-            "a matrix to annotate",
-            f"have at most {ANNOTATED_AT_MOST} rows and columns",
-            f"shape {list(matrix.shape)}",
-            hint="annotate=False draws a matrix of any size.",
-        )
+        rule, got = f"have at most {ANNOTATED_AT_MOST} rows and columns", f"shape {list(matrix.shape)}"
+        hint = "annotate=False draws a matrix of any size."
+        raise value_error("heatmap", "a matrix to annotate", rule, got, hint=hint)
     canvas = blank("heatmap")
     width, height = _size(matrix, annotate, x_labels is not None or y_labels is not None)
     image = _draw_cells(canvas, matrix, (low, high), width, height, log)
@@ -86,35 +83,19 @@ def heatmap(
     name_rows(canvas.axes, y_labels, y_name, matrix.shape[0], height)
     if annotate:
         _draw_values(canvas.axes, image, matrix)
-    if title is not None:
-        canvas.head(title, width)
     canvas.add_scale(image)
-    canvas.fit(width, height)
-    return canvas.figure
-
-
-def _check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
-    if isinstance(labels, str):
-        raise type_error(
-            "heatmap",
-            argument,
-            "be a list of strings",
-            "one string",
-            hint="list(text) is one label per character.",
-        )
-    if labels is not None and len(labels) != count:
-        raise value_error("heatmap", argument, f"have one label for each of the {count} {lines}", len(labels))
+    return canvas.finished(width, height, title)
 
 
 def _size(matrix: Array, annotate: bool, labelled: bool) -> tuple[float, float]:
-    """Width and height of the map in inches, in whole pixels: square cells unless that leaves a thread."""
+    """Width and height of the map in inches, in whole pixels: square cells, unless the map would be too thin."""
     rows, columns = matrix.shape
     longer = max(rows, columns)
     # Inches of a cell, and of the longer side at most. Annotation has its own limit, in cells.
     cell, most = (0.44, np.inf) if annotate else (0.34, _LONGEST) if labelled else (0.6, _PLAIN)
     side = min(longer * cell, most) / longer
     width, height = max(columns * side, _SHORTEST), max(rows * side, _SHORTEST)
-    return round(width * DPI) / DPI, round(height * DPI) / DPI
+    return whole_pixels(width), whole_pixels(height)
 
 
 def _draw_cells(

@@ -7,7 +7,7 @@ import numpy as np
 
 from saccade.errors import value_error
 from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool
-from saccade.viz.canvas import DPI, INK, blank, colours
+from saccade.viz.canvas import INK, blank, colours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,20 +59,11 @@ def mosaic(
     grid = maps.shape[:-2]
     _check_highlight(highlight, grid)
     canvas = blank("mosaic")
-    flat = maps.reshape(-1, *maps.shape[-2:])
-    if log:
-        log_limits_of("mosaic", maps, None)  # something must be above 0
-        flat = np.log10(np.maximum(flat, _TINY))
-        tops = np.fmax.reduce(flat, axis=(1, 2))
-        tops = np.full_like(tops, np.nanmax(tops)) if shared_scale else tops
-        limits = [(float(top) - DECADES, float(top)) if top > np.log10(_TINY) else (0.0, 1.0) for top in tops]
-    else:
-        limits = [limits_of("mosaic", maps if shared_scale else one, None) for one in flat]
+    flat, limits = _scaled(maps, shared_scale, log)
     height, width = _tile_size(*flat.shape[1:])
     columns = grid[1] if len(grid) == 2 else min(len(flat), ceil(sqrt(2 * len(flat))))
     down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE
-    across = columns * (width + _GAP) - _GAP + 2 * _EDGE
-    sheet = np.ones((down, across, 3))
+    sheet = np.ones((down, columns * (width + _GAP) - _GAP + 2 * _EDGE, 3))
     palette = colours()
     for number, index in enumerate(np.ndindex(grid)):
         row, column = divmod(number, columns)
@@ -80,18 +71,25 @@ def mosaic(
         chosen = index == highlight
         edge, ink = (_EDGE, _CHOSEN) if chosen else (1, _FRAME)
         sheet[top - edge : top + height + edge, left - edge : left + width + edge] = ink
-        pixels = _enlarged(flat[number], height, width)
         low, high = limits[number]
-        sheet[top : top + height, left : left + width] = palette((pixels - low) / (high - low))[..., :3]
+        pixels = (_enlarged(flat[number], height, width) - low) / (high - low)
+        sheet[top : top + height, left : left + width] = palette(pixels)[..., :3]
         name = " ".join(f"{letter}{i}" for letter, i in zip("LH"[-len(index) :], index, strict=True))
         weight = "bold" if chosen else "normal"
         canvas.axes.text(left, top - 6, name, size=7, color=INK, weight=weight, va="bottom")
-    canvas.axes.imshow(sheet, interpolation="nearest", aspect="auto", extent=(0, across, down, 0))
-    canvas.axes.set_axis_off()
-    if title is not None:
-        canvas.head(title, across / DPI)
-    canvas.fit(across / DPI, down / DPI)
-    return canvas.figure
+    return canvas.show_pixels(sheet, title)
+
+
+def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tuple[float, float]]]:
+    """The maps ``[maps, q_len, kv_len]``, as logarithms if wanted, and the ends of each one's scale."""
+    flat = maps.reshape(-1, *maps.shape[-2:])
+    if not log:
+        return flat, [limits_of("mosaic", maps if shared_scale else one, None) for one in flat]
+    log_limits_of("mosaic", maps, None)  # something must be above 0
+    flat = np.log10(np.maximum(flat, _TINY))
+    tops = np.fmax.reduce(flat, axis=(1, 2))
+    tops = np.full_like(tops, np.nanmax(tops)) if shared_scale else tops
+    return flat, [(float(top) - DECADES, float(top)) if top > np.log10(_TINY) else (0.0, 1.0) for top in tops]
 
 
 def _check_highlight(highlight: tuple[int, ...] | None, grid: tuple[int, ...]) -> None:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from saccade.arguments import is_number
 from saccade.errors import value_error
 from saccade.viz.arrays import Array, as_numbers, limits_of
-from saccade.viz.canvas import DPI, blank
+from saccade.viz.canvas import blank, whole_pixels
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -56,29 +57,19 @@ def spatial_map(
     """
     grey = _grey(image)
     own = _plane("weights", weights, (1,))
-    if isinstance(opacity, bool) or not isinstance(opacity, (int, float)) or not 0 <= opacity <= 1:
+    if not is_number(opacity) or not 0 <= opacity <= 1:
         raise value_error("spatial_map", "opacity", "be between 0 and 1", repr(opacity))
     low, high = limits_of("spatial_map", own, limits)
     canvas = blank("spatial_map")
-    height, width = (max(side * _LONGER / max(grey.shape), _SHORTER) for side in grey.shape)
-    width, height = round(width * DPI) / DPI, round(height * DPI) / DPI
+    height, width = (whole_pixels(max(side * _LONGER / max(grey.shape), _SHORTER)) for side in grey.shape)
     axes = canvas.axes
     axes.imshow(grey, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    overlay = axes.imshow(
-        _resized(own, grey.shape),
-        cmap=_tints(opacity),
-        vmin=low,
-        vmax=high,
-        aspect="auto",
-        interpolation="nearest",
-    )
+    tinted = _resized(own, grey.shape)
+    overlay = axes.imshow(tinted, cmap=_tints(opacity), vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    if title is not None:
-        canvas.head(title, width)
     canvas.add_scale(overlay)
-    canvas.fit(width, height)
-    return canvas.figure
+    return canvas.finished(width, height, title)
 
 
 def _tints(opacity: float) -> "Colormap":

@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.errors import type_error, value_error
+from saccade.errors import value_error
 from saccade.viz.arrays import Array, as_numbers
-from saccade.viz.canvas import INK, blank
+from saccade.viz.canvas import PLAIN, blank, dress
 from saccade.viz.fonts import drawable_title
+from saccade.viz.labels import check_labels
+from saccade.viz.ticks import name_axis
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["profile"]
@@ -56,43 +59,55 @@ def profile(
 
     Cost: O(lines * points).
     """
-    lines = as_numbers("profile", "values", values)
-    lines = lines[None] if lines.ndim == 1 else lines
-    _check(lines, names)
-    points = lines.shape[1]
-    places = np.arange(points, dtype=np.float64) if x is None else as_numbers("profile", "x", x).astype(np.float64)
-    _check_line("x", places, points)
-    if (np.diff(places) <= 0).any():
-        raise value_error("profile", "x", "ascend", "places that do not")
-    even = None if baseline is None else as_numbers("profile", "baseline", baseline)
-    if even is not None:
-        _check_line("baseline", even, points)
-    shown = places > 0 if log else np.ones(points, dtype=bool)
-    if not np.isfinite(lines[:, shown]).any() or (log and not (np.nan_to_num(lines[:, shown]) > 0).any()):
-        raise value_error("profile", "values", "hold a number to show", "none", hint="log=True shows what is above 0")
+    places, lines, even = _read(values, x, baseline, log)
+    check_labels("profile", "names", names, len(lines), "lines")
     canvas = blank("profile")
     axes = canvas.axes
     for number, line in enumerate(lines):
         ink = _INKS[number % len(_INKS)]
-        where, most, least = _grouped(places[shown], line[shown], log)
+        where, most, least = _grouped(places, line, log)
         name, _ = drawable_title(names[number]) if names is not None else ("_", [])
         axes.plot(where, most, color=ink, linewidth=1.2, label=name)
         if (most != least).any():
             axes.fill_between(where, least, most, color=ink, alpha=0.18, linewidth=0)
     if even is not None:
-        where, most, _ = _grouped(places[shown], even[shown], log)
+        where, most, _ = _grouped(places, even, log)
         axes.plot(where, most, color="#6b6b76", linewidth=1.0, linestyle="--", label="uniform attention")
     if log:
         axes.set(xscale="log", yscale="log")
-    _dress(canvas.axes, x_name, y_name, legend=names is not None or even is not None)
-    if title is not None:
-        canvas.head(title, _WIDTH)
-    canvas.fit(_WIDTH, _HEIGHT)
-    return canvas.figure
+    _name(axes, x_name, y_name, legend=names is not None or even is not None)
+    return canvas.finished(_WIDTH, _HEIGHT, title)
+
+
+def _read(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
+    """Where the shown points stand, the lines ``[lines, points]``, and the baseline."""
+    lines = as_numbers("profile", "values", values)
+    lines = lines[None] if lines.ndim == 1 else lines
+    if lines.ndim != 2 or 0 in lines.shape:
+        raise value_error("profile", "values", "be [points] or [lines, points]", f"shape {list(lines.shape)}")
+    if len(lines) > len(_INKS):
+        raise value_error("profile", "values", f"have at most {len(_INKS)} lines", len(lines), hint="choose some heads")
+    points = lines.shape[1]
+    places = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
+    if (np.diff(places) <= 0).any():
+        raise value_error("profile", "x", "ascend", "places that do not")
+    even = None if baseline is None else _line("baseline", baseline, points)
+    shown = places > 0 if log else np.ones(points, dtype=bool)
+    lines = lines[:, shown]
+    if not np.isfinite(lines).any() or (log and not (np.nan_to_num(lines) > 0).any()):
+        raise value_error("profile", "values", "hold a number to show", "none", hint="log=True shows what is above 0")
+    return places[shown], lines, None if even is None else even[shown]
+
+
+def _line(argument: str, values: object, points: int) -> Array:
+    line = as_numbers("profile", argument, values)
+    if line.shape != (points,):
+        raise value_error("profile", argument, f"have one number for each of the {points} points", list(line.shape))
+    return line
 
 
 def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
-    """Places, largest and smallest of groups of neighbours."""
+    """Groups of neighbouring points: the place of each group, its largest and its smallest number."""
     if len(x) <= _POINTS:
         return x, y, y
     even = np.geomspace(x[0], x[-1], _POINTS) if log else np.linspace(x[0], x[-1], _POINTS)  # a pixel each
@@ -100,35 +115,13 @@ def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
     return x[starts], np.fmax.reduceat(y, starts), np.fmin.reduceat(y, starts)
 
 
-def _dress(axes: object, x_name: str, y_name: str, *, legend: bool) -> None:
-    from matplotlib.axes import Axes  # noqa: PLC0415  matplotlib is optional
-
-    assert isinstance(axes, Axes)
+def _name(axes: "Axes", x_name: str, y_name: str, *, legend: bool) -> None:
     for axis, name in ((axes.xaxis, x_name), (axes.yaxis, y_name)):
-        shown, families = drawable_title(name)
-        axis.set_label_text(shown, size=9, family=families, style="italic", color=INK, parse_math=False, usetex=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(INK)
-    axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
+        name_axis(axis, name)
+    dress(axes)
     axes.margins(x=0.01)
     if legend:
         box = axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
         for text in box.get_texts():
-            text.set(color=INK, parse_math=False, usetex=False)
+            text.set(**PLAIN)
             text.set_fontfamily(drawable_title(text.get_text())[1])
-
-
-def _check(lines: Array, names: Sequence[str] | None) -> None:
-    if lines.ndim != 2 or 0 in lines.shape:
-        raise value_error("profile", "values", "be [points] or [lines, points]", f"shape {list(lines.shape)}")
-    if len(lines) > len(_INKS):
-        raise value_error("profile", "values", f"have at most {len(_INKS)} lines", len(lines), hint="choose some heads")
-    if isinstance(names, str):
-        raise type_error("profile", "names", "be a list of strings", "one string")
-    if names is not None and len(names) != len(lines):
-        raise value_error("profile", "names", f"have one for each of the {len(lines)} lines", len(names))
-
-
-def _check_line(argument: str, values: Array, points: int) -> None:
-    if values.shape != (points,):
-        raise value_error("profile", argument, f"have one number for each of the {points} points", list(values.shape))

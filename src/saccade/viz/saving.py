@@ -1,4 +1,4 @@
-"""Writing a figure so that nobody ever finds half a file."""
+"""Writes a figure so that nobody ever finds half a file."""
 
 import os
 from pathlib import Path

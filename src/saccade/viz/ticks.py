@@ -2,25 +2,20 @@
 
 from collections.abc import Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from saccade.text.labels import display_width
-from saccade.viz.canvas import INK
+from saccade.viz.canvas import INK, PLAIN
 from saccade.viz.fonts import drawable_labels, drawable_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["name_columns", "name_rows"]
+__all__ = ["name_axis", "name_columns", "name_rows"]
 
 _SIZE = 9.0  # points
 _COLUMN = 0.62 * _SIZE  # points that one column of text takes, a little more than it needs
-_PLAIN: dict[str, Any] = {
-    "parse_math": False,
-    "usetex": False,
-    "color": INK,
-}  # `$` and `\` in a label are just that
 
 
 def name_columns(axes: "Axes", labels: Sequence[str] | None, name: str, count: int, width: float) -> None:
@@ -37,12 +32,17 @@ def name_rows(axes: "Axes", labels: Sequence[str] | None, name: str, count: int,
     _write(axes.yaxis, labels, name, count, height, across=False)
 
 
+def name_axis(axis: "Axis", name: str) -> None:
+    """Write the name of an axis beside it."""
+    shown, families = drawable_title(name)
+    axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
+
+
 def _write(axis: "Axis", labels: Sequence[str] | None, name: str, count: int, length: float, *, across: bool) -> bool:
-    """Write the labels along ``axis``; true when they are too wide to stand level side by side."""
+    """Write the labels along ``axis``; True if they are too wide to stand side by side without a slant."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
-    shown, families = drawable_title(name)
-    axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **_PLAIN)
+    name_axis(axis, name)
     if labels is None:
         axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
         # Not more steps than lines fit; a map of few cells has a number for each.
@@ -52,6 +52,6 @@ def _write(axis: "Axis", labels: Sequence[str] | None, name: str, count: int, le
     room = length * 72 / count  # points per cell
     slanted = across and max(map(display_width, drawable)) * _COLUMN > room
     every = ceil((1.45 if slanted else 1.2) * _SIZE / room) if slanted or not across else 1
-    axis.set_ticks(range(0, count, every), labels=drawable[::every], size=_SIZE, family=families, **_PLAIN)
+    axis.set_ticks(range(0, count, every), labels=drawable[::every], size=_SIZE, family=families, **PLAIN)
     axis.set_tick_params(which="major", length=0)
     return slanted

@@ -1,11 +1,12 @@
-"""Error against time."""
+"""Error against time, one point for each mechanism."""
 
 import math
 from typing import TYPE_CHECKING
 
-from saccade.errors import type_error, value_error
+from saccade.arguments import instance
+from saccade.errors import value_error
 from saccade.mechanisms.comparison import CLOSE, ROUGH, Comparison
-from saccade.viz.canvas import INK, blank
+from saccade.viz.canvas import INK, PLAIN, blank, dress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +36,7 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         ValueError: no mechanism in it has an error.
         ImportError: matplotlib is not installed.
     """
-    if not isinstance(comparison, Comparison):
-        raise type_error("tradeoff", "comparison", "be what saccade.compare returns", type(comparison).__name__)
+    instance("tradeoff", "comparison", comparison, Comparison, "be what saccade.compare returns")
     rows = [row for row in comparison.rows if math.isfinite(row.error_median) and math.isfinite(row.seconds)]
     if not rows:
         raise value_error("tradeoff", "comparison", "hold a mechanism with an error", "none")
@@ -50,9 +50,7 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     for number, (row, x, y) in enumerate(zip(rows, times, errors, strict=True), start=1):
         axes.annotate(str(number), (x, y), (5, 4), textcoords="offset points", size=8, color=INK)
         beside = (1.03, 1 - number * 0.07)
-        axes.annotate(
-            f"{number}  {row.name}", beside, xycoords="axes fraction", size=8, color=INK, parse_math=False, usetex=False
-        )
+        axes.annotate(f"{number}  {row.name}", beside, xycoords="axes fraction", size=8, **PLAIN)
     exact = comparison.exact_seconds * 1e3
     axes.axvline(exact, color=_EXACT, linestyle="--", linewidth=1)
     axes.annotate("exact", (exact, floor), (3, 2), textcoords="offset points", size=8, color=_EXACT)
@@ -60,9 +58,5 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         axes.axhline(limit, color=INK, linestyle=":", linewidth=0.8)
     ends = [*times, exact]
     axes.set(xlim=(min(ends) / 2, max(ends) * 4), ylim=(floor / 1.5, max(*errors, ROUGH) * 2))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
-    if title is not None:
-        canvas.head(title, _WIDTH)
-    canvas.fit(_WIDTH, _HEIGHT)
-    return canvas.figure
+    dress(axes)
+    return canvas.finished(_WIDTH, _HEIGHT, title)

@@ -1,5 +1,9 @@
 """Where a law has something to say: each condition gives the reason why not, or None."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 from saccade.testing.case import Case
 from saccade.testing.subject import Subject
 
@@ -21,64 +25,28 @@ __all__ = [
 ]
 
 
-def is_causal(subject: Subject, case: Case) -> str | None:
-    """No query sees a later key."""
-    return None if case.is_causal else "a query may see the future"
+def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:
+    """The condition that something holds of a case, and the reason that it gives where it does not."""
+
+    def condition(subject: Subject, case: Case) -> str | None:
+        """Holds, or says why the law does not apply."""
+        return None if holds(case) else reason
+
+    return condition
 
 
-def is_full(subject: Subject, case: Case) -> str | None:
-    """Every query sees every key."""
-    return None if bool(case.allowed.all()) else "some key may not be seen"
-
-
-def is_small(subject: Subject, case: Case) -> str | None:
-    """Small enough to ask for every derivative."""
-    return None if case.q_len * case.kv_len <= 400 else "too long to ask for every derivative"
-
-
-def has_empty_rows(subject: Subject, case: Case) -> str | None:
-    """Some row may attend to nothing."""
-    return None if not bool(case.allowed.any(-1).all()) else "every row sees something"
-
-
-def has_no_sink(subject: Subject, case: Case) -> str | None:
-    """No sink."""
-    return "a sink would count once in each part" if case.sink else None
-
-
-def has_queries_and_keys(subject: Subject, case: Case) -> str | None:
-    """There is something to attend to, and someone to do so."""
-    return None if case.allowed.numel() else "nothing to attend to"
-
-
-def hides_something(subject: Subject, case: Case) -> str | None:
-    """Some query may not attend to some key."""
-    return None if not bool(case.allowed.all()) else "nothing is hidden"
-
-
-def shows_something(subject: Subject, case: Case) -> str | None:
-    """Some query may attend to some key."""
-    return None if bool(case.allowed.any()) else "nothing is seen"
-
-
-def has_several_queries(subject: Subject, case: Case) -> str | None:
-    """More than one query."""
-    return None if case.q_len > 1 else "a single query"
-
-
-def default_positions(subject: Subject, case: Case) -> str | None:
-    """Positions follow from lengths."""
-    return None if not case.explicit_positions else "positions are given"
-
-
-def shares_keys(subject: Subject, case: Case) -> str | None:
-    """Several query heads read one group of keys."""
-    return None if case.num_kv_heads < case.num_heads else "every head has its own keys"
-
-
-def has_several_items(subject: Subject, case: Case) -> str | None:
-    """More than one batch item."""
-    return None if case.batch > 1 else "a single batch item"
+is_causal = _unless("a query may see the future", lambda case: case.is_causal)
+is_full = _unless("some key may not be seen", lambda case: bool(case.allowed.all()))
+is_small = _unless("too long to ask for every derivative", lambda case: case.q_len * case.kv_len <= 400)
+has_empty_rows = _unless("every row sees something", lambda case: not bool(case.allowed.any(-1).all()))
+has_no_sink = _unless("a sink would count once in each part", lambda case: not case.sink)
+has_queries_and_keys = _unless("nothing to attend to", lambda case: bool(case.allowed.numel()))
+hides_something = _unless("nothing is hidden", lambda case: not bool(case.allowed.all()))
+shows_something = _unless("nothing is seen", lambda case: bool(case.allowed.any()))
+has_several_queries = _unless("a single query", lambda case: case.q_len > 1)
+default_positions = _unless("positions are given", lambda case: not case.explicit_positions)
+shares_keys = _unless("every head has its own keys", lambda case: case.num_kv_heads < case.num_heads)
+has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:

@@ -14,7 +14,7 @@ from saccade.testing.case import Case
 from saccade.testing.laws.backward import random_like
 from saccade.testing.laws.expect import LawBroken, holds
 from saccade.testing.laws.law import law
-from saccade.testing.laws.some import SOME
+from saccade.testing.laws.options import SOME
 from saccade.testing.problem import Problem
 from saccade.testing.subject import OPTIONS, Subject
 

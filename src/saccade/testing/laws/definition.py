@@ -14,7 +14,7 @@ from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients, truth_gradients
 from saccade.testing.laws.expect import LawBroken, close, holds
 from saccade.testing.laws.law import law
-from saccade.testing.laws.some import SOME, some_bias, some_relative, some_score, some_sink
+from saccade.testing.laws.options import SOME, some_bias, some_relative, some_score, some_sink
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
@@ -200,18 +200,7 @@ def dtypes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 @law(
-    cases=(
-        Case(
-            "two-large-scores",
-            batch=1,
-            num_heads=1,
-            num_kv_heads=1,
-            q_len=1,
-            kv_len=2,
-            head_dim=4,
-            value_dim=4,
-        ),
-    ),
+    cases=(Case("two-large-scores", batch=1, num_heads=1, num_kv_heads=1, q_len=1, kv_len=2, head_dim=4, value_dim=4),),
     dtypes=(torch.bfloat16, torch.float16),
 )
 def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:
@@ -235,20 +224,6 @@ def _described(what: str, got: Tensor, dtype: torch.dtype, shape: list[int], pro
 
 
 LAWS = (
-    oracle,
-    lse,
-    gradients_of_inputs,
-    gradient_of_bias,
-    gradients_of_parameters,
-    gradients_through_lse,
-    gradcheck,
-    scale,
-    softcap,
-    bias,
-    score,
-    relative,
-    sink,
-    order,
-    dtypes,
-    half_precision,
+    *(oracle, lse, gradients_of_inputs, gradient_of_bias, gradients_of_parameters, gradients_through_lse, gradcheck),
+    *(scale, softcap, bias, score, relative, sink, order, dtypes, half_precision),
 )

@@ -8,7 +8,7 @@ from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients
 from saccade.testing.laws.expect import holds, same
 from saccade.testing.laws.law import law
-from saccade.testing.laws.some import some_sink
+from saccade.testing.laws.options import some_sink
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
@@ -55,12 +55,7 @@ def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             value=problem.value.index_add(2, at, torch.full_like(problem.value[:, :, :1], 9.0)),
         )
         blind = ~problem.allowed[..., key]
-        same(
-            f"after key {key} changed, a row blind to it",
-            subject.output(changed)[blind],
-            before[blind],
-            dtype,
-        )
+        same(f"after key {key} changed, a row blind to it", subject.output(changed)[blind], before[blind], dtype)
 
 
 @law(where=(conditions.is_causal, conditions.hides_something))

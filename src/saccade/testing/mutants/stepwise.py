@@ -28,29 +28,9 @@ class Stepwise:
         *("relative", "q_positions", "kv_positions"),
     )
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor,
-        *,
-        bias: Tensor | Bias | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sink_logit: Tensor | None = None,
-        score: Score | None = None,
-        dropout_p: float = 0.0,
-        q_positions: Tensor | None = None,
-        kv_positions: Tensor | None = None,
-    ) -> Tensor:
-        """The output, ``[batch, heads, q_len, value_dim]``."""
-        # fmt: off
-        return self.with_lse(
-            query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit, score=score,
-            dropout_p=dropout_p, q_positions=q_positions, kv_positions=kv_positions,
-        )[0]
-        # fmt: on
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
+        """The output, ``[batch, heads, q_len, value_dim]``; options are those of `with_lse`."""
+        return self.with_lse(query, key, value, mask, **options)[0]
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
         """Why it will not run these inputs; empty if it will."""

@@ -64,12 +64,7 @@ class HalfSoftmax(Stepwise):
     """Scores leave the first product in half precision."""
 
     def block(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        allowed: Tensor,
-        **options: Any,
+        self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
         self.narrow = query.dtype
         return super().block(query, key, value, allowed, **options)

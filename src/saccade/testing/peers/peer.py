@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from saccade.testing.peers import functional, multihead
+from saccade.testing.peers import torch_attention
 from saccade.testing.subject import Subject
 
 __all__ = ["PEERS", "Peer"]
@@ -41,11 +41,11 @@ def _module(call: str, adapter: Callable[..., Tensor], *, need_weights: bool, tr
 
 
 PEERS = (
-    Peer("F.scaled_dot_product_attention(q, k, v, mask)", functional.with_mask, gqa=True),
-    Peer("F.scaled_dot_product_attention(q, k, v, is_causal=True)", functional.with_flag, gqa=True),
-    _module("mha(q, k, v, need_weights=True)", multihead.across, need_weights=True, training=True),
-    _module("mha(q, k, v, need_weights=False)", multihead.across, need_weights=False, training=True),
-    _module("mha.train()(x, x, x, need_weights=False)", multihead.within, need_weights=False, training=True),
-    _module("mha.eval()(x, x, x, need_weights=False)", multihead.within, need_weights=False, training=False),
-    _module("mha.eval()(x, x, x, need_weights=True)", multihead.within, need_weights=True, training=False),
+    Peer("F.scaled_dot_product_attention(q, k, v, mask)", torch_attention.with_mask, gqa=True),
+    Peer("F.scaled_dot_product_attention(q, k, v, is_causal=True)", torch_attention.with_flag, gqa=True),
+    _module("mha(q, k, v, need_weights=True)", torch_attention.across, need_weights=True, training=True),
+    _module("mha(q, k, v, need_weights=False)", torch_attention.across, need_weights=False, training=True),
+    _module("mha.train()(x, x, x, need_weights=False)", torch_attention.within, need_weights=False, training=True),
+    _module("mha.eval()(x, x, x, need_weights=False)", torch_attention.within, need_weights=False, training=False),
+    _module("mha.eval()(x, x, x, need_weights=True)", torch_attention.within, need_weights=True, training=False),
 )

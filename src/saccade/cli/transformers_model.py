@@ -1,4 +1,4 @@
-"""Models of other people: a folder that transformers can load, looked at while it runs on its own kernels."""
+"""Models that transformers loads from a folder, and that are looked at while they run on their own kernels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from saccade.recording import record
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Foreign", "load_foreign"]
+__all__ = ["TransformersModel", "load_transformers"]
 
 _CROSS = ("cross", "encdec", "encoder_attn")  # what layers that look at another text are called
 
 
-class Foreign:
+class TransformersModel:
     """A transformers model in evaluation mode, with its tokenizer.
 
     Attributes:
@@ -67,7 +67,7 @@ class Foreign:
         return [recording[name].matrix for name in names]
 
 
-def load_foreign(folder: Path) -> Foreign:
+def load_transformers(folder: Path) -> TransformersModel:
     """Load a model and its tokenizer from a folder: safetensors and JSON only, and no code from it.
 
     Raises:
@@ -97,7 +97,7 @@ def load_foreign(folder: Path) -> Foreign:
             logging.enable_progress_bar()
     if not getattr(tokenizer, "is_fast", False):
         raise value_error("look", "--model", "have a fast tokenizer (tokenizer.json)", f"{folder}")
-    return Foreign(model, tokenizer)
+    return TransformersModel(model, tokenizer)
 
 
 def _check_layers(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tap: what hands out the matrices of a model while the model runs on its own kernels."""
+"""Valve: hands out the matrices of a model while the model runs on its own kernels."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Sink = Callable[[str, Make], None]
 
 
 class Valve:
-    """Where all taps of one recording flow together: what is inside of a call that was handed out stays silent.
+    """Collects the calls that the taps of one recording hear. Calls within a call that was handed out are left out.
 
-    Threads are apart: what one of them is in the middle of silences no other.
+    Each thread counts for itself: a call in one of them leaves out nothing of another.
 
     Args:
         sink: receives each call, after the model's own kernel ran, in the thread that ran it.
@@ -77,7 +77,7 @@ class Valve:
 
 
 class Ear(NamedTuple):
-    """One who listens at a module.
+    """A recording that listens to a module.
 
     Attributes:
         name: what the recording calls the module.
@@ -96,7 +96,7 @@ class _Here(threading.local):
 
 @contextmanager
 def closed(ears: Iterable[Ear]) -> Iterator[None]:
-    """Nothing that is called meanwhile is another layer, for all who listen."""
+    """Hand out nothing meanwhile, for all who listen: what a known call runs is part of it."""
     with ExitStack() as stack:
         for ear in ears:
             stack.enter_context(ear.valve.closed())

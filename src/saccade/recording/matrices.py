@@ -1,4 +1,4 @@
-"""JoinedRows: the rows of several calls, one below the other, as one matrix."""
+"""Matrices made of other matrices: a few of their heads, and the rows of several calls one below the other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,75 @@ from saccade.matrix import Matrix
 from saccade.plan import Ranges
 from saccade.statistics import Block
 
-__all__ = ["JoinedRows"]
+__all__ = ["ChosenHeads", "JoinedMatrices"]
 
 
-class JoinedRows(Matrix):
+class _Around(Matrix):
+    """A matrix with the dtype, device and kind of rows of another one."""
+
+    def __init__(self, inner: Matrix):
+        self.inner = inner
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.inner.kv_heads
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.inner.is_stochastic
+
+
+class ChosenHeads(_Around):
+    """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
+
+    Args:
+        matrix: the matrix of all heads.
+        heads: which, counted from 0.
+
+    Attributes:
+        inner: the matrix of all heads.
+        heads: which of them these are.
+
+    Example:
+        >>> from saccade import AttentionMatrix
+        >>> ChosenHeads(AttentionMatrix(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)), [3, 1]).shape
+        (1, 2, 3, 3)
+    """
+
+    def __init__(self, matrix: Matrix, heads: Sequence[int]):
+        super().__init__(matrix)
+        self.heads = tuple(heads)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, _, q_len, kv_len = self.inner.shape
+        return (batch, len(self.heads), q_len, kv_len)
+
+    @property
+    def kv_heads(self) -> int:
+        """As many as heads: values for a product are those of each head chosen."""
+        return len(self.heads)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        for number, own in enumerate(self.heads):
+            if head is None or head == number:
+                for block in self.inner.blocks(batch, own, rows):
+                    yield block._replace(heads=slice(number, number + 1))
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        return self.inner.positions(rows, columns)
+
+
+class JoinedMatrices(_Around):
     """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
 
     Args:
@@ -27,30 +92,19 @@ class JoinedRows(Matrix):
         >>> prompt = AttentionMatrix(x[:, :, :4], x[:, :, :4], masks.Causal())
         >>> step = AttentionMatrix(x[:, :, 4:], x, masks.Causal())
         >>> whole = AttentionMatrix(x, x, masks.Causal())
-        >>> torch.allclose(JoinedRows([prompt, step], [0, 0]).to_dense(), whole.to_dense())
+        >>> torch.allclose(JoinedMatrices([prompt, step], [0, 0]).to_dense(), whole.to_dense())
         True
     """
 
     def __init__(self, matrices: Sequence[Matrix], first_columns: Sequence[int]):
+        super().__init__(matrices[0])
         self._parts = tuple(zip(matrices, first_columns, strict=True))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        batch, heads, _, _ = self._parts[0][0].shape
+        batch, heads, _, _ = self.inner.shape
         q_len = sum(matrix.shape[2] for matrix, _ in self._parts)
         return (batch, heads, q_len, max(first + matrix.shape[3] for matrix, first in self._parts))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._parts[0][0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._parts[0][0].device
-
-    @property
-    def kv_heads(self) -> int:
-        return self._parts[0][0].kv_heads
 
     @property
     def is_stochastic(self) -> bool:

@@ -5,9 +5,9 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.recording.held import Held
-from saccade.recording.joined_rows import JoinedRows
-from saccade.recording.some_heads import some_heads
+from saccade.recording.chosen_heads import chosen_heads
+from saccade.recording.kept_matrices import KeptMatrices
+from saccade.recording.matrices import JoinedMatrices
 
 
 def matrix_of(query, key):
@@ -17,11 +17,11 @@ def matrix_of(query, key):
 def test_memory_that_is_written_to_again():
     query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
     expected = matrix_of(query, key).to_dense().clone()
-    held = Held()
-    held.add(matrix_of(query, key), 0)
+    kept = KeptMatrices()
+    kept.add(matrix_of(query, key), 0)
     query.zero_()
     key.zero_()
-    assert torch.equal(held.matrix().to_dense(), expected)
+    assert torch.equal(kept.matrix().to_dense(), expected)
 
 
 @pytest.mark.parametrize("heads", [None, [1]])
@@ -31,34 +31,34 @@ def test_a_mask_that_is_written_to_again(kind, guard, heads):
     with guard():
         x, allowed, bias = torch.randn(1, 2, 4, 8), torch.rand(4, 4) < 0.6, torch.randn(4, 4)
         matrix = sc.AttentionMatrix(x, x, masks.Dense(allowed), bias=bias)
-        matrix = matrix if heads is None else some_heads(matrix, heads)
+        matrix = matrix if heads is None else chosen_heads(matrix, heads)
         expected = matrix.to_dense()
-        held = Held()
-        held.add(matrix, 0)
-        assert torch.equal(held.matrix().to_dense(), expected)
+        kept = KeptMatrices()
+        kept.add(matrix, 0)
+        assert torch.equal(kept.matrix().to_dense(), expected)
         allowed.logical_not_() if kind == "mask" else bias.neg_()
         if guard is torch.inference_mode:
-            assert torch.equal(held.matrix().to_dense(), expected)
+            assert torch.equal(kept.matrix().to_dense(), expected)
         else:
             with pytest.raises(sc.UnsupportedError, match=r"changed in place since the call(.|\n)*mask.clone"):
-                held.matrix()
+                kept.matrix()
 
 
 def test_keys_that_a_cache_has_changed():
     query, key = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
     other = key.clone()
     other[:, :, 1] += 1.0  # such as one that rounds old keys
-    held = Held()
+    kept = KeptMatrices()
     for rows, keys in (((0, 4), key), ((4, 5), other), ((5, 6), key)):
-        held.add(matrix_of(query[:, :, slice(*rows)], keys[:, :, : rows[1]]), 0)
+        kept.add(matrix_of(query[:, :, slice(*rows)], keys[:, :, : rows[1]]), 0)
     first, second, third = (matrix_of(query, keys).to_dense() for keys in (key, other, key))
     expected = torch.cat([first[:, :, :4], second[:, :, 4:5], third[:, :, 5:]], 2)
-    torch.testing.assert_close(held.matrix().to_dense(), expected)
+    torch.testing.assert_close(kept.matrix().to_dense(), expected)
 
 
 def test_positions_of_calls_that_do_not_know_where_they_stand():
     x = torch.randn(1, 1, 5, 8)
-    whole = JoinedRows([matrix_of(x[:, :, :4], x[:, :, :4]), matrix_of(x[:, :, 4:], x[:, :, 2:])], [0, 2])
+    whole = JoinedMatrices([matrix_of(x[:, :, :4], x[:, :, :4]), matrix_of(x[:, :, 4:], x[:, :, 2:])], [0, 2])
     q, kv = whole.positions(range(1, 5), (range(1, 3), range(4, 5)))
     assert q.flatten().tolist() == [1, 2, 3, 4]
     assert kv.flatten().tolist() == [1, 2, 4]
@@ -79,7 +79,7 @@ def test_positions_of_a_ragged_batch():
         own = {"q_positions": places[:, rows], "kv_positions": places[:, : rows.stop]}
         return sc.AttentionMatrix(x[:, :, rows], x[:, :, : rows.stop], masks.Causal(), **own)
 
-    whole = JoinedRows([part(slice(0, 3)), part(slice(3, 4))], [0, 0])
+    whole = JoinedMatrices([part(slice(0, 3)), part(slice(3, 4))], [0, 0])
     q, kv = whole.positions(range(4), (range(4),))
     assert torch.equal(q[:, 0, :, 0], places)
     assert torch.equal(kv[:, 0, 0], places)

@@ -43,9 +43,7 @@ class PositionInformation(Fold[_State, Tensor]):
         tensor([[4.]])
     """
 
-    @property
-    def needs_distributions(self) -> bool:
-        return True
+    needs_distributions = True
 
     def start(self, outline: Outline) -> _State:
         zeros = torch.zeros(outline.shape[:2], dtype=outline.sum_dtype, device=outline.device)

@@ -1,18 +1,20 @@
-"""How a command ends where it cannot do what was asked: a sentence, and an exit status that says whose fault it is."""
+"""How a command ends that cannot do what was asked: one sentence, and an exit status that says whose fault it is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import typer
 from torch import nn
 
-from saccade.cli.foreign import Foreign
 from saccade.cli.loading import check_numbers
+from saccade.cli.transformers_model import TransformersModel
 from saccade.text import visible
 
-__all__ = ["loaded", "refuse", "refuse_beside"]
+__all__ = ["folder_for", "loaded", "refuse", "refuse_beside", "writing"]
 
-Loaded = TypeVar("Loaded", bound=nn.Module | Foreign)
+Loaded = TypeVar("Loaded", bound=nn.Module | TransformersModel)
 
 
 def refuse(command: str, sentence: str) -> NoReturn:
@@ -43,6 +45,21 @@ def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], wh
             refuse(context.info_name or "", f"{option} must be left out where {chosen} is given, which {why}")
 
 
+@contextmanager
+def writing(command: str, option: str, folder: Path) -> Iterator[None]:
+    """Write into a folder meanwhile; end where it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        refuse(command, f"{option} must be a folder that can be written; got {folder} ({error.strerror})")
+
+
+def folder_for(command: str, option: str, folder: Path) -> None:
+    """Make a folder, or end where it cannot be made."""
+    with writing(command, option, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
     """What ``load`` makes of a name or folder; where it cannot, end with the reason and exit status 1.
 
@@ -50,7 +67,7 @@ def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
     """
     try:
         found = load(model)
-        check_numbers(found.module if isinstance(found, Foreign) else found)
+        check_numbers(found.module if isinstance(found, TransformersModel) else found)
         return found
     except (ValueError, ImportError, NotImplementedError, OSError) as error:
         _say(command, str(error).removeprefix("load: ").removeprefix(f"{command}: ").split("\n"))
@@ -58,5 +75,5 @@ def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
 
 
 def _say(command: str, lines: Sequence[str]) -> None:
-    """What is in a line may come from outside; where a line ends is for us to say."""
+    """Print lines; whatever is invisible in them, since they may come from outside, as its escape."""
     typer.echo(f"saccade {command}: " + "\n".join(map(visible, lines)), err=True)

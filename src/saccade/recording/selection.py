@@ -1,4 +1,4 @@
-"""Choice: which layers and heads are recorded."""
+"""Selection: which layers and heads are recorded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 
 from saccade.errors import type_error, value_error
 
-__all__ = ["Choice"]
+__all__ = ["Selection"]
 
 
-class Choice:
+class Selection:
     """Layers by number or name, heads by number.
 
     Args:

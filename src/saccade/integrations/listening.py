@@ -1,39 +1,61 @@
-"""Post: what stands in for a module's ``forward`` while anyone listens to it, one for all who do."""
+"""Post: stands in for a module's ``forward`` while somebody listens to its calls."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from saccade.integrations.tap import Ear
+from saccade.integrations.valve import Ear, Valve
 
-__all__ = ["CHANGING", "Kind", "Post", "listening"]
+__all__ = ["CHANGING", "HeardCall", "Kind", "Post", "Running", "listening"]
 
-Kind = Callable[[nn.Module, Callable[..., Any], tuple[Ear, ...], tuple[Any, ...], dict[str, Any]], Any]
-"""Runs a call, ``kind(module, forward, ears, args, kwargs)``, and lets all ears know."""
+
+class HeardCall(NamedTuple):
+    """A call of a module that somebody listens to.
+
+    Attributes:
+        module: the module.
+        forward: its own forward pass.
+        ears: who listens.
+        args, kwargs: what the call was given.
+    """
+
+    module: nn.Module
+    forward: Callable[..., Any]
+    ears: tuple[Ear, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        """What the module says."""
+        return self.forward(*self.args, **self.kwargs)
+
+
+Kind = Callable[[HeardCall], Any]
+"""Runs a call, and tells all who listen."""
 
 CHANGING = threading.RLock()
 """Held by whoever begins or ends to listen, to any model."""
 
 
 class Post:
-    """A module's ``forward``, heard by as many as come and go, in any order.
+    """A module's ``forward`` with listeners, who may come and go in any order.
 
-    Who begins while a call runs does not hear that call: who listens is read when it begins. Without listeners a post
-    is the forward pass that it stands for.
+    Who begins to listen while a call runs does not hear that call: listeners are looked up when a call begins. Without
+    listeners a post is the forward pass that it stands for.
 
     Not a hook: torch's encoder layers leave their fast path where hooks are (pytorch#82919), and say other bits then.
     And not one function around another for each who listens: the first to leave would take the others along.
 
     Args:
         module: whose ``forward`` it is.
-        kind: what is done with a call.
+        kind: runs a call and tells the listeners.
 
     Attributes:
         ears: who listens; replaced, never changed.
@@ -51,7 +73,7 @@ class Post:
         ears = self.ears
         if not ears:
             return self._original(*args, **kwargs)
-        return self.kind(self._module, self._original, ears, args, kwargs)
+        return self.kind(HeardCall(self._module, self._original, ears, args, kwargs))
 
     def __reduce__(self) -> Any:
         """A copy of a model that somebody listens to is a model to which nobody does."""
@@ -88,9 +110,34 @@ class Post:
         return post
 
 
+class Running(threading.local):
+    """The calls that each thread is in the middle of, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+
+    @contextmanager
+    def within(self, *items: Any) -> Iterator[None]:
+        """Put these on the stack of this thread meanwhile."""
+        before = len(self.stack)
+        self.stack.extend(items)
+        try:
+            yield
+        finally:
+            del self.stack[before:]
+
+
 @contextmanager
-def listening(module: nn.Module, kind: Kind, ear: Ear) -> Iterator[None]:
-    """Listen to a module."""
+def listening(heard: Iterable[tuple[nn.Module, str, Kind]], valve: Valve) -> Iterator[None]:
+    """Listen to modules, each under a name and in a way of its own."""
+    with ExitStack() as stack:
+        for module, name, kind in heard:
+            stack.enter_context(_listening(module, kind, Ear(name, valve)))
+        yield
+
+
+@contextmanager
+def _listening(module: nn.Module, kind: Kind, ear: Ear) -> Iterator[None]:
     with CHANGING:
         post = Post.at(module, kind)
         post.add(ear)

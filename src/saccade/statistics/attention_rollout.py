@@ -1,48 +1,20 @@
-"""Attention rollout, a few rows at a time."""
+"""Attention rollout: what reaches the last layer from the first, a few rows at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer, is_number
-from saccade.errors import type_error, unsupported, value_error
+from saccade.arguments import integer, number
+from saccade.errors import unsupported, value_error
+from saccade.statistics.matrix_like import MatrixLike
 
 __all__ = ["rollout"]
 
 
-class Layer(Protocol):
-    """What is needed of a `saccade.Matrix`."""
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the products."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the ingredients are."""
-        ...
-
-    @property
-    def is_stochastic(self) -> bool:
-        """Whether rows are distributions."""
-        ...
-
-    def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x``."""
-        ...
-
-
-def rollout(matrices: Sequence[Layer], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
+def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
     r"""What reaches some queries of the last layer from the tokens of the first, ``[batch, len(queries), kv_len]``.
 
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, \tfrac1H \textstyle\sum_h A_{l,h}^\top r
@@ -75,25 +47,19 @@ def rollout(matrices: Sequence[Layer], queries: Sequence[int], *, residual: floa
     layers = list(matrices)
     if not layers:
         raise value_error("rollout", "matrices", "hold one for each layer", "none")
-    if not is_number(residual):
-        raise type_error("rollout", "residual", "be a number", type(residual).__name__)
-    if not 0.0 <= residual <= 1.0:
+    if not 0.0 <= number("rollout", "residual", residual) <= 1.0:
         raise value_error("rollout", "residual", "be from 0 to 1", residual)
     first = layers[0]
     batch, _, length, _ = first.shape
-    for number, layer in enumerate(layers):
+    for place, layer in enumerate(layers):
         own = (layer.shape[0], layer.shape[2], layer.shape[3], layer.dtype)
         if own != (batch, length, length, first.dtype):
             rule = f"all be [{batch}, heads, {length}, {length}] in {first.dtype}, like the first"
-            raise value_error("rollout", "matrices", rule, f"{list(layer.shape)} in {layer.dtype} at layer {number}")
+            raise value_error("rollout", "matrices", rule, f"{list(layer.shape)} in {layer.dtype} at layer {place}")
         if not layer.is_stochastic:
-            reason = f"the rows of layer {number} do not sum to 1 (is_stochastic is False)"
+            reason = f"the rows of layer {place} do not sum to 1 (is_stochastic is False)"
             raise unsupported("rollout", "a rollout", [reason])
-    chosen = list(queries)
-    if not all(is_integer(query) for query in chosen):
-        raise type_error("rollout", "queries", "be ints", repr(chosen))
-    if not all(-length <= query < length for query in chosen):
-        raise value_error("rollout", "queries", f"be in [{-length}, {length})", chosen)
+    chosen = [integer("rollout", "each of queries", query, -length, below=length) for query in queries]
     with torch.no_grad():
         rows = torch.zeros(batch, 1, length, len(chosen), dtype=first.dtype, device=first.device)
         for place, query in enumerate(chosen):

@@ -1,4 +1,4 @@
-"""What is looked at: the matrices of a model on a text, and the words of its rows and columns."""
+"""Reads a text with a model: the matrices of all layers, and the words of their rows and columns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from tokenizers import Encoding, Tokenizer
 
-from saccade.cli.foreign import Foreign, load_foreign
 from saccade.cli.loading import NAMED, load
+from saccade.cli.transformers_model import TransformersModel, load_transformers
 from saccade.errors import UnsupportedError, value_error
 from saccade.matrix import Matrix
 from saccade.models import Decoder, Encoder
@@ -19,7 +19,7 @@ from saccade.text import Word, words
 
 __all__ = ["Model", "Subject", "load_model", "subject_of"]
 
-Model = Encoder | Decoder | Foreign
+Model = Encoder | Decoder | TransformersModel
 
 
 class Subject(NamedTuple):
@@ -38,7 +38,7 @@ class Subject(NamedTuple):
 
 
 def load_model(name: str) -> Model:
-    """A model by name or folder; what saccade has no form for is left to transformers.
+    """Load a model by name or folder; forms that saccade does not know are loaded by transformers.
 
     Raises:
         ValueError, ImportError, UnsupportedError, OSError: neither knows it.
@@ -50,7 +50,7 @@ def load_model(name: str) -> Model:
     except (ValueError, UnsupportedError, KeyError):
         if name in NAMED or not (Path(name) / "config.json").is_file():
             raise
-        return load_foreign(Path(name))
+        return load_transformers(Path(name))
 
 
 def subject_of(model: Model, name: str, text: Sequence[str], other: str | None, *, given: bool) -> Subject:
@@ -68,15 +68,17 @@ def subject_of(model: Model, name: str, text: Sequence[str], other: str | None, 
     """
     if model.tokenizer is None:
         raise value_error("look", "--model", "have a tokenizer.json", name)
-    if other is not None and not (isinstance(model, Foreign) and model.is_pair):
+    if other is not None and not (isinstance(model, TransformersModel) and model.is_pair):
         raise value_error("look", "--to", "be left out where a model reads one text (no encoder-decoder)", name)
     encoding, found = _read(model, name, "TEXT", list(text) if given else " ".join(text))
     if other is None:
         ids = encoding.ids
         with torch.no_grad():
-            matrices = model.matrices(ids) if isinstance(model, Foreign) else model.matrices(torch.tensor([ids]))
+            matrices = (
+                model.matrices(ids) if isinstance(model, TransformersModel) else model.matrices(torch.tensor([ids]))
+            )
         return Subject(found, found, matrices, False)
-    assert isinstance(model, Foreign)
+    assert isinstance(model, TransformersModel)
     own, written = _read(model, name, "--to", other)
     return Subject(written, found, model.cross_matrices(encoding.ids, own.ids), True)
 
@@ -91,10 +93,10 @@ def _read(model: Model, name: str, argument: str, text: str | list[str]) -> tupl
     tokenizer: Tokenizer | None = model.tokenizer
     assert tokenizer is not None
     encoding = tokenizer.encode(text, is_pretokenized=not isinstance(text, str))
-    most = model.max_len if isinstance(model, Foreign) else model.config.max_len
+    most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
     if len(encoding.ids) > most:
         raise value_error("look", argument, f"have at most {most} tokens", f"{len(encoding.ids)}, {name} reads no more")
-    unknown = model.unknown if isinstance(model, Foreign) else "[UNK]"
+    unknown = model.unknown if isinstance(model, TransformersModel) else "[UNK]"
     found = words(encoding, text, unknown=unknown)
     if all(word.special for word in found):
         raise value_error("look", argument, "have at least one word", "only characters that the model does not read")

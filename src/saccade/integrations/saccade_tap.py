@@ -1,12 +1,11 @@
-"""The tap of our own modules: mechanisms make matrices, and this hands them out."""
+"""The tap of our own modules: hands out each matrix that a mechanism makes."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
@@ -15,8 +14,8 @@ from torch import nn
 
 from saccade.caches import LayerCache, RecurrentCache
 from saccade.errors import unsupported
-from saccade.integrations.patch import listening
-from saccade.integrations.tap import Ear, Valve, names_of
+from saccade.integrations.listening import HeardCall, Running, listening
+from saccade.integrations.valve import Ear, Valve, names_of
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 
@@ -38,7 +37,7 @@ def tapped_mechanisms(model: nn.Module, valve: Valve) -> Iterator[None]:
             for mechanism in own:
                 holders.setdefault(mechanism, []).append(module)
             if own:
-                stack.enter_context(listening(module, _note_holder, Ear(name, valve)))
+                stack.enter_context(listening([(module, name, _note_holder)], valve))
         for module, name in names.items():
             if isinstance(module, Mechanism):
                 those = holders.get(module, [])
@@ -47,29 +46,20 @@ def tapped_mechanisms(model: nn.Module, valve: Valve) -> Iterator[None]:
         yield
 
 
-class _Running(NamedTuple):
+class _Holder(NamedTuple):
+    """A layer that runs and holds a mechanism, and who listens to it."""
+
     holder: nn.Module
     ear: Ear
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.running: list[_Running] = []  # layers that hold a mechanism, the innermost last
+_running = Running()
 
 
-_here = _Here()
-
-
-def _note_holder(
-    module: nn.Module, forward: Callable[..., Any], ears: tuple[Ear, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    _check_cache(module, ears[0].name, kwargs.get("cache"))
-    running = _here.running
-    running.extend(_Running(module, ear) for ear in ears)
-    try:
-        return forward(*args, **kwargs)
-    finally:
-        del running[-len(ears) :]
+def _note_holder(call: HeardCall) -> Any:
+    _check_cache(call.module, call.ears[0].name, call.kwargs.get("cache"))
+    with _running.within(*(_Holder(call.module, ear) for ear in call.ears)):
+        return call.run()
 
 
 def _check_cache(module: nn.Module, name: str, cache: object) -> None:
@@ -84,14 +74,14 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
 
 
 class _Hook:
-    """What a mechanism calls with each matrix that it made."""
+    """A forward hook that hands out each matrix that a mechanism made."""
 
     def __init__(self, ear: Ear, holders: list[nn.Module]):
         self._ear, self._holders = ear, holders
 
     def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> None:
         default, valve = self._ear
-        own = (one for one in reversed(_here.running) if one.ear.valve is valve and one.holder in self._holders)
+        own = (one for one in reversed(_running.stack) if one.ear.valve is valve and one.holder in self._holders)
         layer = next(own, None)
         if layer is not None or not _runs_above(sys._getframe(), self._holders):
             valve.hand_out(default if layer is None else layer.ear.name, lambda: matrix)
@@ -102,7 +92,7 @@ class _Hook:
 
 
 def _runs_above(frame: FrameType | None, holders: list[nn.Module]) -> bool:
-    """Whether a layer that nobody heard begin is in the middle of its call: it began before the recording did."""
+    """Whether one of these layers is in the middle of a call that began before the recording did."""
     codes = {inspect.unwrap(type(holder).forward).__code__ for holder in holders}
     while frame is not None:
         if frame.f_code in codes and frame.f_locals.get("self") in holders:

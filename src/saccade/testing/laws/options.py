@@ -1,4 +1,4 @@
-"""Some of each option, for problems that have none: seeded, so that it is the same every time."""
+"""An example of each option, for problems that have none: seeded, so that it is the same every time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""``torch.nn.MultiheadAttention`` as an attention: with projections that only pick, so that the laws apply to it.
+"""Torch's own attention in the kit's calling convention.
 
-It takes ``[batch, len, embed_dim]`` and masks in which True = *ignore*; both are converted here.
+``F.scaled_dot_product_attention`` as it is, and ``nn.MultiheadAttention`` with projections that only pick, so that the
+laws apply to it: it takes ``[batch, len, embed_dim]`` and masks in which True = *ignore*; both are converted here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["across", "within"]
+__all__ = ["across", "with_flag", "with_mask", "within"]
+
+
+def with_mask(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """The mask as ``attn_mask``, where True = may attend as with us; a bias makes it a float mask."""
+    if bias is not None:
+        mask = bias.expand(mask.shape).masked_fill(~mask, -torch.inf)
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+
+
+def with_flag(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
+    """A causal mask as ``is_causal=True``, any other as ``attn_mask``."""
+    q_len, kv_len = mask.shape[2:]
+    causal = torch.ones(q_len, kv_len, dtype=torch.bool, device=mask.device).tril(kv_len - q_len)
+    if not bool((mask == causal).all()):
+        return with_mask(query, key, value, mask, scale=scale)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
 
 
 def across(

@@ -1,9 +1,9 @@
-"""A few heads of a matrix, as a matrix."""
+"""A few heads of a matrix."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,13 +13,12 @@ from saccade.engine.at_positions import AtPositions
 from saccade.errors import value_error
 from saccade.masks import Mask
 from saccade.matrix import Matrix
-from saccade.plan import Ranges
-from saccade.statistics import Block
+from saccade.recording.matrices import ChosenHeads
 
-__all__ = ["SomeHeads", "some_heads"]
+__all__ = ["chosen_heads"]
 
 
-def some_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
+def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     """Chosen heads of a matrix, in the order in which they are named.
 
     Args:
@@ -36,10 +35,9 @@ def some_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     if not all(0 <= head < there for head in heads):
         raise value_error("record", "heads", f"be 0 to {there - 1}", list(heads))
     if not isinstance(matrix, AttentionMatrix) or matrix.ingredients.tile_function is not None:
-        return SomeHeads(matrix, heads)
+        return ChosenHeads(matrix, heads)
     given, own = matrix.ingredients, list(heads)
-    share = there // given.key.shape[1]
-    bias, rule = given.bias, given.rule
+    bias, rule, share = given.bias, given.rule, there // given.key.shape[1]
     if bias is not None and bias.source.shape[1] > 1:
         bias = bias.of(bias.source[:, own])
     if rule.shape[1] > 1 or rule.asks_functions:  # functions may tell heads apart and not say so
@@ -57,7 +55,7 @@ def some_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class _OfHeads(Mask):
-    """A mask that tells heads apart, for some of them."""
+    """A mask for some of the heads that it tells apart."""
 
     mask: Mask
     heads: tuple[int, ...]
@@ -82,60 +80,7 @@ class _OfHeads(Mask):
 
 
 def _of_heads(rule: Mask, heads: tuple[int, ...]) -> Mask:
-    """The rule for some heads; one that is read at given positions stays so."""
+    """The rule for some heads; where it is read at given positions, it still is."""
     if isinstance(rule, AtPositions):
         return dataclasses.replace(rule, mask=_OfHeads(rule.mask, heads))
     return _OfHeads(rule, heads)
-
-
-class SomeHeads(Matrix):
-    """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
-
-    Args:
-        matrix: the matrix of all heads.
-        heads: which, counted from 0.
-
-    Attributes:
-        whole: the matrix of all heads.
-        heads: which of them these are.
-
-    Example:
-        >>> from saccade import AttentionMatrix
-        >>> SomeHeads(AttentionMatrix(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)), [3, 1]).shape
-        (1, 2, 3, 3)
-    """
-
-    def __init__(self, matrix: Matrix, heads: Sequence[int]):
-        self.whole, self.heads = matrix, tuple(heads)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        batch, _, q_len, kv_len = self.whole.shape
-        return (batch, len(self.heads), q_len, kv_len)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.whole.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.whole.device
-
-    @property
-    def kv_heads(self) -> int:
-        """As many as heads: values for a product are those of each head chosen."""
-        return len(self.heads)
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.whole.is_stochastic
-
-    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        self._check_part(batch, head, rows)
-        for number, own in enumerate(self.heads):
-            if head is None or head == number:
-                for block in self.whole.blocks(batch, own, rows):
-                    yield block._replace(heads=slice(number, number + 1))
-
-    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        return self.whole.positions(rows, columns)

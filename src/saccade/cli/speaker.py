@@ -1,4 +1,4 @@
-"""Speaker: a text that is said while its tokens still come."""
+"""Speaker: prints a text while its tokens are still coming."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE = 512  # tokens up to which each is said as it comes
 
 
 class Speaker:
-    """Writes a text to the standard output, as far as its tokens say what it is.
+    """Prints a text to the standard output, as far as its tokens are known.
 
     Args:
         tokenizer: makes text of tokens.
