@@ -6,8 +6,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.integrations.flex import block_mask
 from saccade.engine.kernels.flex import Flex
+from saccade.integrations.flex import block_mask
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*"),

@@ -148,7 +148,7 @@ def test_statistics_are_answered() -> None:
 
 @pytest.mark.parametrize("entries", [1, 40, 1 << 18])
 def test_blocks_of_any_size(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.mechanisms.row_blocks._ENTRIES", entries)
+    monkeypatch.setattr("saccade.mechanisms.linear_time._ENTRIES", entries)
     q, k, _ = _inputs(11, 11, 2)
     for mask in (None, Causal(), Documents([4, 7], rule=Causal())):
         allowed = (Full() if mask is None else mask).to_dense(11)

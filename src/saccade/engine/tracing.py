@@ -6,6 +6,7 @@ Planning and tiles stay behind it, so that a compiler sees one node with static 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -13,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from saccade.engine.at_positions import AtPositions
 from saccade.engine.autograd import Backward, Dropped, Kernel, gradients
 from saccade.engine.bias import DenseTerm, DistanceTerm, Term
 from saccade.engine.ingredients import ScoreMatrix
@@ -21,13 +21,11 @@ from saccade.engine.kernels import choose
 from saccade.engine.row_order import reordered
 from saccade.masks.convert import check_told_apart
 from saccade.masks.program import decode, encode
-from saccade.scores.additive import compare
+from saccade.scores.base import TileFunction
 
 __all__ = ["execute", "product", "reasons"]
 
-_OTHER_MASKS = (AtPositions,)
-_HEAD = 8  # numbers of a program before those of the mask
-_FUNCTIONS = (None, compare)  # of scores, by number: a function itself cannot cross
+_HEAD = 7  # numbers of a program before those of the mask and the score's function
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 
 
@@ -44,10 +42,10 @@ def product(
     scores: ScoreMatrix, value: Tensor, dropout_p: float, impl: str, seed: int | None
 ) -> tuple[Tensor, Tensor] | None:
     """The same as a traced operation; None where something would have to cross that cannot: see `reasons`."""
-    encoded = encode(scores.rule, _OTHER_MASKS)
-    if encoded is None or reasons(scores, impl):
+    encoded = encode((scores.rule, scores.tile_function))
+    if encoded is None or impl == "reference":
         return None
-    mask_program, mask_tensors = encoded
+    rule_program, rule_tensors = encoded
     bias = scores.bias
     kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
     lowest, first, addresses = 0, 0, []
@@ -55,28 +53,30 @@ def product(
         lowest, first = bias.lowest, bias.first
         addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
     wants_bias = bias is not None and bias.source.requires_grad and torch.is_grad_enabled()
-    function = _FUNCTIONS.index(scores.tile_function)
-    head = [kind, lowest, first, len(addresses), int(wants_bias), function, *scores.origin]
+    head = [kind, lowest, first, len(addresses), int(wants_bias), *scores.origin]
     numbers = [scores.scale, math.nan if scores.softcap is None else scores.softcap, float(dropout_p)]
     if dropout_p and seed is None:
         drawn = torch.randint(0, 1 << 31, ())
     else:
         drawn = torch.full((), seed or 0, dtype=torch.int64)
     sources = [*([] if bias is None else [bias.source]), *scores.parameters]
-    constants = [*mask_tensors, *addresses, drawn]
-    out, lse = _product(scores.query, scores.key, value, sources, constants, [*head, *mask_program], numbers, impl)
+    constants = [*rule_tensors, *addresses, drawn]
+    out, lse = _product(scores.query, scores.key, value, sources, constants, [*head, *rule_program], numbers, impl)
     return out, lse
 
 
 def reasons(scores: ScoreMatrix, impl: str) -> tuple[str, ...]:
     """Why a product cannot be one operation of a traced program; empty if it can."""
     why = []
-    if encode(scores.rule, _OTHER_MASKS) is None:
-        why.append("its mask is a function, or of a class that saccade does not know")
+    if encode(scores.rule) is None:
+        instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
+        what = "a function, which" if scores.rule.asks_functions else f"a {type(scores.rule).__name__}, which"
+        why.append(f"its mask is {what} cannot be written down: {instead}")
     if impl == "reference":
         why.append('impl="reference" is no operation of its own')
-    if scores.tile_function not in _FUNCTIONS:
-        why.append("its score compares by a function of its own")
+    if encode(scores.tile_function) is None:
+        instead = "one at the top of a module can be, or a frozen dataclass with __call__"
+        why.append(f"its score compares by a function that cannot be written down: {instead}")
     return tuple(why)
 
 
@@ -90,7 +90,8 @@ def _assembled(
     numbers: Sequence[float],
 ) -> ScoreMatrix:
     """The score matrix again, on the other side."""
-    kind, lowest, first, count, _, function, *origin = program[:_HEAD]
+    kind, lowest, first, count, _, *origin = program[:_HEAD]
+    rule, tile_function = decode(program[_HEAD:], constants[: -1 - count])
     bias: Term | None = None
     if kind == _DENSE:
         bias = DenseTerm(sources[0])
@@ -100,15 +101,29 @@ def _assembled(
     return ScoreMatrix.assembled(
         query,
         key,
-        decode(program[_HEAD:], constants[: -1 - count], _OTHER_MASKS),
+        rule,
         (origin[0], origin[1]),
         dtype=value.dtype,
         bias=bias,
         scale=scale,
         softcap=None if math.isnan(softcap) else softcap,
-        tile_function=_FUNCTIONS[function],
+        tile_function=tile_function,
         parameters=tuple(sources if kind == _NO_TERM else sources[1:]),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Derived:
+    """A score's function and its gradients by ``torch.func``: autograd is switched off behind an operation."""
+
+    function: TileFunction
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors)
+
+    def gradients(self, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = torch.func.vjp(self.function, *tensors)[1](grad)
+        return found
 
 
 def _kernel_name(program: Sequence[int], impl: str) -> str:
@@ -168,6 +183,8 @@ def _product_backward(
     grad_lse: Tensor,
 ) -> list[Tensor]:
     scores = _assembled(query, key, value, sources, constants, program, numbers)
+    if scores.tile_function is not None and not hasattr(scores.tile_function, "gradients"):
+        scores.tile_function = _Derived(scores.tile_function)
     dropout_p = numbers[2]
     dropped = Dropped(dropout_p, int(constants[-1])) if dropout_p else None
     kernel = cast("Kernel", choose(scores, dropout_p, _kernel_name(program, impl)).kernel)  # not the reference

@@ -31,5 +31,9 @@ class Around(Mask):
     def asks_functions(self) -> bool:
         return self.inner.asks_functions
 
+    @property
+    def is_fact_of_batch(self) -> bool:
+        return self.inner.is_fact_of_batch
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.inner.tensors()

@@ -35,6 +35,10 @@ class Causal(Mask):
     def is_causal(self) -> bool:
         return True
 
+    @property
+    def is_relative(self) -> bool:
+        return True
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h
         return kv <= q

@@ -8,8 +8,8 @@ from collections.abc import Hashable
 import numpy as np
 from torch import Tensor
 
-from saccade.errors import type_error
-from saccade.masks.arguments import SIZE_BITS, check_field, kind
+from saccade.arguments import instance
+from saccade.masks.arguments import SIZE_BITS, check_field
 from saccade.masks.around import Around
 from saccade.masks.domain import Domain
 from saccade.masks.mask import Mask
@@ -43,8 +43,7 @@ class Coarse(Around):
     block_size: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, Mask):
-            raise type_error("Coarse", "rule", "be a mask", kind(self.rule))
+        instance("Coarse", "rule", self.rule, Mask, "be a mask")
         check_field(self, "block_size", 1, bits=SIZE_BITS)
 
     @property
@@ -54,6 +53,10 @@ class Coarse(Around):
     @property
     def domain(self) -> Domain:
         return self.rule.domain.times(self.block_size)
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return self.rule.hides_keys_only
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))

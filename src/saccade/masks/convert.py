@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import check_readable, kind, shown
+from saccade.errors import kind, shown, type_error, value_error
+from saccade.masks.arguments import check_readable
 from saccade.masks.dense import Dense
 from saccade.masks.full import Full
 from saccade.masks.mask import Mask

@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import check_readable, kind
+from saccade.errors import kind, type_error, value_error
+from saccade.masks.arguments import check_readable
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.mask import Mask
 
@@ -67,6 +67,10 @@ class Dense(Mask):
         if rows == columns == 1:
             return EVERYWHERE
         return Domain(None if rows == 1 else range(columns - rows, columns), range(columns))
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return self.allowed.shape[1:3] == (1, 1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.allowed.to(q.device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from types import NoneType
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import check_ints, kind, listed, shown
+from saccade.arguments import instance
+from saccade.errors import shown, value_error
+from saccade.masks.arguments import ints_of, items_of
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.mask import Mask
 from saccade.masks.table import Table
@@ -64,8 +66,7 @@ class Documents(Mask):
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
         items = _items(lengths)
-        if rule is not None and not isinstance(rule, Mask):
-            raise type_error("Documents", "rule", "be a mask or None", kind(rule))
+        instance("Documents", "rule", rule, (Mask, NoneType), "be a mask or None")
         if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
             expected = f"tell apart 1 or {len(items)} batch items"
             raise value_error("Documents", "rule", expected, rule.shape[0])
@@ -90,6 +91,10 @@ class Documents(Mask):
     @property
     def is_causal(self) -> bool:
         return self.rule is not None and self.rule.is_causal
+
+    @property
+    def is_fact_of_batch(self) -> bool:
+        return True
 
     @property
     def domain(self) -> Domain:
@@ -197,22 +202,15 @@ class Documents(Mask):
 
 def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
     """Lengths of documents, per batch item; one item if all are alike."""
-    name, rule = ("Documents", "lengths"), "be ints of at least 0"
     hint = "lengths in a list hold for all batch items; or one such list per item"
-    given = listed(*name, lengths, rule, hint=hint)
-    if given and all(isinstance(n, int) for n in given):
-        given = [given]
+    given = items_of("Documents", "lengths", lengths, "be ints of at least 0", hint=hint)
     if not given:
-        raise value_error(*name, rule, given, hint=hint)
-    items = []
-    for item in given:
-        if isinstance(item, int | float | complex | np.generic):
-            raise value_error(*name, rule, shown(given), hint=hint)
-        items.append(listed(*name, item, rule, hint=hint))
-        check_ints(*name, items[-1], rule, given, hint=hint)
-        if sum(items[-1]) >> _TOTAL_BITS:
-            raise value_error(*name, f"add up to less than 2**{_TOTAL_BITS}", shown(given))
-    return tuple(tuple(item) for item in items)
+        raise value_error("Documents", "lengths", "be at least one", "none", hint=hint)
+    rows = given if isinstance(given[0], Iterable) else [given]
+    items = tuple(ints_of("Documents", "lengths", row, hint=hint) for row in rows)
+    if any(sum(item) >> _TOTAL_BITS for item in items):
+        raise value_error("Documents", "lengths", f"add up to less than 2**{_TOTAL_BITS}", shown(rows))
+    return items
 
 
 def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:

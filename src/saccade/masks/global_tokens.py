@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.arguments import flag
 from saccade.errors import value_error
-from saccade.masks.arguments import check_ints, listed, shown
+from saccade.masks.arguments import ints_of
 from saccade.masks.mask import Mask
 from saccade.masks.table import Table
 from saccade.plan import Box, Groups
@@ -53,15 +54,17 @@ class Global(Mask):
 
     def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
         given = global_positions("Global", positions)
-        for name, value in (("sees", sees), ("seen", seen)):
-            if not isinstance(value, bool | np.bool_):
-                raise value_error("Global", name, "be True or False", shown(value))
+        sees, seen = flag("Global", "sees", sees), flag("Global", "seen", seen)
         if not (sees or seen):
             raise value_error("Global", "sees or seen", "be true", "neither")
         object.__setattr__(self, "positions", tuple(sorted(set(given))))
-        object.__setattr__(self, "sees", bool(sees))
-        object.__setattr__(self, "seen", bool(seen))
+        object.__setattr__(self, "sees", sees)
+        object.__setattr__(self, "seen", seen)
         object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64)))
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return not self.sees
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h
@@ -125,15 +128,10 @@ class Global(Mask):
         return tuple(span.index(position) for position in self.positions if position in span)
 
 
-def global_positions(where: str, positions: object) -> list[int]:
-    """Positions as they were handed over, in a list.
+def global_positions(where: str, positions: object) -> tuple[int, ...]:
+    """Positions of global tokens, checked.
 
     Raises:
-        TypeError: no list.
-        ValueError: a negative or non-integer position.
+        TypeError, ValueError: no list, or a negative or non-integer position.
     """
-    rule = "be ints of at least 0"
-    given = listed(where, "positions", positions, rule, is_ordered=False, hint="one position is a list too: [0]")
-    for position in given:
-        check_ints(where, "positions", [position], rule, position)
-    return given
+    return ints_of(where, "positions", positions, is_ordered=False, hint="one position is a list too: [0]")

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error
-from saccade.masks.arguments import kind
+from saccade.errors import kind, type_error
 from saccade.masks.mask import Mask
 
 __all__ = ["Predicate"]

@@ -41,6 +41,10 @@ class Prefix(Mask):
     def __post_init__(self) -> None:
         check_field(self, "length", 0)
 
+    @property
+    def hides_keys_only(self) -> bool:
+        return True
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h
         return (kv < self.length) & (q == q)

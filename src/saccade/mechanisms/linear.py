@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from saccade.caches import RecurrentCache
-from saccade.engine.at_positions import GivenPositions
+from saccade.arguments import number
 from saccade.errors import type_error, value_error
-from saccade.masks import Mask
-from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.checks import check_number, checked_inputs
-from saccade.mechanisms.feature_maps import FeatureMap, FeatureMapName, feature_map_of
-from saccade.mechanisms.feature_matrix import FeatureMatrix, Features
-from saccade.mechanisms.reach import Reach, why_no_sum
+from saccade.mechanisms.features.maps import FeatureMap, FeatureMapName, feature_map_of
+from saccade.mechanisms.features.matrix import Features
+from saccade.mechanisms.features.mechanism import FeatureMechanism, Made
 
 __all__ = ["Linear"]
 
 
-class Linear(Mechanism):
+class Linear(FeatureMechanism):
     r"""Compares queries and keys by a product of features, which needs no pairs: linear time.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
@@ -52,33 +48,14 @@ class Linear(Mechanism):
         super().__init__()
         self.feature_map = feature_map
         self._map = feature_map_of(feature_map, "Linear")
-        self.eps = check_number("Linear", "eps", eps, least=0.0)
+        self.eps = number("Linear", "eps", eps, least=0.0)
 
-    def reasons(self, mask: Mask) -> tuple[str, ...]:
-        return why_no_sum(mask)
-
-    def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """An empty `saccade.caches.RecurrentCache`, of constant size."""
-        return RecurrentCache(max_len)
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> FeatureMatrix:
-        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
-        reach = Reach.of(given.rule, given.shape, given.q_positions, given.kv_positions, query.device)
-        of_query, of_key = self._features(given.query), self._features(given.key)
-        if of_query.values.shape[3] != of_key.values.shape[3]:
-            got = f"{of_query.values.shape[3]} and {of_key.values.shape[3]}"
+    def features(self, query: Tensor, key: Tensor) -> Made:
+        made = Made(self._features(query), self._features(key))
+        if made.query.values.shape[3] != made.key.values.shape[3]:
+            got = f"{made.query.values.shape[3]} and {made.key.values.shape[3]}"
             raise value_error("Linear", "features", "be as many for queries as for keys", got)
-        return FeatureMatrix(
-            of_query, of_key, reach, dtype=given.dtype, eps=self.eps, tainted=given.tainted, spoilt=given.spoilt
-        )
+        return made
 
     def _features(self, x: Tensor) -> Features:
         values = self._map(x)

@@ -58,7 +58,7 @@ class Summed(NamedTuple):
 def swept(
     a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
 ) -> Summed:
-    """The sums of `saccade.mechanisms.prefix_sums`, without derivatives, after those of earlier tokens."""
+    """The sums of `saccade.mechanisms.features.prefix_sums`, without derivatives, after those of earlier tokens."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
