@@ -248,9 +248,9 @@ def test_masks_that_cannot_be_had(mask: Mask, reason: str) -> None:
 
 def test_what_is_wrong_is_said() -> None:
     x = torch.ones(1, 2, 4, 2)
-    with pytest.raises(ValueError, match="Linear: feature_map must be one of elu, relu, squared_relu, or a function"):
+    with pytest.raises(ValueError, match="Linear: feature_map must be one of 'elu', 'relu', 'squared_relu'"):
         Linear("gelu")
-    with pytest.raises(TypeError, match="Linear: feature_map must be one of elu, relu, squared_relu, or a function"):
+    with pytest.raises(TypeError, match="Linear: feature_map must be one of 'elu', 'relu', 'squared_relu'"):
         Linear(3)
     with pytest.raises(ValueError, match="Linear: eps must be a finite number of at least 0; got -1"):
         Linear(eps=-1)

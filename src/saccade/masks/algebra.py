@@ -15,7 +15,6 @@ from torch import Tensor
 from saccade.arguments import instance
 from saccade.errors import kind, type_error, value_error
 from saccade.masks.arguments import SIZE_BITS, check_field, items_of
-from saccade.masks.around import Around
 from saccade.masks.domain import Domain
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
@@ -24,8 +23,23 @@ from saccade.plan.spans import Bounds, Ints, Spans, Universe
 __all__ = ["After", "And", "Not", "Or"]
 
 
+class _Formula(Mask):
+    """A rule made of others by ``&``, ``|`` and ``~``."""
+
+    @property
+    def is_relative(self) -> bool:
+        return all(part.is_relative for part in self.made_of)
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return all(part.hides_keys_only for part in self.made_of)
+
+    def atoms(self) -> tuple[Mask, ...]:
+        return tuple(atom for part in self.made_of for atom in part.atoms())
+
+
 @dataclasses.dataclass(frozen=True)
-class _Joined(Mask):
+class _Joined(_Formula):
     """Several rules as one; nested joints of the same kind are flattened."""
 
     parts: tuple[Mask, ...]
@@ -45,48 +59,19 @@ class _Joined(Mask):
                 raise value_error("masks", "masks that are joined", rule, sorted(set(sizes)))
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return (max(part.shape[0] for part in self.parts), max(part.shape[1] for part in self.parts))
+    def made_of(self) -> tuple[Mask, ...]:
+        return self.parts
 
     @property
-    def is_value(self) -> bool:
-        return all(part.is_value for part in self.parts)
-
-    @property
-    def asks_functions(self) -> bool:
-        return any(part.asks_functions for part in self.parts)
-
-    @property
-    def is_relative(self) -> bool:
-        return all(part.is_relative for part in self.parts)
-
-    @property
-    def hides_keys_only(self) -> bool:
-        return all(part.hides_keys_only for part in self.parts)
-
-    @property
-    def is_fact_of_batch(self) -> bool:
-        return any(part.is_fact_of_batch for part in self.parts)
-
-    def atoms(self) -> tuple[Mask, ...]:
-        return tuple(atom for part in self.parts for atom in part.atoms())
-
-    def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
-        return type(self)(tuple(part.with_atoms(change) for part in self.parts))
-
-    def cuts(self, batch: int, rows: range) -> Ints:
-        return np.concatenate([part.cuts(batch, rows) for part in self.parts])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for part in self.parts for tensor in part.tensors())
+    def is_causal(self) -> bool:
+        return (any if self._needs_all else all)(part.is_causal for part in self.parts)
 
     @property
     def domain(self) -> Domain:
         return reduce(Domain.both if self._needs_all else Domain.either, [part.domain for part in self.parts])
 
-    @property
-    def is_causal(self) -> bool:
-        return (any if self._needs_all else all)(part.is_causal for part in self.parts)
+    def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
+        return type(self)(tuple(part.with_atoms(change) for part in self.parts))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.parts[0].allows(b, h, q, kv)
@@ -160,7 +145,7 @@ class Or(_Joined):
 
 
 @dataclasses.dataclass(frozen=True)
-class Not(Around):
+class Not(_Formula):
     """Pairs that the other rule does not allow; written ``~a``."""
 
     part: Mask
@@ -169,23 +154,12 @@ class Not(Around):
         instance("Not", "part", self.part, Mask, "be a mask")
 
     @property
-    def inner(self) -> Mask:
-        return self.part
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.part,)
 
     @property
     def domain(self) -> Domain:
         return self.part.domain
-
-    @property
-    def is_relative(self) -> bool:
-        return self.part.is_relative
-
-    @property
-    def hides_keys_only(self) -> bool:
-        return self.part.hides_keys_only
-
-    def atoms(self) -> tuple[Mask, ...]:
-        return self.part.atoms()
 
     def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
         return Not(self.part.with_atoms(change))
@@ -200,9 +174,6 @@ class Not(Around):
         residual = self.part.residual(box)
         return not residual if isinstance(residual, bool) else ("~", residual)
 
-    def cuts(self, batch: int, rows: range) -> Ints:
-        return self.part.cuts(batch, rows)
-
     def __invert__(self) -> Mask:
         return self.part
 
@@ -211,7 +182,7 @@ class Not(Around):
 
 
 @dataclasses.dataclass(frozen=True)
-class After(Around):
+class After(Mask):
     """A rule behind ``length`` other positions, which see nothing and are not seen; written ``rule.after(length)``."""
 
     rule: Mask
@@ -225,8 +196,8 @@ class After(Around):
             object.__setattr__(self, "rule", self.rule.rule)
 
     @property
-    def inner(self) -> Mask:
-        return self.rule
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.rule,)
 
     @property
     def is_causal(self) -> bool:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from saccade.arguments import instance
 from saccade.masks.arguments import SIZE_BITS, check_field
-from saccade.masks.around import Around
 from saccade.masks.domain import Domain
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
@@ -20,7 +19,7 @@ __all__ = ["Coarse"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Coarse(Around):
+class Coarse(Mask):
     """Positions are rounded down to blocks of ``block_size``, and ``rule`` decides which block sees which.
 
     >>> from saccade.masks import Causal
@@ -47,8 +46,8 @@ class Coarse(Around):
         check_field(self, "block_size", 1, bits=SIZE_BITS)
 
     @property
-    def inner(self) -> Mask:
-        return self.rule
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.rule,)
 
     @property
     def domain(self) -> Domain:

@@ -38,6 +38,7 @@ class Dense(Mask):
     """
 
     allowed: Tensor
+    is_value = False
 
     def __post_init__(self) -> None:
         allowed = self.allowed
@@ -56,10 +57,6 @@ class Dense(Mask):
     @property
     def shape(self) -> tuple[int, int]:
         return (self.allowed.shape[0], self.allowed.shape[1])
-
-    @property
-    def is_value(self) -> bool:
-        return False
 
     @property
     def domain(self) -> Domain:

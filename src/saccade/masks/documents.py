@@ -15,7 +15,8 @@ from torch import Tensor
 from saccade.arguments import instance
 from saccade.errors import shown, value_error
 from saccade.masks.arguments import ints_of, items_of
-from saccade.masks.domain import EVERYWHERE, Domain
+from saccade.masks.domain import Domain
+from saccade.masks.full import Full
 from saccade.masks.mask import Mask
 from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
@@ -63,6 +64,7 @@ class Documents(Mask):
     # Derived from the lengths; one per mask, but no part of its value.
     _places: ClassVar[Table]
     _texts: ClassVar[tuple[tuple[Ints, Ints], ...]]
+    is_fact_of_batch = True
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
         items = _items(lengths)
@@ -77,31 +79,26 @@ class Documents(Mask):
 
     @property
     def shape(self) -> tuple[int, int]:
-        batch, heads = (1, 1) if self.rule is None else self.rule.shape
+        batch, heads = self._inside.shape
         return (max(batch, len(self.lengths)), heads)
 
     @property
-    def is_value(self) -> bool:
-        return self.rule is None or self.rule.is_value
+    def _inside(self) -> Mask:
+        """The rule inside of a document."""
+        return Full() if self.rule is None else self.rule
 
     @property
-    def asks_functions(self) -> bool:
-        return self.rule is not None and self.rule.asks_functions
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self._inside,)
 
     @property
     def is_causal(self) -> bool:
-        return self.rule is not None and self.rule.is_causal
-
-    @property
-    def is_fact_of_batch(self) -> bool:
-        return True
+        return self._inside.is_causal
 
     @property
     def domain(self) -> Domain:
         longest = max(map(sum, self.lengths))
-        if self.rule is None or self.rule.domain == EVERYWHERE:
-            return Domain(range(longest), range(longest))
-        return Domain(*(range(min(longest, self._first_outside(own))) for own in self.rule.domain))
+        return Domain(*(range(min(longest, self._first_outside(own))) for own in self._inside.domain))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         item = b if len(self.lengths) > 1 else 0
@@ -149,14 +146,12 @@ class Documents(Mask):
             return False
         if not one.all() or start[0] != start[1]:
             return (self, box)
-        if self.rule is None:
-            return True
         offset = int(start[0])
         rows, keys = (range(x.start - offset, x.stop - offset, x.step) for x in (box.rows, box.keys))
-        return self.rule.residual(Box(box.batch, rows, keys))
+        return self._inside.residual(Box(box.batch, rows, keys))
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
-        terms = [(1, self.rule)] if self.rule is None else self.rule.terms()
+        terms = self._inside.terms()
         if all(step == 1 for step, _ in terms):
             return [(1, self)]
         return [(step, Documents(self.lengths, term)) for step, term in terms]
@@ -175,9 +170,6 @@ class Documents(Mask):
                     + np.broadcast_to(inner, inside.shape)[inside]
                 )
         return np.concatenate(edges)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return () if self.rule is None else self.rule.tensors()
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Per group: start of the first document it touches, end of the last, and whether it lies in just one."""

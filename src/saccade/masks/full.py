@@ -23,13 +23,8 @@ class Full(Mask):
     1 1 1
     """
 
-    @property
-    def is_relative(self) -> bool:
-        return True
-
-    @property
-    def hides_keys_only(self) -> bool:
-        return True
+    is_relative = True
+    hides_keys_only = True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         # Written with q and kv so that it broadcasts like every other rule, also under vmap.

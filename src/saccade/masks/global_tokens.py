@@ -76,8 +76,8 @@ class Global(Mask):
         everything, nothing = Spans.everything(keys), Spans.nothing(keys)
         seen = nothing
         if self.seen and self.positions:
-            edges = np.asarray(self._runs(), dtype=np.int64).T[:, None].repeat(len(groups.first), axis=1)
-            seen = Spans.of(edges[0], edges[1], keys)
+            starts, ends = self._runs()[:, None].repeat(len(groups.first), axis=1)
+            seen = Spans.of(starts, ends, keys)
         if not self.sees:
             return Bounds.exactly(seen)
         hits = self._count(groups.first, groups.last + 1)
@@ -96,7 +96,7 @@ class Global(Mask):
 
     def cuts(self, batch: int, rows: range) -> Ints:
         del batch, rows
-        return np.asarray([edge for run in self._runs() for edge in run] if self.sees else [], dtype=np.int64)
+        return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
         """Whether a position is one of ours, by bisection in as many steps as it takes."""
@@ -110,15 +110,11 @@ class Global(Mask):
             left -= half
         return tokens[low] == x
 
-    def _runs(self) -> list[tuple[int, int]]:
-        """Neighbouring positions joined: ends of runs are better cuts than ends of single positions."""
-        runs: list[tuple[int, int]] = []
-        for position in self.positions:
-            if runs and runs[-1][1] == position:
-                runs[-1] = (runs[-1][0], position + 1)
-            else:
-                runs.append((position, position + 1))
-        return runs
+    def _runs(self) -> Ints:
+        """Where runs of neighbours begin and end, ``[2, runs]``: better cuts than the ends of single positions."""
+        where = np.asarray(self.positions, dtype=np.int64)
+        is_new = np.diff(where, prepend=-2) != 1
+        return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])
 
     def _count(self, first: Ints, stop: Ints) -> Ints:
         where = np.asarray(self.positions, dtype=np.int64)

@@ -35,9 +35,15 @@ class Mask(ABC):
     """
 
     @property
+    def made_of(self) -> tuple[Mask, ...]:
+        """The masks that this one is made of; what it knows of batch items, heads and tensors follows from theirs."""
+        return ()
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(batch items, heads) that the rule tells apart; 1 means that all are alike."""
-        return (1, 1)
+        shapes = [part.shape for part in self.made_of]
+        return (max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)) if shapes else (1, 1)
 
     @property
     def is_value(self) -> bool:
@@ -46,12 +52,12 @@ class Mask(ABC):
         By default, of a frozen dataclass: anything else may change between two calls.
         """
         parameters = getattr(type(self), "__dataclass_params__", None)
-        return parameters is not None and parameters.frozen
+        return parameters is not None and parameters.frozen and all(part.is_value for part in self.made_of)
 
     @property
     def asks_functions(self) -> bool:
         """True if the rule calls a function, whose answers may change with what the function reads."""
-        return False
+        return any(part.asks_functions for part in self.made_of)
 
     @property
     def is_causal(self) -> bool:
@@ -74,7 +80,8 @@ class Mask(ABC):
 
         By default, if it tells batch items apart, reads tensors or calls a function.
         """
-        return self.shape[0] != 1 or self.asks_functions or bool(self.tensors())
+        own = self.shape[0] != 1 or self.asks_functions or bool(self.tensors())
+        return own or any(part.is_fact_of_batch for part in self.made_of)
 
     @property
     def domain(self) -> Domain:
@@ -104,8 +111,7 @@ class Mask(ABC):
 
     def cuts(self, batch: int, rows: range) -> Ints:
         """Positions before which a group of ``rows`` would like to end, for one batch item or `ALL`; in any order."""
-        del batch, rows
-        return np.zeros(0, dtype=np.int64)
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(part.cuts(batch, rows) for part in self.made_of)])
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         """Disjoint rules that make up this one, each with the step of its rows and keys.
@@ -125,7 +131,7 @@ class Mask(ABC):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors that the rule reads, so that autograd can notice if they change before the backward pass."""
-        return ()
+        return tuple(tensor for part in self.made_of for tensor in part.tensors())
 
     def to_dense(
         self,

@@ -52,6 +52,8 @@ class Padding(Mask):
     side: Literal["right", "left"]
     padded_len: int | None
     _table: ClassVar[Table]
+    hides_keys_only = True
+    is_fact_of_batch = True
 
     def __init__(
         self,
@@ -77,14 +79,6 @@ class Padding(Mask):
     @property
     def shape(self) -> tuple[int, int]:
         return (len(self.lengths), 1)
-
-    @property
-    def hides_keys_only(self) -> bool:
-        return True
-
-    @property
-    def is_fact_of_batch(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del h, q

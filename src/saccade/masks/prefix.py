@@ -37,13 +37,10 @@ class Prefix(Mask):
     """
 
     length: int
+    hides_keys_only = True
 
     def __post_init__(self) -> None:
         check_field(self, "length", 0)
-
-    @property
-    def hides_keys_only(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

@@ -38,13 +38,10 @@ class Strided(Mask):
     """
 
     step: int
+    is_relative = True
 
     def __post_init__(self) -> None:
         check_field(self, "step", 1)
-
-    @property
-    def is_relative(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

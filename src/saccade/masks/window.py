@@ -43,6 +43,7 @@ class Window(Mask):
 
     left: int | None
     right: int | None
+    is_relative = True
 
     def __post_init__(self) -> None:
         hint = "it counts the keys on that side besides the query's own; None means no limit"
@@ -55,10 +56,6 @@ class Window(Mask):
     @property
     def is_causal(self) -> bool:
         return self.right == 0
-
-    @property
-    def is_relative(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

@@ -47,7 +47,7 @@ def compare(
         mechanisms: what is compared; one that cannot have the mask gets a row that says why.
         mask: who may attend to whom, anything that `saccade.attention` takes.
         timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Facts of the batch
-            (Padding, Documents, a tensor: `Mask.is_fact_of_batch`) say nothing of longer inputs, and a tensor nothing of shorter ones: with
+            (Padding, Documents, a tensor) say nothing of longer inputs, and a tensor nothing of shorter ones: with
             these, lengths beyond are left out. So are those after one at which exact attention takes a second.
 
     Raises:

@@ -8,7 +8,7 @@ from saccade.arguments import number
 from saccade.errors import type_error, value_error
 from saccade.mechanisms.features.maps import FeatureMap, FeatureMapName, feature_map_of
 from saccade.mechanisms.features.matrix import Features
-from saccade.mechanisms.features.mechanism import FeatureMechanism, Made
+from saccade.mechanisms.features.mechanism import FeatureMechanism
 
 __all__ = ["Linear"]
 
@@ -50,12 +50,13 @@ class Linear(FeatureMechanism):
         self._map = feature_map_of(feature_map, "Linear")
         self.eps = number("Linear", "eps", eps, least=0.0)
 
-    def features(self, query: Tensor, key: Tensor) -> Made:
-        made = Made(self._features(query), self._features(key))
-        if made.query.values.shape[3] != made.key.values.shape[3]:
-            got = f"{made.query.values.shape[3]} and {made.key.values.shape[3]}"
+    def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, None]:
+        made = self._features(query), self._features(key)
+        counts = [of.values.shape[3] for of in made]
+        if counts[0] != counts[1]:
+            got = f"{counts[0]} and {counts[1]}"
             raise value_error("Linear", "features", "be as many for queries as for keys", got)
-        return made
+        return *made, None
 
     def _features(self, x: Tensor) -> Features:
         values = self._map(x)

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import integer, number, one_of
-from saccade.engine.at_positions import GivenPositions
+from saccade.engine.at_positions import Positions
 from saccade.engine.grouping import groups_of
 from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
 from saccade.mechanisms.contents import is_readable, unless_none
-from saccade.mechanisms.inputs import checked_inputs, scale_of
 from saccade.mechanisms.landmarks.matrix import LowRankMatrix
 from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
 from saccade.mechanisms.landmarks.tokens import Tokens, why_not_keys_only
@@ -24,7 +23,7 @@ __all__ = ["Linformer", "LinformerMatrix"]
 Share = Literal["none", "heads", "key_value"]
 
 
-class Linformer(Mechanism):
+class Linformer(Approximate):
     r"""Sums all keys up in a few slots, with trained projections along the length, and attends to these.
 
     .. math:: A = \mathrm{softmax}(Q (E K)^\top)\, F, \qquad E, F \in \mathbb{R}^{\text{rank} \times \text{kv\_len}}
@@ -98,23 +97,14 @@ class Linformer(Mechanism):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> LinformerMatrix:
-        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
-        kv_heads = key.shape[1]
+    def made(self, given: Inputs) -> LinformerMatrix:
+        kv_heads = given.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
             raise value_error("Linformer", "key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
         tokens = Tokens.of(given)
         self._check_last(given.kv_positions, tokens.keys)
-        scale = scale_of(self.scale, query.shape[3])
-        with torch.autocast(query.device.type, enabled=False):
+        scale = scale_of(self.scale, given.query.shape[3])
+        with torch.autocast(given.query.device.type, enabled=False):
             pool = self._columns(self.key_projection, tokens).to(given.wide)
             other = self.value_projection
             projection = self._columns(other, tokens).to(given.wide) if isinstance(other, Tensor) else pool
@@ -123,7 +113,7 @@ class Linformer(Mechanism):
             left = NarrowSoftmax(tokens.query, slots, is_empty, scale)
         return LinformerMatrix(left, projection, tokens, dtype=given.query.dtype)
 
-    def _check_last(self, kv_positions: GivenPositions, keys: Tensor) -> None:
+    def _check_last(self, kv_positions: Positions, keys: Tensor) -> None:
         """Raise if a key stands too far; where positions may not be looked at, reading the projection there does."""
         last = keys.shape[1] - 1
         if isinstance(kv_positions, range):

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import integer, number
-from saccade.engine.at_positions import GivenPositions
 from saccade.masks import Mask
-from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.inputs import checked_inputs, scale_of
+from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
 from saccade.mechanisms.landmarks.matrix import LowRankMatrix
 from saccade.mechanisms.landmarks.means import segment_means
 from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
@@ -19,7 +17,7 @@ from saccade.mechanisms.landmarks.tokens import Tokens, hidden_at, why_not_keys_
 __all__ = ["Nystrom", "NystromMatrix"]
 
 
-class Nystrom(Mechanism):
+class Nystrom(Approximate):
     r"""Approximates softmax attention through a few landmarks, the means of neighbouring tokens: linear time.
 
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
@@ -71,22 +69,13 @@ class Nystrom(Mechanism):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "landmarks are means of tokens, some of which a query would not see")
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> NystromMatrix:
-        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
+    def made(self, given: Inputs) -> NystromMatrix:
         batch, heads, q_len, kv_len = given.shape
         tokens = Tokens.of(given)
         q, k, hidden = tokens.query, tokens.key, tokens.hidden
         left_out = hidden_at(given, tokens.rows) if q_len == kv_len else tokens.lost
-        scale = scale_of(self.scale, query.shape[3])
-        with torch.autocast(query.device.type, enabled=False):
+        scale = scale_of(self.scale, given.query.shape[3])
+        with torch.autocast(given.query.device.type, enabled=False):
             q_means, no_rows = segment_means(q, left_out, min(self.num_landmarks, q_len))
             k_means, no_keys = segment_means(k, hidden, min(self.num_landmarks, kv_len))
             k_means = k_means.repeat_interleave(heads // max(1, k.shape[1]), 1)

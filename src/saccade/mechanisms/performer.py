@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from saccade.arguments import flag, integer, number, one_of
+from saccade.mechanisms.approximate import scale_of
 from saccade.mechanisms.contents import is_readable
-from saccade.mechanisms.features.mechanism import FeatureMechanism, Made
+from saccade.mechanisms.features.matrix import Features
+from saccade.mechanisms.features.mechanism import FeatureMechanism
 from saccade.mechanisms.features.random import KINDS, Kind, drawn, drawn_unread, random_features
-from saccade.mechanisms.inputs import scale_of
 
 __all__ = ["Performer"]
 
@@ -108,7 +110,7 @@ class Performer(FeatureMechanism):
             self._drawn = (which, directions)
         return self._drawn[1]
 
-    def features(self, query: Tensor, key: Tensor) -> Made:
+    def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         if self.training and self.redraw is not None:
             # In tensors, so that a traced program counts too.
             is_due = self.calls == self.redraw
@@ -121,7 +123,7 @@ class Performer(FeatureMechanism):
             of_query = random_features(query * math.copysign(root, scale), projection, self.kind)
             of_key = random_features(key * root, projection, self.kind)
         draw = int(self.draws) if is_readable(self.draws) else None
-        return Made(of_query, of_key, (self.seed, draw, self.num_features, self.orthogonal, self.kind, scale))
+        return of_query, of_key, (self.seed, draw, self.num_features, self.orthogonal, self.kind, scale)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # A state that does not tell of calls is of a time when none did: they are counted from here on.

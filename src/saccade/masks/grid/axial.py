@@ -56,14 +56,11 @@ class Axial(Grid):
     height: int
     width: int
     axis: Literal["rows", "columns", "both"] = "both"
+    depends_on_displacement = True
 
     def __post_init__(self) -> None:
         check_grid(self)
         one_of("Axial", "axis", self.axis, ("rows", "columns", "both"))
-
-    @property
-    def depends_on_displacement(self) -> bool:
-        return True
 
     @property
     def squares(self) -> Squares | None:

@@ -55,6 +55,8 @@ class Neighborhood(Grid):
     height: int
     width: int
     radius: tuple[int, int]
+    depends_on_displacement = True
+    squares = Squares(8, 8)
 
     def __init__(self, height: int, width: int, radius: int | tuple[int, int]):
         object.__setattr__(self, "height", height)
@@ -66,14 +68,6 @@ class Neighborhood(Grid):
         hint = "it counts the cells on each side of the query's own; two are (vertical, horizontal)"
         radii = tuple(min(integer("Neighborhood", "radius", r, 0, hint=hint), _UNLIMITED) for r in both)
         object.__setattr__(self, "radius", radii)
-
-    @property
-    def depends_on_displacement(self) -> bool:
-        return True
-
-    @property
-    def squares(self) -> Squares | None:
-        return Squares(8, 8)
 
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
         vertical, horizontal = self.radius

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from saccade.masks.algebra import After
-from saccade.masks.around import Around
 from saccade.masks.grid.grid import Cells, Grid, Hulls, Squares
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
@@ -109,7 +108,7 @@ def _made(order: RowOrder) -> _Made:
 
 
 @dataclasses.dataclass(frozen=True)
-class InOrder(Around):
+class InOrder(Mask):
     """A mask whose queries are counted in another order, from 0; keys keep their positions.
 
     Args:
@@ -121,8 +120,8 @@ class InOrder(Around):
     order: RowOrder
 
     @property
-    def inner(self) -> Mask:
-        return self.mask
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.mask,)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         positions = torch.as_tensor(_made(self.order).positions, device=q.device)

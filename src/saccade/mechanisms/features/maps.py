@@ -8,7 +8,8 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.errors import type_error, value_error
+from saccade.arguments import one_of
+from saccade.errors import kind, type_error
 
 __all__ = ["FeatureMap", "FeatureMapName", "feature_map_of"]
 
@@ -36,11 +37,7 @@ def feature_map_of(feature_map: FeatureMapName | FeatureMap, where: str) -> Feat
         TypeError: neither a name nor a function.
     """
     if isinstance(feature_map, str):
-        if feature_map not in _MAPS:
-            rule = f"be one of {', '.join(_MAPS)}, or a function"
-            raise value_error(where, "feature_map", rule, repr(feature_map))
-        return _MAPS[feature_map]
+        return _MAPS[one_of(where, "feature_map", feature_map, _MAPS, hint="a function of your own will do, too")]
     if not callable(feature_map):
-        rule = f"be one of {', '.join(_MAPS)}, or a function"
-        raise type_error(where, "feature_map", rule, type(feature_map).__name__)
+        raise type_error(where, "feature_map", f"be one of {', '.join(_MAPS)}, or a function", kind(feature_map))
     return feature_map

@@ -112,14 +112,15 @@ class FeatureMatrix(LinearTimeMatrix):
         return self.eps == 0.0 and bool((self._query >= 0).all()) and bool((self._key >= 0).all())
 
     def _times(self, value: Tensor) -> Tensor:
-        clean, touched = self._cleaned(value)
-        clean = clean.to(self._key.dtype)
-        out = self._in_pieces(clean) if self._is_long(clean) else self._normalised(self._gather(_with_ones(clean)))
-        out = out if touched is None else out.masked_fill(touched, math.nan)
-        if self._spoilt is None:
-            return out
-        some = torch.ones_like(self._key[..., 0], dtype=torch.bool)
-        return out.masked_fill((self._spoilt & self._rows_that_see(some))[..., None], math.nan)
+        bad = self._tainted
+        if not (self._visible.hides_nothing or (bad is None and is_surely_finite(value))):
+            worthless = ~torch.isfinite(value.detach()).all(-1)
+            value = value.masked_fill(worthless[..., None], 0.0)
+            bad = worthless if bad is None else bad | worthless
+        value, nan = value.to(self._key.dtype), self._nan_rows(bad)
+        size = self._piece(value)
+        out = self._normalised(self._gather(_with_ones(value))) if size is None else self._in_pieces(value, size)
+        return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
@@ -158,7 +159,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return out.to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        share = self._heads_per_key
+        nan = self._nan_rows(self._tainted)
         for items, heads, own in self._pieces(batch, head, rows):
             groups = groups_of(heads, self.shape[1], self.kv_heads)
             stop = self.shape[3]
@@ -169,21 +170,13 @@ class FeatureMatrix(LinearTimeMatrix):
             with torch.autocast(self.device.type, enabled=False):
                 weights = product(self._query[items, heads, own.start : own.stop], keys.mT)
                 if self._logs is not None:
-                    logs = self._logs[items, groups, None, :stop].masked_fill(~allowed, -math.inf)
-                    peak = logs.amax(-1, keepdim=True)
-                    factors = (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+                    factors = _relative(self._logs[items, groups, None, :stop].masked_fill(~allowed, -math.inf))
                     repeats = (heads.stop - heads.start) // factors.shape[1]
                     weights = weights * factors.repeat_interleave(repeats, 1)
                 weights = weights.masked_fill(~allowed, 0.0)
                 weights = _divided(weights, weights.sum(-1, keepdim=True), self.eps)
-            if self._tainted is not None:
-                seen = (self._tainted[items, groups, None, :stop] & allowed).any(-1, keepdim=True)
-                first = heads.start - groups.start * share
-                seen = seen.repeat_interleave(share, 1)[:, first : first + heads.stop - heads.start]
-                weights = weights.masked_fill(seen, math.nan)
-            if self._spoilt is not None:
-                spoilt = self._spoilt[items, heads, own.start : own.stop, None] & allowed.any(-1, keepdim=True)
-                weights = weights.masked_fill(spoilt, math.nan)
+            if nan is not None:
+                weights = weights.masked_fill(nan[items, heads, own.start : own.stop, None], math.nan)
             yield Block(items, heads, own, (range(stop),), weights)
 
     def _normalised(self, out: Tensor) -> Tensor:
@@ -193,14 +186,13 @@ class FeatureMatrix(LinearTimeMatrix):
         hidden = self._visible.hidden_rows
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
-    def _cleaned(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The value without rows that are not finite, and the rows of the matrix that may attend to one."""
-        bad = self._tainted
-        if not (self._visible.hides_nothing or (bad is None and is_surely_finite(value))):
-            worthless = ~torch.isfinite(value.detach()).all(-1)
-            value = value.masked_fill(worthless[..., None], 0.0)
-            bad = worthless if bad is None else bad | worthless
-        return value, None if bad is None else self._rows_that_see(bad)[..., None]
+    def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
+        """Rows, bool ``[batch, heads, q_len]``, that may attend to a bad key, or see anything and are spoilt."""
+        found = None if bad is None else self._rows_that_see(bad)
+        if self._spoilt is None:
+            return found
+        spoilt = self._spoilt & self._rows_that_see(torch.ones_like(self._key[..., 0], dtype=torch.bool))
+        return spoilt if found is None else found | spoilt
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
         """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads, kv_len]``."""
@@ -254,29 +246,28 @@ class FeatureMatrix(LinearTimeMatrix):
     def _gather(self, c: Tensor) -> Tensor:
         """What c, ``[batch, kv_heads, kv_len, width]``, sums to over the keys that each row may attend to."""
         if self._order is None or 0 in self.shape:
-            key = self._key if self._logs is None else self._key * _relative(self._logs)
+            key = self._key if self._logs is None else self._key * _relative(self._logs)[..., None]
             return product(self._query, key.mT @ c)
         order = self._order
         a, b, c = order.with_rows(self._query), order.with_keys(self._key), order.with_keys(c)
         return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
 
-    def _is_long(self, value: Tensor) -> bool:
-        """Whether sums are better taken a piece at a time: fresh memory for all of them costs as much as they do."""
-        order = self._order
-        if order is None or order.is_sorted or order.past or self.shape[2] <= self._piece(value):
-            return False
+    def _piece(self, value: Tensor) -> int | None:
+        """How many tokens to sum and divide at a time, whole chunks of them; None for all.
+
+        Fresh memory for the sums of a long text costs as much as they do.
+        """
+        order, (batch, heads, q_len, _) = self._order, self.shape
+        size = CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
+        if order is None or order.is_sorted or order.past or q_len <= size or not is_readable(value):
+            return None
         needs = any(x is not None and x.requires_grad for x in (self._query, self._key, self._logs, value))
-        return not (needs and torch.is_grad_enabled()) and is_readable(value)
+        return None if needs and torch.is_grad_enabled() else size
 
-    def _piece(self, value: Tensor) -> int:
-        """Tokens of a piece, whole chunks of them."""
-        batch, heads, _, _ = self.shape
-        return CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
-
-    def _in_pieces(self, value: Tensor) -> Tensor:
+    def _in_pieces(self, value: Tensor, size: int) -> Tensor:
         """The normalised sums of a long text, without a graph."""
         assert self._order is not None  # it was looked at
-        line, summed, size = self._order.line(self._logs), None, self._piece(value)
+        line, summed = self._order.line(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
         for start in range(0, self.shape[2], size):
             part = slice(start, min(start + size, self.shape[2]))
@@ -290,7 +281,7 @@ class FeatureMatrix(LinearTimeMatrix):
         key = self._key.repeat_interleave(self._heads_per_key, 1)
         logs = None if self._logs is None else self._logs.repeat_interleave(self._heads_per_key, 1)
         if self._order is None or 0 in self.shape:
-            key = key if logs is None else key * _relative(logs)
+            key = key if logs is None else key * _relative(logs)[..., None]
             return key @ (self._query.mT @ x)
         order = self._order
         a, b, x = order.with_rows(self._query), order.with_keys(key), order.with_rows(x)
@@ -312,8 +303,8 @@ def _divided(x: Tensor, total: Tensor, eps: float) -> Tensor:
 
 
 def _relative(logs: Tensor) -> Tensor:
-    """``exp(logs)`` of keys that all rows see, up to one factor: ``[batch, groups, len, 1]``."""
+    """``exp(logs)`` up to one factor for all along the last axis; the largest is 1."""
     if not logs.shape[-1]:
-        return logs[..., None]
+        return logs
     peak = logs.amax(-1, keepdim=True)
-    return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()[..., None]
+    return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from saccade.caches import RecurrentCache
-from saccade.engine.at_positions import GivenPositions
 from saccade.masks import Mask
-from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.approximate import Approximate, Inputs
 from saccade.mechanisms.contents import is_surely_finite
 from saccade.mechanisms.features.matrix import FeatureMatrix, Features
 from saccade.mechanisms.features.visible import Visible, why_no_sum
-from saccade.mechanisms.inputs import checked_inputs
 
-__all__ = ["FeatureMechanism", "Made"]
-
-
-class Made(NamedTuple):
-    """Features of queries and keys, and something equal for features that may be summed together."""
-
-    query: Features
-    key: Features
-    source: Hashable = None
+__all__ = ["FeatureMechanism"]
 
 
-class FeatureMechanism(Mechanism):
+class FeatureMechanism(Approximate):
     """A mechanism that makes a `FeatureMatrix`."""
 
     eps: float = 0.0
 
     @abstractmethod
-    def features(self, query: Tensor, key: Tensor) -> Made:
-        """Features of ``[batch, heads, len, head_dim]`` in float32 or wider, all finite."""
+    def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
+        """Features of queries and keys, ``[batch, heads, len, head_dim]`` in float32 or wider, all of them finite.
+
+        The third value is equal for features that may be summed together.
+        """
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_no_sum(mask)
@@ -45,27 +37,12 @@ class FeatureMechanism(Mechanism):
         """An empty `saccade.caches.RecurrentCache`, of constant size."""
         return RecurrentCache(max_len)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> FeatureMatrix:
-        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
+    def made(self, given: Inputs) -> FeatureMatrix:
         (query, spoilt), (key, tainted) = (_finite(x, given.wide) for x in (given.query, given.key))
-        made = self.features(query, key)
+        own, other, source = self.features(query, key)
+        dtype, visible = given.query.dtype, Visible.of(given)
         return FeatureMatrix(
-            made.query,
-            made.key,
-            Visible.of(given),
-            dtype=given.query.dtype,
-            eps=self.eps,
-            tainted=tainted,
-            spoilt=spoilt,
-            source=made.source,
+            own, other, visible, dtype=dtype, eps=self.eps, tainted=tainted, spoilt=spoilt, source=source
         )
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Causal, Documents, Full, Mask
+from saccade.mechanisms.approximate import Inputs, parts_of
 from saccade.mechanisms.contents import is_readable, unless_none
-from saccade.mechanisms.inputs import Inputs, parts_of
 
 __all__ = ["Visible", "why_no_sum"]
 

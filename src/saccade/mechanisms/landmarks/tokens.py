@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Full, Mask
-from saccade.mechanisms.inputs import Inputs, parts_of
+from saccade.mechanisms.approximate import Inputs, parts_of
 
 __all__ = ["Tokens", "hidden_at", "why_not_keys_only"]
 

@@ -1,7 +1,8 @@
-"""What approximate mechanisms are given, checked before any work is done."""
+"""Approximate: a mechanism other than softmax, which is handed queries, keys and a mask that were checked."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -11,9 +12,10 @@ from saccade.engine.at_positions import GivenPositions, Positions, check_domain,
 from saccade.engine.checks import autocast, check_query_key
 from saccade.errors import unsupported
 from saccade.masks import And, Mask, as_mask
+from saccade.matrix import Matrix
 from saccade.mechanisms.base import Mechanism
 
-__all__ = ["Inputs", "checked_inputs", "parts_of", "scale_of"]
+__all__ = ["Approximate", "Inputs", "parts_of", "scale_of"]
 
 
 class Inputs(NamedTuple):
@@ -58,27 +60,34 @@ class Inputs(NamedTuple):
         return q, _table(self.kv_positions, kv_start, self.shape[3], device)
 
 
-def checked_inputs(
-    mechanism: Mechanism,
-    query: Tensor,
-    key: Tensor,
-    mask: object,
-    q_positions: GivenPositions,
-    kv_positions: GivenPositions,
-) -> Inputs:
-    """Raise unless queries and keys fit together, and the mechanism takes the mask."""
-    where = type(mechanism).__name__
-    query, key = autocast(query), autocast(key)
-    shape = check_query_key(query, key, None, where)
-    rule = as_mask(mask, shape, where=where)
-    q_positions = check_positions(q_positions, "q_positions", shape[0], shape[2], where)
-    kv_positions = check_positions(kv_positions, "kv_positions", shape[0], shape[3], where)
-    check_domain(rule, q_positions, kv_positions, shape[2], shape[3], where)
-    reasons = mechanism.reasons(rule)
-    if reasons:
-        hint = "saccade.mechanisms.Softmax() takes every mask"
-        raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
-    return Inputs(query, key, rule, shape, q_positions, kv_positions)
+class Approximate(Mechanism):
+    """A mechanism that makes its matrix of checked inputs."""
+
+    @abstractmethod
+    def made(self, given: Inputs) -> Matrix:
+        """The matrix."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ) -> Matrix:
+        where = type(self).__name__
+        query, key = autocast(query), autocast(key)
+        shape = check_query_key(query, key, None, where)
+        rule = as_mask(mask, shape, where=where)
+        q_positions = check_positions(q_positions, "q_positions", shape[0], shape[2], where)
+        kv_positions = check_positions(kv_positions, "kv_positions", shape[0], shape[3], where)
+        check_domain(rule, q_positions, kv_positions, shape[2], shape[3], where)
+        reasons = self.reasons(rule)
+        if reasons:
+            hint = "saccade.mechanisms.Softmax() takes every mask"
+            raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
+        return self.made(Inputs(query, key, rule, shape, q_positions, kv_positions))
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:
