@@ -200,9 +200,11 @@ def test_long_texts_are_summed_in_pieces(
     k, v = (torch.randn(2, groups, 150, 4, dtype=F64) for _ in range(2))
     whole = mechanism(q, k, mask=mask) @ v
     pieces: list[int] = []
-    swept = feature_matrix.swept
+    chunked_sums = feature_matrix.chunked_sums
     monkeypatch.setattr(
-        feature_matrix, "swept", lambda a, *rest, **more: (pieces.append(a.shape[2]), swept(a, *rest, **more))[1]
+        feature_matrix,
+        "chunked_sums",
+        lambda a, *rest, **more: (pieces.append(a.shape[2]), chunked_sums(a, *rest, **more))[1],
     )
     monkeypatch.setattr(feature_matrix, "_PIECE", 1)
     torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, whole)

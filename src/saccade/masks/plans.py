@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from saccade import plan
-from saccade.plan import Plan, Rule
+from saccade.plan import Plan
 from saccade.plan.last_row import RowsAhead
 
-__all__ = ["KeptRule", "plan_of"]
+if TYPE_CHECKING:
+    from saccade.masks.mask import Mask
 
-
-class KeptRule(Rule, Protocol):
-    """A rule that says whether its plans may be kept; every mask is one."""
-
-    @property
-    def is_value(self) -> bool:
-        """True if equal rules always allow the same pairs."""
-        ...
-
-    def __hash__(self) -> int: ...
+__all__ = ["plan_of"]
 
 
 def plan_of(
-    mask: KeptRule, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
+    mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
     """The plan of a mask, kept for the next call if the mask is a value."""
     make: Callable[..., Plan] = _kept_plan if mask.is_value else _new_plan
@@ -37,16 +29,16 @@ def plan_of(
 
 
 @lru_cache(maxsize=16)
-def _kept_rows(mask: KeptRule, first: int, kv_first: int) -> RowsAhead:
+def _kept_rows(mask: Mask, first: int, kv_first: int) -> RowsAhead:
     return RowsAhead(mask, first, kv_first)
 
 
-def _new_plan(mask: KeptRule, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
+def _new_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
     return plan.make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
 
 
 @lru_cache(maxsize=256)
-def _kept_plan(mask: KeptRule, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
+def _kept_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
     batch, heads, q_len, kv_len = shape
     is_last_row = q_len == 1 and kv_len > 1 and q_first == kv_first + kv_len - 1
     if is_last_row and batch and heads and mask.shape[0] == 1 and not whole_rows:

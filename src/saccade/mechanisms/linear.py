@@ -1,16 +1,34 @@
-"""Linear: attention by products of features."""
+"""Linear: attention by products of features, and the functions that make these."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+from typing import Literal
 
-from saccade.arguments import number
-from saccade.errors import type_error, value_error
-from saccade.mechanisms.features.maps import FeatureMap, FeatureMapName, feature_map_of
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.arguments import number, one_of
+from saccade.errors import kind, type_error, value_error
 from saccade.mechanisms.features.matrix import Features
 from saccade.mechanisms.features.mechanism import FeatureMechanism
 
 __all__ = ["Linear"]
+
+FeatureMapName = Literal["elu", "relu", "squared_relu"]
+FeatureMap = Callable[[Tensor], Tensor]
+
+
+def _elu(x: Tensor) -> Tensor:
+    return F.elu(x).add_(1.0)
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+# Functions with names: a mechanism is pickled with its own.
+_MAPS: dict[str, FeatureMap] = {"elu": _elu, "relu": F.relu, "squared_relu": _squared_relu}
 
 
 class Linear(FeatureMechanism):
@@ -28,7 +46,8 @@ class Linear(FeatureMechanism):
 
     Raises:
         TypeError, ValueError: an unknown feature map, or an eps below 0.
-        UnsupportedError: a mask other than Causal, Padding, Documents and what ``&`` joins of them.
+        UnsupportedError: a mask other than Causal, Documents, those that hide keys and do nothing else (Padding), and
+            what ``&`` joins of them.
 
     Cost: O(n * features * value_dim) time and O(n * features) memory; see `FeatureMatrix`. Decoding takes constant
     memory: `saccade.caches.RecurrentCache`.
@@ -47,7 +66,7 @@ class Linear(FeatureMechanism):
     def __init__(self, feature_map: FeatureMapName | FeatureMap = "elu", *, eps: float = 0.0):
         super().__init__()
         self.feature_map = feature_map
-        self._map = feature_map_of(feature_map, "Linear")
+        self._map = _map_of(feature_map)
         self.eps = number("Linear", "eps", eps, least=0.0)
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, None]:
@@ -70,3 +89,13 @@ class Linear(FeatureMechanism):
     def extra_repr(self) -> str:
         name = self.feature_map if isinstance(self.feature_map, str) else getattr(self.feature_map, "__name__", "own")
         return repr(name) + (f", eps={self.eps}" if self.eps else "")
+
+
+def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
+    """The function of a name, or the function given."""
+    if isinstance(feature_map, str):
+        hint = "a function of your own will do, too"
+        return _MAPS[one_of("Linear", "feature_map", feature_map, _MAPS, hint=hint)]
+    if not callable(feature_map):
+        raise type_error("Linear", "feature_map", f"be one of {', '.join(map(repr, _MAPS))}, or a function", kind(feature_map))
+    return feature_map

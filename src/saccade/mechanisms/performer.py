@@ -51,7 +51,8 @@ class Performer(FeatureMechanism):
 
     Raises:
         TypeError, ValueError: a count below 1, an unknown kind, a scale that is no finite number.
-        UnsupportedError: a mask other than Causal, Padding, Documents and what ``&`` joins of them.
+        UnsupportedError: a mask other than Causal, Documents, those that hide keys and do nothing else (Padding), and
+            what ``&`` joins of them.
 
     Cost: O(n * num_features * (head_dim + value_dim)) time and O(n * num_features) memory; see `FeatureMatrix`.
 

@@ -14,7 +14,7 @@ from saccade.engine.grouping import groups_of, product
 from saccade.errors import value_error
 from saccade.matrix import Block
 from saccade.mechanisms.contents import is_readable, is_surely_finite
-from saccade.mechanisms.features.chunks import CHUNK, Line, swept
+from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
 from saccade.mechanisms.features.order import Order, line_of
 from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
 from saccade.mechanisms.features.visible import Visible
@@ -272,7 +272,7 @@ class FeatureMatrix(LinearTimeMatrix):
         for start in range(0, self.shape[2], size):
             part = slice(start, min(start + size, self.shape[2]))
             a, b, c = (x[:, :, part] for x in (self._query, self._key, value))
-            summed = swept(a, b, _with_ones(c), line.at(part), before=summed)
+            summed = chunked_sums(a, b, _with_ones(c), line.at(part), before=summed)
             out[:, :, part] = _divided(summed.out[..., :-1], summed.out[..., -1:], self.eps)
         return self._without_hidden(out)
 

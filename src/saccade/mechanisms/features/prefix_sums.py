@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.caches.recurrent import Memory
 from saccade.engine.grouping import product
-from saccade.mechanisms.features.chunks import Carried, Line, swept
+from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
 
 __all__ = ["continued", "prefix_sums"]
 
@@ -67,7 +67,7 @@ def _swept(
     segments: Tensor | None,
     reverse: bool,
 ) -> Tensor:
-    return swept(a, b, c, Line(row_logs, key_logs, segments), reverse=reverse).out
+    return chunked_sums(a, b, c, Line(row_logs, key_logs, segments), reverse=reverse).out
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -131,7 +131,7 @@ class _PrefixSums(torch.autograd.Function):
         return _mapped(info, in_dims, _PrefixSums.apply, *args)
 
 
-# A compiler sees one node, whatever the length: the sweep would be a copy of its steps for every chunk.
+# A compiler sees one node, whatever the length: otherwise it would see the same steps once for every chunk.
 _operation = torch.library.custom_op("saccade::prefix_sums", _swept, mutates_args=())
 
 
