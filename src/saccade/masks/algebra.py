@@ -43,6 +43,7 @@ class _Joined(_Formula):
     """Several rules as one; nested joints of the same kind are flattened."""
 
     parts: tuple[Mask, ...]
+    _shape: ClassVar[tuple[int, int]]  # of the parts: asked for several times in a call
     _needs_all: ClassVar[bool]  # And does, to allow a pair; to Or one part is enough
 
     def __post_init__(self) -> None:
@@ -57,6 +58,12 @@ class _Joined(_Formula):
             if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
                 raise value_error("masks", "masks that are joined", rule, sorted(set(sizes)))
+        batch, heads = zip(*told, strict=True) if told else ((1,), (1,))
+        object.__setattr__(self, "_shape", (max(batch), max(heads)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._shape
 
     @property
     def made_of(self) -> tuple[Mask, ...]:

@@ -12,7 +12,9 @@ from saccade.masks.arguments import check_readable
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.mask import Mask
 
-__all__ = ["Dense"]
+__all__ = ["NO_BOOL", "Dense"]
+
+NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,8 +46,7 @@ class Dense(Mask):
         allowed = self.allowed
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             got = str(allowed.dtype if isinstance(allowed, Tensor) else kind(allowed)).removeprefix("torch.")
-            hint = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
-            raise type_error("Dense", "allowed", "be a bool tensor, True = may attend", got, hint=hint)
+            raise type_error("Dense", "allowed", "be a bool tensor, True = may attend", got, hint=NO_BOOL)
         if not allowed.is_meta:  # shapes can be worked out without values
             check_readable("Dense", "allowed", allowed)
         if allowed.dim() > 4:

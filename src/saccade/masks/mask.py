@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,16 +35,17 @@ class Mask(ABC):
     Any mask is also a ``mask_mod`` for FlexAttention: it can be called with ``(b, h, q, kv)``.
     """
 
-    @property
-    def made_of(self) -> tuple[Mask, ...]:
-        """The masks that this one is made of; what it knows of batch items, heads and tensors follows from theirs."""
-        return ()
+    made_of: Any = ()
+    """The masks that this one is made of, a tuple; a class that has some says so by a property of this name.
+
+    What it knows of batch items, heads and tensors then follows from theirs.
+    """
 
     @property
     def shape(self) -> tuple[int, int]:
         """(batch items, heads) that the rule tells apart; 1 means that all are alike."""
-        shapes = [part.shape for part in self.made_of]
-        return (max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)) if shapes else (1, 1)
+        batch, heads = zip(*[part.shape for part in self.made_of], strict=True) if self.made_of else ((1,), (1,))
+        return max(batch), max(heads)
 
     @property
     def is_value(self) -> bool:
@@ -52,12 +54,13 @@ class Mask(ABC):
         By default, of a frozen dataclass: anything else may change between two calls.
         """
         parameters = getattr(type(self), "__dataclass_params__", None)
-        return parameters is not None and parameters.frozen and all(part.is_value for part in self.made_of)
+        is_frozen = parameters is not None and parameters.frozen
+        return is_frozen and (not self.made_of or all(part.is_value for part in self.made_of))
 
     @property
     def asks_functions(self) -> bool:
         """True if the rule calls a function, whose answers may change with what the function reads."""
-        return any(part.asks_functions for part in self.made_of)
+        return bool(self.made_of) and any(part.asks_functions for part in self.made_of)
 
     @property
     def is_causal(self) -> bool:
@@ -80,8 +83,8 @@ class Mask(ABC):
 
         By default, if it tells batch items apart, reads tensors or calls a function.
         """
-        own = self.shape[0] != 1 or self.asks_functions or bool(self.tensors())
-        return own or any(part.is_fact_of_batch for part in self.made_of)
+        is_own = self.shape[0] != 1 or self.asks_functions or bool(self.tensors())
+        return is_own or any(part.is_fact_of_batch for part in self.made_of)
 
     @property
     def domain(self) -> Domain:
@@ -131,7 +134,7 @@ class Mask(ABC):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors that the rule reads, so that autograd can notice if they change before the backward pass."""
-        return tuple(tensor for part in self.made_of for tensor in part.tensors())
+        return tuple([tensor for part in self.made_of for tensor in part.tensors()]) if self.made_of else ()
 
     def to_dense(
         self,
@@ -178,10 +181,9 @@ class Mask(ABC):
         return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
 
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
-        """The tiles that hold all allowed pairs, for default positions. Cost: see `saccade.plan.make`.
+        """The tiles that hold all allowed pairs, for default positions; refuses what `to_dense` refuses.
 
-        Raises:
-            ValueError: a length or size that is no int of at least 0, or more batch items than the rule tells apart.
+        Cost: see `saccade.plan.make`.
         """
         heads = max(size_of("Mask.plan", "heads", heads), self.shape[1])
         shape = self._sizes("Mask.plan", q_len, kv_len, batch, None)
@@ -193,10 +195,6 @@ class Mask(ABC):
         """Share of pairs that are allowed, exactly, for default positions; 0 where there are no pairs.
 
         Cost: what the plan is sure of is counted without looking; of the rest each distinct piece is looked at once.
-
-        Raises:
-            ValueError: a length or size that is no int of at least 0, or more batch items or heads than the rule
-                tells apart.
         """
         shape = self._sizes("Mask.density", q_len, kv_len, batch, heads)
         first = shape[3] - shape[2]

@@ -88,15 +88,10 @@ class Padding(Mask):
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         start, stop = self._edges()
-        if len(self.lengths) == 1:
-            start, stop = start[0], stop[0]
-        else:
-            together = groups.batch == ALL
-            if together.any():
-                needed = Spans.within(keys, start.min(), stop.max())
+        if len(self.lengths) > 1:
+            if (groups.batch == ALL).any():
                 sure = Spans.within(keys, start.max(), np.maximum(start.max(), stop.min()))
-                if together.all():
-                    return Bounds(needed, sure)
+                return Bounds(Spans.within(keys, start.min(), stop.max()), sure)
             start, stop = start[groups.batch], stop[groups.batch]
         return Bounds.exactly(Spans.within(keys, start, stop))
 

@@ -97,5 +97,7 @@ def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
         hint = "a function of your own will do, too"
         return _MAPS[one_of("Linear", "feature_map", feature_map, _MAPS, hint=hint)]
     if not callable(feature_map):
-        raise type_error("Linear", "feature_map", f"be one of {', '.join(map(repr, _MAPS))}, or a function", kind(feature_map))
+        raise type_error(
+            "Linear", "feature_map", f"be one of {', '.join(map(repr, _MAPS))}, or a function", kind(feature_map)
+        )
     return feature_map
