@@ -12,9 +12,10 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar
 
+import numpy as np
 from torch import Tensor
 
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import describe, kind, shown, type_error, value_error
 
 __all__ = [
     "Shapes",
@@ -59,7 +60,7 @@ def integer(
         return value
     rule = "be an int" if least is None else f"be an int of at least {least}"
     if not is_integer(value):
-        raise type_error(where, name, rule, repr(value), hint=hint)
+        raise type_error(where, name, rule, shown(value), hint=hint)
     if least is not None and value < least:
         raise value_error(where, name, rule, value, hint=hint)
     if below is not None and value >= below:
@@ -88,7 +89,7 @@ def number(
     limits += [f"below {below:g}"] if below is not None else []
     rule = " ".join(["be a finite number", " and ".join(limits)]).strip()
     if not is_number(value):
-        raise type_error(where, name, rule, repr(value), hint=hint)
+        raise type_error(where, name, rule, shown(value), hint=hint)
     fits = is_finite_number(value) and (least is None or value >= least) and (above is None or value > above)
     if not fits or (below is not None and value >= below):
         raise value_error(where, name, rule, value, hint=hint)
@@ -96,14 +97,14 @@ def number(
 
 
 def flag(where: str, name: str, value: object) -> bool:
-    """True or False; the string "no" is true, and nobody means it.
+    """True or False, also NumPy's; the string "no" is true, and nobody means it.
 
     Raises:
         TypeError: anything else.
     """
-    if not isinstance(value, bool):
-        raise type_error(where, name, "be True or False", repr(value))
-    return value
+    if not isinstance(value, bool | np.bool_):
+        raise type_error(where, name, "be True or False", shown(value))
+    return bool(value)
 
 
 def one_of(where: str, name: str, value: T, options: Collection[T], *, hint: str | None = None) -> T:
@@ -114,7 +115,7 @@ def one_of(where: str, name: str, value: T, options: Collection[T], *, hint: str
     """
     if not any(value is option or (type(value) is type(option) and value == option) for option in options):
         listed = ", ".join(map(repr, options))
-        raise value_error(where, name, f"be one of {listed}", repr(value), hint=hint)
+        raise value_error(where, name, f"be one of {listed}", shown(value), hint=hint)
     return value
 
 
@@ -127,7 +128,7 @@ def instance(
         TypeError: another type.
     """
     if not isinstance(value, kinds):
-        raise type_error(where, name, rule, type(value).__name__, hint=hint)
+        raise type_error(where, name, rule, kind(value), hint=hint)
     return value
 
 

@@ -11,8 +11,11 @@ Tensor contents never appear in a sentence: reading them would wait for the devi
 paths) may: whatever is no letter, mark or symbol in it is written as its escape, so that a sentence may be shown.
 """
 
+import reprlib
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = [
@@ -21,7 +24,9 @@ __all__ = [
     "describe",
     "escaped",
     "hidden_by_vmap",
+    "kind",
     "missing_extra",
+    "shown",
     "type_error",
     "unsupported",
     "value_error",
@@ -60,6 +65,16 @@ def describe(name: str, tensor: torch.Tensor) -> str:
     """One line of facts about a tensor: its name, shape, dtype and device."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{name:<6} {list(tensor.shape)}  {dtype}  {tensor.device}"
+
+
+def kind(value: object) -> str:
+    """What a value is: the name of its type, or "the class X" for a class itself."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def shown(value: object) -> str:
+    """A value on one line: long lists are cut short, and of tensors and arrays nothing is read."""
+    return _SHORT.repr(value)
 
 
 def value_error(
@@ -104,3 +119,14 @@ def _sentence(where: str, argument: str, rule: str, got: object, facts: Sequence
     if hint:
         lines.append(f"Hint: {hint}")
     return "\n".join(map(escaped, lines))
+
+
+class _Short(reprlib.Repr):
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, torch.Tensor | np.ndarray):
+            noun = "tensor" if isinstance(x, torch.Tensor) else "array"
+            return f"{noun} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        return kind(x) if isinstance(x, type) else " ".join(super().repr1(x, level).split())
+
+
+_SHORT = _Short()

@@ -5,7 +5,6 @@ down which values it takes: all others must be refused, also those that Python w
 """
 
 import functools
-import itertools
 import operator
 import re
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.masks import arguments
 
 VALUES: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
@@ -43,7 +41,6 @@ VALUES: dict[str, Callable[[], Any]] = {
     "left": lambda: "left",
     "rows": lambda: "rows",
     "bytes": lambda: b"ab",
-    "bytearray": lambda: bytearray(b"ab"),
     "[]": list,
     "()": lambda: (),
     "[[]]": lambda: [[]],
@@ -69,8 +66,6 @@ VALUES: dict[str, Callable[[], Any]] = {
     "{1, 2}": lambda: {1, 2},
     "{1: 2}": lambda: {1: 2},
     "range": lambda: range(3),
-    "numbers without end": itertools.count,
-    "more items than memory": lambda: range(2**70),
     "generator": lambda: (n for n in (1, 2)),
     "object": object,
     "function": lambda: lambda b, h, q, kv: q >= kv,
@@ -249,8 +244,7 @@ def _answers(mask: masks.Mask) -> None:
 @pytest.mark.parametrize(
     "name, argument", [(name, argument) for name, (_, _, taken) in CONSTRUCTORS.items() for argument in taken]
 )
-def test_an_argument_is_taken_or_refused(name: str, argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "_MOST", 1000)  # lists that are too long are made up to there
+def test_an_argument_is_taken_or_refused(name: str, argument: str) -> None:
     constructor, right, taken = CONSTRUCTORS[name]
     where = name.partition(",")[0]
     outcomes = {
@@ -363,8 +357,6 @@ def test_sums_and_products_of_sizes_stay_within_what_is_counted() -> None:
         ValueError, match=r"Documents: lengths must add up to less than 2\*\*31; got \[\[1073741824, 10"
     ):
         masks.Documents([2**30, 2**30])
-    with pytest.raises(ValueError, match=r"Padding: lengths must be at most 4194304; got more\."):
-        masks.Padding(itertools.count())  # type: ignore[arg-type]
 
 
 def test_of_long_lists_and_tensors_little_is_said() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from saccade import mechanisms, testing
-from saccade.masks import as_mask
+from saccade.masks import Global, Mask, Padding, Prefix, as_mask
 from saccade.testing.laws import conduct, invariance, locality
 
 # What says that an output is that of softmax, or of scores that softmax alone has, is not among them.
@@ -70,3 +70,14 @@ def test_what_holds_for_every_attention_holds(name: str) -> None:
 )
 def test_what_does_not_is_known(name: str, law: str) -> None:
     assert Executed(name).check([one for one in GENERAL if one.name == law]).broken
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("mask", [Prefix(7), Global(range(7), sees=False), ~Padding([0]) & Prefix(7)], ids=str)
+def test_masks_that_hide_keys_only_are_padding(name: str, mask: Mask) -> None:
+    q, k, v = torch.randn(3, 2, 2, 11, 4, dtype=torch.float64)
+    mechanism = MAKERS[name](11).double()
+    torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, mechanism(q, k, mask=Padding([7])) @ v)
+    dense = mechanism(q, k, mask=mask).to_dense()
+    assert not dense[..., 7:].any()
+    torch.testing.assert_close(dense @ v, mechanism(q, k, mask=mask) @ v)

@@ -148,7 +148,7 @@ def test_statistics_are_answered() -> None:
 
 @pytest.mark.parametrize("entries", [1, 40, 1 << 18])
 def test_blocks_of_any_size(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.mechanisms.row_blocks._ENTRIES", entries)
+    monkeypatch.setattr("saccade.mechanisms.linear_time._ENTRIES", entries)
     q, k, _ = _inputs(11, 11, 2)
     for mask in (None, Causal(), Documents([4, 7], rule=Causal())):
         allowed = (Full() if mask is None else mask).to_dense(11)
@@ -248,9 +248,9 @@ def test_masks_that_cannot_be_had(mask: Mask, reason: str) -> None:
 
 def test_what_is_wrong_is_said() -> None:
     x = torch.ones(1, 2, 4, 2)
-    with pytest.raises(ValueError, match="Linear: feature_map must be one of elu, relu, squared_relu, or a function"):
+    with pytest.raises(ValueError, match="Linear: feature_map must be one of 'elu', 'relu', 'squared_relu'"):
         Linear("gelu")
-    with pytest.raises(TypeError, match="Linear: feature_map must be one of elu, relu, squared_relu, or a function"):
+    with pytest.raises(TypeError, match="Linear: feature_map must be one of 'elu', 'relu', 'squared_relu'"):
         Linear(3)
     with pytest.raises(ValueError, match="Linear: eps must be a finite number of at least 0; got -1"):
         Linear(eps=-1)

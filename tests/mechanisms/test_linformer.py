@@ -130,7 +130,7 @@ def test_blocks_of_any_size(share: str, entries: int, monkeypatch: pytest.Monkey
     q, k, _ = _inputs()
     matrix = _linformer(share, 2)(q, k, mask=Padding([12, 7]))
     whole = matrix.to_dense()
-    monkeypatch.setattr("saccade.mechanisms.row_blocks._ENTRIES", entries)
+    monkeypatch.setattr("saccade.mechanisms.linear_time._ENTRIES", entries)
     torch.testing.assert_close(matrix.to_dense(), whole)
 
 
@@ -158,7 +158,7 @@ def test_what_is_wrong_is_said() -> None:
         Linformer(4, 5)
     with pytest.raises(TypeError, match=r"Linformer: kv_len must be an int of at least 1; got 4\.0"):
         Linformer(4.0, 5)
-    with pytest.raises(ValueError, match="Linformer: share must be one of none, heads, key_value; got 'all'"):
+    with pytest.raises(ValueError, match="Linformer: share must be one of 'none', 'heads', 'key_value'; got 'all'"):
         Linformer(4, 2, share="all")
     with pytest.raises(ValueError, match="num_kv_heads must be given with share='none', and only then; got None"):
         Linformer(4, 2, share="none")

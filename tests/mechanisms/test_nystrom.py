@@ -11,8 +11,8 @@ import saccade as sc
 from saccade import masks
 from saccade.masks import Causal, Dense, Mask, Padding
 from saccade.mechanisms import Nystrom
-from saccade.mechanisms.pseudo_inverse import pseudo_inverse
-from saccade.mechanisms.segments import segment_means
+from saccade.mechanisms.landmarks.means import segment_means
+from saccade.mechanisms.landmarks.pseudo_inverse import pseudo_inverse
 from saccade.nn import MultiHeadAttention
 
 F64 = torch.float64
@@ -160,7 +160,7 @@ def test_what_everyone_sees_reaches_everyone() -> None:
 def test_blocks_of_any_size(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, _ = _inputs()
     whole = Nystrom(3)(q, k, mask=Padding([12, 7])).to_dense()
-    monkeypatch.setattr("saccade.mechanisms.row_blocks._ENTRIES", entries)
+    monkeypatch.setattr("saccade.mechanisms.linear_time._ENTRIES", entries)
     matrix = Nystrom(3)(q, k, mask=Padding([12, 7]))
     torch.testing.assert_close(matrix.to_dense(), whole)
     torch.testing.assert_close(matrix[1, 2, 5], whole[1, 2, 5])

@@ -10,8 +10,9 @@ from torch import Tensor
 import saccade as sc
 from saccade.caches import KVCache, RecurrentCache
 from saccade.masks import Causal, Documents, Full, Mask, Padding
-from saccade.mechanisms import Linear, Mechanism, Performer, feature_matrix
-from saccade.mechanisms.random_features import KINDS, directions, random_features
+from saccade.mechanisms import Linear, Mechanism, Performer
+from saccade.mechanisms.features import matrix as feature_matrix
+from saccade.mechanisms.features.random import KINDS, directions, random_features
 
 F64 = torch.float64
 D, M = 8, 8
@@ -199,9 +200,11 @@ def test_long_texts_are_summed_in_pieces(
     k, v = (torch.randn(2, groups, 150, 4, dtype=F64) for _ in range(2))
     whole = mechanism(q, k, mask=mask) @ v
     pieces: list[int] = []
-    swept = feature_matrix.swept
+    chunked_sums = feature_matrix.chunked_sums
     monkeypatch.setattr(
-        feature_matrix, "swept", lambda a, *rest, **more: (pieces.append(a.shape[2]), swept(a, *rest, **more))[1]
+        feature_matrix,
+        "chunked_sums",
+        lambda a, *rest, **more: (pieces.append(a.shape[2]), chunked_sums(a, *rest, **more))[1],
     )
     monkeypatch.setattr(feature_matrix, "_PIECE", 1)
     torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, whole)
@@ -318,7 +321,7 @@ def test_what_is_wrong_is_said() -> None:
         Performer(True)
     with pytest.raises(TypeError, match="Performer: orthogonal must be True or False; got 1"):
         Performer(orthogonal=1)
-    with pytest.raises(ValueError, match="Performer: kind must be one of positive, hyperbolic, trigonometric"):
+    with pytest.raises(ValueError, match="Performer: kind must be one of 'positive', 'hyperbolic', 'trigonometric'"):
         Performer(kind="softmax")
     with pytest.raises(TypeError, match=r"Performer: seed must be an int of at least 0; got 1\.5"):
         Performer(seed=1.5)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.mechanisms import sweep
-from saccade.mechanisms.prefix_sums import prefix_sums
-from saccade.mechanisms.sweep import Line
+from saccade.mechanisms.features import chunks
+from saccade.mechanisms.features.chunks import Line
+from saccade.mechanisms.features.prefix_sums import prefix_sums
 from saccade.testing.laws.memory import largest_tensor
 
 N, F64 = 11, torch.float64
@@ -21,7 +21,7 @@ SEGMENTS = {
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "CHUNK", 4)
+    monkeypatch.setattr(chunks, "CHUNK", 4)
 
 
 def _pairs(line: Line, reverse: bool) -> Tensor:
@@ -75,7 +75,7 @@ def test_second_derivatives(weighted: bool) -> None:
 
 
 def test_no_tensor_is_larger_than_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "CHUNK", 64)
+    monkeypatch.setattr(chunks, "CHUNK", 64)
     a, b = (torch.rand(1, 2, 1024, 32, requires_grad=True) for _ in range(2))
     c = torch.randn(1, 2, 1024, 32, requires_grad=True)
     assert largest_tensor(lambda: prefix_sums(a, b, c).sum().backward()) <= a.nbytes

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from saccade.caches.layer_cache import MakesMatrix
-from saccade.masks import Causal, Full, Mask, Window
-from saccade.masks.algebra import And, Not, Or
+from saccade.masks import Causal, Mask
 
 __all__ = ["is_plain", "is_relative", "sees_all_before", "tells_heads_apart"]
 
@@ -28,6 +27,4 @@ def tells_heads_apart(rule: Mask | None) -> bool:
 
 def is_relative(rule: Mask) -> bool:
     """Whether a rule surely asks for nothing but how far a key stands from the query."""
-    if isinstance(rule, And | Or):
-        return all(map(is_relative, rule.parts))
-    return is_relative(rule.part) if isinstance(rule, Not) else isinstance(rule, Causal | Window | Full)
+    return rule.is_relative

@@ -50,16 +50,13 @@ def placed(
         where: the user's function, for the error.
         is_tensor: whether the rule was given as a tensor, which has rows and columns but no positions.
     """
-    batch, _, q_len, kv_len = shape
+    _, _, q_len, kv_len = shape
     if q_given is None and kv_given is None:
         if rule.domain is not EVERYWHERE:
             check_domain(rule, None, None, q_len, kv_len, where)
         return rule, (kv_len - q_len, 0)
-    if q_given is None:
-        hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
-        raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
-    q = tokens.Positions.of(q_given, where, "q_positions", length=q_len, batch=batch)
-    kv = None if kv_given is None else tokens.Positions.of(kv_given, where, "kv_positions", length=kv_len, batch=batch)
+    q, kv = checked_positions(q_given, kv_given, shape, where)
+    assert q is not None  # keys are not placed alone
     if is_tensor:
         hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
         rule_of_masks = "be a rule on positions (not a tensor) when positions are given"
@@ -70,6 +67,19 @@ def placed(
     if q_first is not None and kv_first is not None:
         return rule, (q_first, kv_first)
     return AtPositions.of(rule, q, tokens.Positions.between(0, kv_len) if kv is None else kv, device), (0, 0)
+
+
+def checked_positions(
+    q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int], where: str
+) -> tuple[tokens.Positions | None, tokens.Positions | None]:
+    """Where queries and keys stand; None for what nobody said. Raises unless they fit the matrix."""
+    batch, _, q_len, kv_len = shape
+    if q_given is None and kv_given is not None:
+        hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
+        raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
+    of = tokens.Positions.of
+    q = None if q_given is None else of(q_given, where, "q_positions", length=q_len, batch=batch)
+    return q, None if kv_given is None else of(kv_given, where, "kv_positions", length=kv_len, batch=batch)
 
 
 def check_positions(given: GivenPositions, name: str, batch: int, length: int, where: str) -> range | Tensor | None:

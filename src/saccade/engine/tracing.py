@@ -6,16 +6,16 @@ Planning and tiles stay behind it, so that a compiler sees one node with static 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from saccade.engine import guard
 from saccade.engine import product as eager
-from saccade.engine.at_positions import AtPositions
 from saccade.engine.bias_terms import DenseTerm, Term
 from saccade.engine.checks import autocast
 from saccade.engine.distance_bias import DistanceTerm
@@ -25,14 +25,16 @@ from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
 from saccade.errors import unsupported
 from saccade.masks.convert import check_told_apart
 from saccade.masks.program import decode, encode
-from saccade.scores.additive import compare
+from saccade.scores.base import TileFunction
 
 __all__ = ["product", "reasons"]
 
-_OTHER_MASKS = (AtPositions,)
-_HEAD = 8  # numbers of a program before those of the mask
-_FUNCTIONS = (None, compare)  # of scores, by number: a function itself cannot cross
+_HEAD = 7  # numbers of a program before those of the mask and the score's function
 _NO_TERM, _DENSE, _DISTANCES = range(3)
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor[] sources, Tensor[] constants, SymInt[] program, float[] numbers, "
+    "str impl"
+)
 
 
 def product(
@@ -47,9 +49,11 @@ def product(
     value = eager.checked(given, value, dropout_p, seed)
     if device == "meta":
         return eager.finished(given, *eager.results_like(given, value))
-    why = reasons(given, impl)
-    if not why:
-        return eager.finished(given, *_one_operation(given, value, dropout_p, impl, seed))
+    encoded = encode((given.rule, given.tile_function))
+    why = () if encoded is not None and isinstance(impl, str) and impl != "reference" else reasons(given, impl)
+    if encoded is not None and not why:
+        call = _Call.of(given, value, dropout_p, str(impl), seed, *encoded)
+        return eager.finished(given, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
         hint = "masks of saccade.masks and bool tensors go into an exported program, and so do its scores"
         raise unsupported(given.where, "torch.export", why, hint=hint)
@@ -68,144 +72,153 @@ def _outside(
     return eager.product(given, value, dropout_p, impl, seed)
 
 
-def _one_operation(
-    given: Ingredients, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None
-) -> tuple[Tensor, Tensor]:
-    encoded = encode(given.rule, _OTHER_MASKS)
-    assert encoded is not None  # who calls has looked
-    mask_program, mask_tensors = encoded
-    bias = given.bias
-    kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
-    lowest, first, addresses = 0, 0, []
-    if isinstance(bias, DistanceTerm):
-        lowest, first = bias.lowest, bias.first
-        addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
-    wants_bias = bias is not None and bias.source.requires_grad and torch.is_grad_enabled()
-    function = _FUNCTIONS.index(given.tile_function)
-    head = [kind, lowest, first, len(addresses), int(wants_bias), function, *given.origin]
-    numbers = [given.scale, math.nan if given.softcap is None else given.softcap, float(dropout_p)]
-    if dropout_p and seed is None:
-        drawn = torch.randint(0, 1 << 31, ())
-    else:
-        drawn = torch.full((), seed or 0, dtype=torch.int64)
-    sources = [*([] if bias is None else [bias.source]), *given.parameters]
-    constants = [*mask_tensors, *addresses, drawn]
-    out, lse = _product(given.query, given.key, value, sources, constants, [*head, *mask_program], numbers, impl)
-    return out, lse
-
-
 def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
     """Why a product cannot be one operation of a traced program; empty if it can."""
     why = []
-    if encode(given.rule, _OTHER_MASKS) is None:
-        why.append("its mask is a function, or of a class that saccade does not know")
+    if encode(given.rule) is None:
+        instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
+        what = "a function, which" if given.rule.asks_functions else f"a {type(given.rule).__name__}, which"
+        why.append(f"its mask is {what} cannot be written down: {instead}")
     if impl == "reference" or not isinstance(impl, str):
         why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is no operation of its own')
-    if given.tile_function not in _FUNCTIONS:
-        why.append("its score compares by a function of its own")
+    if encode(given.tile_function) is None:
+        instead = "one at the top of a module can be, or a frozen dataclass with __call__"
+        why.append(f"its score compares by a function that cannot be written down: {instead}")
     return tuple(why)
 
 
-def _assembled(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sources: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    program: Sequence[int],
-    numbers: Sequence[float],
-) -> Ingredients:
-    """The score matrix again, on the other side."""
-    kind, lowest, first, count, _, function, *origin = program[:_HEAD]
-    bias: Term | None = None
-    if kind == _DENSE:
-        bias = DenseTerm(sources[0])
-    elif kind == _DISTANCES:
-        bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
-    scale, softcap, _ = numbers
-    return Ingredients(
-        where="attention",
-        shape=(query.shape[0], query.shape[1], query.shape[2], key.shape[2]),
-        dtype=value.dtype,
-        query=query,
-        key=key,
-        rule=decode(program[_HEAD:], constants[: -1 - count], _OTHER_MASKS),
-        origin=(origin[0], origin[1]),
-        scale=scale,
-        softcap=None if math.isnan(softcap) else softcap,
-        bias=bias,
-        tile_function=_FUNCTIONS[function],
-        parameters=tuple(sources if kind == _NO_TERM else sources[1:]),
-    )
+class _Call(NamedTuple):
+    """The arguments of the operation: ingredients, as numbers and tensors."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sources: Sequence[Tensor]
+    constants: Sequence[Tensor]
+    program: Sequence[int]
+    numbers: Sequence[float]
+    impl: str
+
+    @classmethod
+    def of(
+        cls,
+        given: Ingredients,
+        value: Tensor,
+        dropout_p: float,
+        impl: str,
+        seed: int | None,
+        program: list[int],
+        tensors: list[Tensor],
+    ) -> _Call:
+        """Write ingredients down; the mask and the score's function are a program and tensors already."""
+        bias = given.bias
+        kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
+        lowest, first, addresses = 0, 0, []
+        if isinstance(bias, DistanceTerm):
+            lowest, first = bias.lowest, bias.first
+            addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
+        wants_bias = bias is not None and bias.source.requires_grad and torch.is_grad_enabled()
+        head = [kind, lowest, first, len(addresses), int(wants_bias), *given.origin]
+        numbers = [given.scale, math.nan if given.softcap is None else given.softcap, float(dropout_p)]
+        if dropout_p and seed is None:
+            drawn = torch.randint(0, 1 << 31, ())
+        else:
+            drawn = torch.full((), seed or 0, dtype=torch.int64)
+        sources = [*([] if bias is None else [bias.source]), *given.parameters]
+        constants = [*tensors, *addresses, drawn]
+        return cls(given.query, given.key, value, sources, constants, [*head, *program], numbers, impl)
+
+    @property
+    def wants_bias(self) -> bool:
+        """Whether the bias wants a gradient, though no tensor behind the operation says so."""
+        return bool(self.program[4])
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel asked for; where the bias wants a gradient, one that has it."""
+        return "tiled" if self.impl == "auto" and self.wants_bias else self.impl
+
+    @property
+    def dropped(self) -> Dropped | None:
+        """Which weights are left out."""
+        return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
+
+    def ingredients(self) -> Ingredients:
+        """The ingredients again, on the other side."""
+        kind, lowest, first, count, _, *origin = self.program[:_HEAD]
+        sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
+        rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count])
+        bias: Term | None = None
+        if kind == _DENSE:
+            bias = DenseTerm(sources[0])
+        elif kind == _DISTANCES:
+            bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
+        return Ingredients(
+            where="attention",
+            shape=(*self.query.shape[:3], self.key.shape[2]),
+            dtype=self.value.dtype,
+            query=self.query,
+            key=self.key,
+            rule=rule,
+            origin=(origin[0], origin[1]),
+            scale=scale,
+            softcap=None if math.isnan(softcap) else softcap,
+            bias=bias,
+            tile_function=tile_function,
+            parameters=tuple(sources if kind == _NO_TERM else sources[1:]),
+        )
 
 
-def _kernel_name(program: Sequence[int], impl: str) -> str:
-    """The kernel asked for; where the bias wants a gradient, one that has it, though no tensor says so here."""
-    return "tiled" if impl == "auto" and program[4] else impl
+@dataclasses.dataclass(frozen=True)
+class _Derived:
+    """A score's function and its gradients by ``torch.func``: autograd is switched off behind an operation."""
+
+    function: TileFunction
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors)
+
+    def gradients(self, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = torch.func.vjp(self.function, *tensors)[1](grad)
+        return found
 
 
-@torch.library.custom_op("saccade::product", mutates_args=())
-def _product(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sources: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    program: Sequence[int],
-    numbers: Sequence[float],
-    impl: str,
-) -> tuple[Tensor, Tensor]:
-    given = _assembled(query, key, value, sources, constants, program, numbers)
-    seed = int(constants[-1]) if numbers[2] else None
-    out, lse = _outside(given, value, numbers[2], _kernel_name(program, impl), seed)
+@torch.library.custom_op("saccade::product", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
+def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
+    call = _Call(*arguments)
+    seed = None if call.dropped is None else call.dropped.seed
+    out, lse = _outside(call.ingredients(), call.value, call.numbers[2], call.kernel_name, seed)
     # A compiler counts on this layout: [batch, len, heads, width] in memory.
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
 
 
 @_product.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sources: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    program: Sequence[int],
-    numbers: Sequence[float],
-    impl: str,
-) -> tuple[Tensor, Tensor]:
-    del key, sources, constants, program, numbers, impl
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    query, _, value, *_ = arguments
     batch, heads, q_len, _ = query.shape
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     out = value.new_empty(batch, q_len, heads, value.shape[3]).transpose(1, 2)
     return out, query.new_empty(batch, heads, q_len, dtype=wide)
 
 
-@torch.library.custom_op("saccade::product_backward", mutates_args=())
-def _product_backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sources: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    program: Sequence[int],
-    numbers: Sequence[float],
-    impl: str,
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    grad_lse: Tensor,
-) -> list[Tensor]:
-    given = _assembled(query, key, value, sources, constants, program, numbers)
-    dropout_p = numbers[2]
-    dropped = Dropped(dropout_p, int(constants[-1])) if dropout_p else None
-    route = eager.route_of(given, dropout_p, _kernel_name(program, impl))
-    wanted = (True, True, True, bool(program[4]), *(True,) * len(given.parameters))
-    results = Backward(out, lse, grad_out, grad_lse)
+@torch.library.custom_op(
+    "saccade::product_backward",
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}, Tensor out, Tensor lse, Tensor grad_out, Tensor grad_lse) -> Tensor[]",
+)
+def _product_backward(*arguments: Any) -> list[Tensor]:
+    call, results = _Call(*arguments[:8]), Backward(*arguments[8:])
+    given = call.ingredients()
+    if given.tile_function is not None and not hasattr(given.tile_function, "gradients"):
+        given = given.replaced(tile_function=_Derived(given.tile_function))
+    dropped = call.dropped
+    route = eager.route_of(given, call.numbers[2], call.kernel_name)
+    wanted = (True, True, True, call.wants_bias, *(True,) * len(given.parameters))
     kernel = cast("KernelByHand", route.kernel)  # `reasons` refuses the reference
-    grads = list(guard.backward(kernel, given, value, dropped, results, wanted))
-    if program[0] == _NO_TERM:
+    grads = list(guard.backward(kernel, given, call.value, dropped, results, wanted))
+    if given.bias is None:
         del grads[3]
-    tensors = (query, key, value, *sources)
+    tensors = (call.query, call.key, call.value, *call.sources)
     return [
         torch.zeros_like(x) if grad is None else grad.to(x.dtype).contiguous().clone()
         for grad, x in zip(grads, tensors, strict=True)
@@ -213,21 +226,8 @@ def _product_backward(
 
 
 @_product_backward.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sources: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    program: Sequence[int],
-    numbers: Sequence[float],
-    impl: str,
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-    grad_lse: Tensor,
-) -> list[Tensor]:
-    del constants, program, numbers, impl, out, lse, grad_out, grad_lse
+def _(*arguments: Any) -> list[Tensor]:
+    query, key, value, sources, *_ = arguments
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *sources)]
 
 

@@ -5,100 +5,119 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import reduce
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import SIZE_BITS, check_field, kind, listed
-from saccade.masks.around import Around
+from saccade.arguments import instance
+from saccade.errors import kind, type_error, value_error
+from saccade.masks.arguments import SIZE_BITS, check_field, items_of
 from saccade.masks.domain import Domain
-from saccade.masks.mask import JOINS, Mask
+from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
 from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["After", "And", "Not", "Or"]
 
 
+class _Formula(Mask):
+    """A rule made of others by ``&``, ``|`` and ``~``."""
+
+    @property
+    def is_relative(self) -> bool:
+        return all(part.is_relative for part in self.made_of)
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return all(part.hides_keys_only for part in self.made_of)
+
+    def atoms(self) -> tuple[Mask, ...]:
+        return tuple(atom for part in self.made_of for atom in part.atoms())
+
+
 @dataclasses.dataclass(frozen=True)
-class _Joined(Mask):
+class _Joined(_Formula):
     """Several rules as one; nested joints of the same kind are flattened."""
 
     parts: tuple[Mask, ...]
+    _shape: ClassVar[tuple[int, int]]  # of the parts: asked for several times in a call
+    _needs_all: ClassVar[bool]  # And does, to allow a pair; to Or one part is enough
 
     def __post_init__(self) -> None:
         flat: list[Mask] = []
         for part in _masks(type(self).__name__, self.parts):
             flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
         object.__setattr__(self, "parts", tuple(flat))
-        for axis, name in enumerate(("batch items", "heads")):
+        told = [part.shape for part in flat if part.shape != (1, 1)]
+        for axis, name in enumerate(("batch items", "heads")) if len(told) > 1 else ():
             # Compared one by one: a set would fix sizes that are symbols while a program is traced.
-            sizes = [part.shape[axis] for part in flat if part.shape[axis] != 1]
+            sizes = [shape[axis] for shape in told if shape[axis] != 1]
             if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
                 raise value_error("masks", "masks that are joined", rule, sorted(set(sizes)))
+        batch, heads = zip(*told, strict=True) if told else ((1,), (1,))
+        object.__setattr__(self, "_shape", (max(batch), max(heads)))
 
     @property
     def shape(self) -> tuple[int, int]:
-        return (max(part.shape[0] for part in self.parts), max(part.shape[1] for part in self.parts))
+        return self._shape
 
     @property
-    def is_value(self) -> bool:
-        return all(part.is_value for part in self.parts)
-
-    @property
-    def asks_functions(self) -> bool:
-        return any(part.asks_functions for part in self.parts)
-
-    def cuts(self, batch: int, rows: range) -> Ints:
-        return np.concatenate([part.cuts(batch, rows) for part in self.parts])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for part in self.parts for tensor in part.tensors())
-
-    def _joined_residual(self, box: Box, absorbing: bool, sign: str) -> bool | Hashable:
-        keys = []
-        for part in self.parts:
-            residual = part.residual(box)
-            if residual is absorbing:
-                return absorbing
-            if not isinstance(residual, bool):
-                keys.append(residual)
-        if not keys:
-            return not absorbing
-        return keys[0] if len(keys) == 1 else (sign, *keys)
-
-    def _text(self, sign: str) -> str:
-        return f" {sign} ".join(f"({part})" if isinstance(part, _Joined) else str(part) for part in self.parts)
-
-
-class And(_Joined):
-    """Pairs that every part allows; written ``a & b``."""
+    def made_of(self) -> tuple[Mask, ...]:
+        return self.parts
 
     @property
     def is_causal(self) -> bool:
-        return any(part.is_causal for part in self.parts)
+        return (any if self._needs_all else all)(part.is_causal for part in self.parts)
 
     @property
     def domain(self) -> Domain:
-        return reduce(Domain.both, [part.domain for part in self.parts])
+        return reduce(Domain.both if self._needs_all else Domain.either, [part.domain for part in self.parts])
+
+    def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
+        return type(self)(tuple(part.with_atoms(change) for part in self.parts))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.parts[0].allows(b, h, q, kv)
         for part in self.parts[1:]:
-            allowed = allowed & part.allows(b, h, q, kv)
+            other = part.allows(b, h, q, kv)
+            allowed = allowed & other if self._needs_all else allowed | other
         return allowed
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         bounds = self.parts[0].bounds(groups, keys)
         for part in self.parts[1:]:
-            bounds = bounds.both(part.bounds(groups, keys), keys)
+            other = part.bounds(groups, keys)
+            bounds = bounds.both(other, keys) if self._needs_all else bounds.either(other, keys)
         return bounds
 
     def residual(self, box: Box) -> bool | Hashable:
-        return self._joined_residual(box, False, "&")
+        keys = []
+        for part in self.parts:
+            residual = part.residual(box)
+            if not isinstance(residual, bool):
+                keys.append(residual)
+            elif residual is not self._needs_all:
+                return residual
+        if not keys:
+            return self._needs_all
+        return keys[0] if len(keys) == 1 else (self._sign, *keys)
+
+    def __repr__(self) -> str:
+        return f" {self._sign} ".join(f"({part})" if isinstance(part, _Joined) else str(part) for part in self.parts)
+
+    @property
+    def _sign(self) -> str:
+        return "&" if self._needs_all else "|"
+
+
+class And(_Joined):
+    """Pairs that every part allows; written ``a & b``."""
+
+    _needs_all = True
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         lists = [part.terms() for part in self.parts]
@@ -110,35 +129,11 @@ class And(_Joined):
             for chosen in itertools.product(*lists)
         ]
 
-    def __repr__(self) -> str:
-        return self._text("&")
-
 
 class Or(_Joined):
     """Pairs that some part allows; written ``a | b``."""
 
-    @property
-    def is_causal(self) -> bool:
-        return all(part.is_causal for part in self.parts)
-
-    @property
-    def domain(self) -> Domain:
-        return reduce(Domain.either, [part.domain for part in self.parts])
-
-    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        allowed = self.parts[0].allows(b, h, q, kv)
-        for part in self.parts[1:]:
-            allowed = allowed | part.allows(b, h, q, kv)
-        return allowed
-
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        bounds = self.parts[0].bounds(groups, keys)
-        for part in self.parts[1:]:
-            bounds = bounds.either(part.bounds(groups, keys), keys)
-        return bounds
-
-    def residual(self, box: Box) -> bool | Hashable:
-        return self._joined_residual(box, True, "|")
+    _needs_all = False
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         by_step: dict[int, list[Mask]] = {}
@@ -155,27 +150,26 @@ class Or(_Joined):
             before.append(own)
         return disjoint
 
-    def __repr__(self) -> str:
-        return self._text("|")
-
 
 @dataclasses.dataclass(frozen=True)
-class Not(Around):
+class Not(_Formula):
     """Pairs that the other rule does not allow; written ``~a``."""
 
     part: Mask
 
     def __post_init__(self) -> None:
-        if not isinstance(self.part, Mask):
-            raise type_error("Not", "part", "be a mask", kind(self.part))
+        instance("Not", "part", self.part, Mask, "be a mask")
 
     @property
-    def inner(self) -> Mask:
-        return self.part
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.part,)
 
     @property
     def domain(self) -> Domain:
         return self.part.domain
+
+    def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
+        return Not(self.part.with_atoms(change))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return ~self.part.allows(b, h, q, kv)
@@ -187,9 +181,6 @@ class Not(Around):
         residual = self.part.residual(box)
         return not residual if isinstance(residual, bool) else ("~", residual)
 
-    def cuts(self, batch: int, rows: range) -> Ints:
-        return self.part.cuts(batch, rows)
-
     def __invert__(self) -> Mask:
         return self.part
 
@@ -198,23 +189,22 @@ class Not(Around):
 
 
 @dataclasses.dataclass(frozen=True)
-class After(Around):
+class After(Mask):
     """A rule behind ``length`` other positions, which see nothing and are not seen; written ``rule.after(length)``."""
 
     rule: Mask
     length: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, Mask):
-            raise type_error("After", "rule", "be a mask", kind(self.rule))
+        instance("After", "rule", self.rule, Mask, "be a mask")
         check_field(self, "length", 0, bits=SIZE_BITS)
         if isinstance(self.rule, After):
             object.__setattr__(self, "length", self.length + self.rule.length)
             object.__setattr__(self, "rule", self.rule.rule)
 
     @property
-    def inner(self) -> Mask:
-        return self.rule
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.rule,)
 
     @property
     def is_causal(self) -> bool:
@@ -269,13 +259,10 @@ class After(Around):
 
 def _masks(where: str, parts: object) -> tuple[Mask, ...]:
     rule = "be masks, at least one, in a tuple"
-    given = parts if isinstance(parts, tuple) else tuple(listed(where, "parts", parts, rule))
+    given = parts if isinstance(parts, tuple) else tuple(items_of(where, "parts", parts, rule))
     for part in given:
         if Mask not in type(part).__mro__:  # isinstance takes five times as long for a class that is abstract
             raise type_error(where, "parts", rule, f"{kind(part)} among them")
     if not given:
         raise value_error(where, "parts", rule, "none")
     return given
-
-
-JOINS.update({"&": And, "|": Or, "~": Not, "after": After})

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import SIZE_BITS, check_int, check_readable, shown
+from saccade.arguments import integer
+from saccade.errors import shown, type_error, value_error
+from saccade.masks.arguments import SIZE_BITS, check_readable
 from saccade.masks.domain import Domain
 from saccade.masks.mask import Mask
 from saccade.masks.table import Table
@@ -54,7 +55,7 @@ class Blocks(Mask):
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
         given = _array(layout)
-        block_size = check_int("Blocks", "block_size", block_size, 1, bits=SIZE_BITS)
+        block_size = integer("Blocks", "block_size", block_size, below=1 << SIZE_BITS)
         nested = given.reshape(-1, *given.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)

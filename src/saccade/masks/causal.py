@@ -31,9 +31,8 @@ class Causal(Mask):
     1 1 1 1
     """
 
-    @property
-    def is_causal(self) -> bool:
-        return True
+    is_causal = True
+    is_relative = True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h

@@ -8,9 +8,8 @@ from collections.abc import Hashable
 import numpy as np
 from torch import Tensor
 
-from saccade.errors import type_error
-from saccade.masks.arguments import SIZE_BITS, check_field, kind
-from saccade.masks.around import Around
+from saccade.arguments import instance
+from saccade.masks.arguments import SIZE_BITS, check_field
 from saccade.masks.domain import Domain
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
@@ -20,7 +19,7 @@ __all__ = ["Coarse"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Coarse(Around):
+class Coarse(Mask):
     """Positions are rounded down to blocks of ``block_size``, and ``rule`` decides which block sees which.
 
     >>> from saccade.masks import Causal
@@ -43,17 +42,20 @@ class Coarse(Around):
     block_size: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, Mask):
-            raise type_error("Coarse", "rule", "be a mask", kind(self.rule))
+        instance("Coarse", "rule", self.rule, Mask, "be a mask")
         check_field(self, "block_size", 1, bits=SIZE_BITS)
 
     @property
-    def inner(self) -> Mask:
-        return self.rule
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.rule,)
 
     @property
     def domain(self) -> Domain:
         return self.rule.domain.times(self.block_size)
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return self.rule.hides_keys_only
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))

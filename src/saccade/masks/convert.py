@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import check_readable, kind, shown
-from saccade.masks.dense import Dense
+from saccade.errors import kind, shown, type_error, value_error
+from saccade.masks.arguments import check_readable
+from saccade.masks.dense import NO_BOOL, Dense
 from saccade.masks.full import Full
 from saccade.masks.mask import Mask
 from saccade.masks.padding import Padding
@@ -58,8 +58,7 @@ def check_told_apart(mask: Mask, shape: tuple[int, int, int, int], where: str) -
 
 def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> Mask:
     if mask.dtype != torch.bool:
-        hint = _hint_for_keys(mask, shape, ".bool()")
-        hint = hint or "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
+        hint = _hint_for_keys(mask, shape, ".bool()") or NO_BOOL
         got = str(mask.dtype).removeprefix("torch.")
         raise type_error(where, "mask", "be bool, True = may attend", got, hint=hint)
     dense = Dense(mask)

@@ -7,12 +7,14 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import check_readable, kind
+from saccade.errors import kind, type_error, value_error
+from saccade.masks.arguments import check_readable
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.mask import Mask
 
-__all__ = ["Dense"]
+__all__ = ["NO_BOOL", "Dense"]
+
+NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,13 +40,13 @@ class Dense(Mask):
     """
 
     allowed: Tensor
+    is_value = False
 
     def __post_init__(self) -> None:
         allowed = self.allowed
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             got = str(allowed.dtype if isinstance(allowed, Tensor) else kind(allowed)).removeprefix("torch.")
-            hint = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
-            raise type_error("Dense", "allowed", "be a bool tensor, True = may attend", got, hint=hint)
+            raise type_error("Dense", "allowed", "be a bool tensor, True = may attend", got, hint=NO_BOOL)
         if not allowed.is_meta:  # shapes can be worked out without values
             check_readable("Dense", "allowed", allowed)
         if allowed.dim() > 4:
@@ -58,15 +60,15 @@ class Dense(Mask):
         return (self.allowed.shape[0], self.allowed.shape[1])
 
     @property
-    def is_value(self) -> bool:
-        return False
-
-    @property
     def domain(self) -> Domain:
         _, _, rows, columns = self.allowed.shape
         if rows == columns == 1:
             return EVERYWHERE
         return Domain(None if rows == 1 else range(columns - rows, columns), range(columns))
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return self.allowed.shape[1:3] == (1, 1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.allowed.to(q.device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from types import NoneType
 from typing import ClassVar
 
 import numpy as np
@@ -11,9 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import check_ints, kind, listed, shown
-from saccade.masks.domain import EVERYWHERE, Domain
+from saccade.arguments import instance
+from saccade.errors import shown, value_error
+from saccade.masks.arguments import ints_of, items_of
+from saccade.masks.domain import Domain
+from saccade.masks.full import Full
 from saccade.masks.mask import Mask
 from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
@@ -61,11 +64,11 @@ class Documents(Mask):
     # Derived from the lengths; one per mask, but no part of its value.
     _places: ClassVar[Table]
     _texts: ClassVar[tuple[tuple[Ints, Ints], ...]]
+    is_fact_of_batch = True
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
         items = _items(lengths)
-        if rule is not None and not isinstance(rule, Mask):
-            raise type_error("Documents", "rule", "be a mask or None", kind(rule))
+        instance("Documents", "rule", rule, (Mask, NoneType), "be a mask or None")
         if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
             expected = f"tell apart 1 or {len(items)} batch items"
             raise value_error("Documents", "rule", expected, rule.shape[0])
@@ -76,27 +79,26 @@ class Documents(Mask):
 
     @property
     def shape(self) -> tuple[int, int]:
-        batch, heads = (1, 1) if self.rule is None else self.rule.shape
+        batch, heads = self._inside.shape
         return (max(batch, len(self.lengths)), heads)
 
     @property
-    def is_value(self) -> bool:
-        return self.rule is None or self.rule.is_value
+    def _inside(self) -> Mask:
+        """The rule inside of a document."""
+        return Full() if self.rule is None else self.rule
 
     @property
-    def asks_functions(self) -> bool:
-        return self.rule is not None and self.rule.asks_functions
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self._inside,)
 
     @property
     def is_causal(self) -> bool:
-        return self.rule is not None and self.rule.is_causal
+        return self._inside.is_causal
 
     @property
     def domain(self) -> Domain:
         longest = max(map(sum, self.lengths))
-        if self.rule is None or self.rule.domain == EVERYWHERE:
-            return Domain(range(longest), range(longest))
-        return Domain(*(range(min(longest, self._first_outside(own))) for own in self.rule.domain))
+        return Domain(*(range(min(longest, self._first_outside(own))) for own in self._inside.domain))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         item = b if len(self.lengths) > 1 else 0
@@ -144,14 +146,12 @@ class Documents(Mask):
             return False
         if not one.all() or start[0] != start[1]:
             return (self, box)
-        if self.rule is None:
-            return True
         offset = int(start[0])
         rows, keys = (range(x.start - offset, x.stop - offset, x.step) for x in (box.rows, box.keys))
-        return self.rule.residual(Box(box.batch, rows, keys))
+        return self._inside.residual(Box(box.batch, rows, keys))
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
-        terms = [(1, self.rule)] if self.rule is None else self.rule.terms()
+        terms = self._inside.terms()
         if all(step == 1 for step, _ in terms):
             return [(1, self)]
         return [(step, Documents(self.lengths, term)) for step, term in terms]
@@ -170,9 +170,6 @@ class Documents(Mask):
                     + np.broadcast_to(inner, inside.shape)[inside]
                 )
         return np.concatenate(edges)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return () if self.rule is None else self.rule.tensors()
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Per group: start of the first document it touches, end of the last, and whether it lies in just one."""
@@ -197,22 +194,15 @@ class Documents(Mask):
 
 def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
     """Lengths of documents, per batch item; one item if all are alike."""
-    name, rule = ("Documents", "lengths"), "be ints of at least 0"
     hint = "lengths in a list hold for all batch items; or one such list per item"
-    given = listed(*name, lengths, rule, hint=hint)
-    if given and all(isinstance(n, int) for n in given):
-        given = [given]
+    given = items_of("Documents", "lengths", lengths, "be ints of at least 0", hint=hint)
     if not given:
-        raise value_error(*name, rule, given, hint=hint)
-    items = []
-    for item in given:
-        if isinstance(item, int | float | complex | np.generic):
-            raise value_error(*name, rule, shown(given), hint=hint)
-        items.append(listed(*name, item, rule, hint=hint))
-        check_ints(*name, items[-1], rule, given, hint=hint)
-        if sum(items[-1]) >> _TOTAL_BITS:
-            raise value_error(*name, f"add up to less than 2**{_TOTAL_BITS}", shown(given))
-    return tuple(tuple(item) for item in items)
+        raise value_error("Documents", "lengths", "be at least one", "none", hint=hint)
+    rows = given if isinstance(given[0], Iterable) else [given]
+    items = tuple(ints_of("Documents", "lengths", row, hint=hint) for row in rows)
+    if any(sum(item) >> _TOTAL_BITS for item in items):
+        raise value_error("Documents", "lengths", f"add up to less than 2**{_TOTAL_BITS}", shown(rows))
+    return items
 
 
 def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:

@@ -19,11 +19,11 @@ class Domain(NamedTuple):
 
     def both(self, other: Domain) -> Domain:
         """Positions that both cover."""
-        return Domain(*(_both(*pair) for pair in zip(self, other, strict=True)))
+        return Domain(_both(self.rows, other.rows), _both(self.keys, other.keys))
 
     def either(self, other: Domain) -> Domain:
         """Positions that one of them covers, and those between."""
-        return Domain(*(_either(*pair) for pair in zip(self, other, strict=True)))
+        return Domain(_either(self.rows, other.rows), _either(self.keys, other.keys))
 
     def after(self, length: int) -> Domain:
         """Moved behind ``length`` other positions, which see nothing."""

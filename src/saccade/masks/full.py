@@ -23,6 +23,9 @@ class Full(Mask):
     1 1 1
     """
 
+    is_relative = True
+    hides_keys_only = True
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         # Written with q and kv so that it broadcasts like every other rule, also under vmap.
         del b, h

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.arguments import flag
 from saccade.errors import value_error
-from saccade.masks.arguments import check_ints, listed, shown
+from saccade.masks.arguments import ints_of
 from saccade.masks.mask import Mask
 from saccade.masks.table import Table
 from saccade.plan import Box, Groups
@@ -53,15 +54,17 @@ class Global(Mask):
 
     def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
         given = global_positions("Global", positions)
-        for name, value in (("sees", sees), ("seen", seen)):
-            if not isinstance(value, bool | np.bool_):
-                raise value_error("Global", name, "be True or False", shown(value))
+        sees, seen = flag("Global", "sees", sees), flag("Global", "seen", seen)
         if not (sees or seen):
             raise value_error("Global", "sees or seen", "be true", "neither")
         object.__setattr__(self, "positions", tuple(sorted(set(given))))
-        object.__setattr__(self, "sees", bool(sees))
-        object.__setattr__(self, "seen", bool(seen))
+        object.__setattr__(self, "sees", sees)
+        object.__setattr__(self, "seen", seen)
         object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64)))
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return not self.sees
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         del b, h
@@ -73,8 +76,8 @@ class Global(Mask):
         everything, nothing = Spans.everything(keys), Spans.nothing(keys)
         seen = nothing
         if self.seen and self.positions:
-            edges = np.asarray(self._runs(), dtype=np.int64).T[:, None].repeat(len(groups.first), axis=1)
-            seen = Spans.of(edges[0], edges[1], keys)
+            starts, ends = self._runs()[:, None].repeat(len(groups.first), axis=1)
+            seen = Spans.of(starts, ends, keys)
         if not self.sees:
             return Bounds.exactly(seen)
         hits = self._count(groups.first, groups.last + 1)
@@ -93,7 +96,7 @@ class Global(Mask):
 
     def cuts(self, batch: int, rows: range) -> Ints:
         del batch, rows
-        return np.asarray([edge for run in self._runs() for edge in run] if self.sees else [], dtype=np.int64)
+        return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
         """Whether a position is one of ours, by bisection in as many steps as it takes."""
@@ -107,15 +110,11 @@ class Global(Mask):
             left -= half
         return tokens[low] == x
 
-    def _runs(self) -> list[tuple[int, int]]:
-        """Neighbouring positions joined: ends of runs are better cuts than ends of single positions."""
-        runs: list[tuple[int, int]] = []
-        for position in self.positions:
-            if runs and runs[-1][1] == position:
-                runs[-1] = (runs[-1][0], position + 1)
-            else:
-                runs.append((position, position + 1))
-        return runs
+    def _runs(self) -> Ints:
+        """Where runs of neighbours begin and end, ``[2, runs]``: better cuts than the ends of single positions."""
+        where = np.asarray(self.positions, dtype=np.int64)
+        is_new = np.diff(where, prepend=-2) != 1
+        return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])
 
     def _count(self, first: Ints, stop: Ints) -> Ints:
         where = np.asarray(self.positions, dtype=np.int64)
@@ -125,15 +124,10 @@ class Global(Mask):
         return tuple(span.index(position) for position in self.positions if position in span)
 
 
-def global_positions(where: str, positions: object) -> list[int]:
-    """Positions as they were handed over, in a list.
+def global_positions(where: str, positions: object) -> tuple[int, ...]:
+    """Positions of global tokens, checked.
 
     Raises:
-        TypeError: no list.
-        ValueError: a negative or non-integer position.
+        TypeError, ValueError: no list, or a negative or non-integer position.
     """
-    rule = "be ints of at least 0"
-    given = listed(where, "positions", positions, rule, is_ordered=False, hint="one position is a list too: [0]")
-    for position in given:
-        check_ints(where, "positions", [position], rule, position)
-    return given
+    return ints_of(where, "positions", positions, is_ordered=False, hint="one position is a list too: [0]")

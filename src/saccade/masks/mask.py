@@ -5,33 +5,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.masks.arguments import (
-    SIZE_BITS,
-    check_int,
-    check_positions,
-    kind,
-    lengths,
-    positions_of,
-    size_of,
-    without_list,
-)
+from saccade import masks
+from saccade.errors import kind, type_error, value_error
+from saccade.masks.arguments import check_positions, positions_of, size_of, without_list
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.plans import plan_of
 from saccade.plan import Box, Groups, Plan
 from saccade.plan.spans import Bounds, Ints, Universe
 
-__all__ = ["JOINS", "Mask"]
-
-JOINS: dict[str, Callable[..., Mask]] = {}
-"""What makes joined masks, by its sign. They are masks themselves: their module, `saccade.masks.algebra`, imports this
-one and enters them here, as it is imported with the package, before any mask can be made. An import in each operator
-would say the same, but cost as much as a tenth of joining, which each step of decoding does."""
+__all__ = ["Mask"]
 
 _LARGEST_PICTURE = 128
 
@@ -47,10 +35,17 @@ class Mask(ABC):
     Any mask is also a ``mask_mod`` for FlexAttention: it can be called with ``(b, h, q, kv)``.
     """
 
+    made_of: Any = ()
+    """The masks that this one is made of, a tuple; a class that has some says so by a property of this name.
+
+    What it knows of batch items, heads and tensors then follows from theirs.
+    """
+
     @property
     def shape(self) -> tuple[int, int]:
         """(batch items, heads) that the rule tells apart; 1 means that all are alike."""
-        return (1, 1)
+        batch, heads = zip(*[part.shape for part in self.made_of], strict=True) if self.made_of else ((1,), (1,))
+        return max(batch), max(heads)
 
     @property
     def is_value(self) -> bool:
@@ -59,17 +54,37 @@ class Mask(ABC):
         By default, of a frozen dataclass: anything else may change between two calls.
         """
         parameters = getattr(type(self), "__dataclass_params__", None)
-        return parameters is not None and parameters.frozen
+        is_frozen = parameters is not None and parameters.frozen
+        return is_frozen and (not self.made_of or all(part.is_value for part in self.made_of))
 
     @property
     def asks_functions(self) -> bool:
         """True if the rule calls a function, whose answers may change with what the function reads."""
-        return False
+        return bool(self.made_of) and any(part.asks_functions for part in self.made_of)
 
     @property
     def is_causal(self) -> bool:
         """True if the rule surely lets no query see a key behind it. Layers with a cache ask others more closely."""
         return False
+
+    @property
+    def is_relative(self) -> bool:
+        """True if the rule surely reads nothing but how far a key stands from the query."""
+        return False
+
+    @property
+    def hides_keys_only(self) -> bool:
+        """True if the rule surely hides the same keys from every query and head of an item, and nothing else."""
+        return False
+
+    @property
+    def is_fact_of_batch(self) -> bool:
+        """True if the rule may hold for one batch alone; a mask whose numbers are lengths of texts says so itself.
+
+        By default, if it tells batch items apart, reads tensors or calls a function.
+        """
+        is_own = self.shape[0] != 1 or self.asks_functions or bool(self.tensors())
+        return is_own or any(part.is_fact_of_batch for part in self.made_of)
 
     @property
     def domain(self) -> Domain:
@@ -99,8 +114,7 @@ class Mask(ABC):
 
     def cuts(self, batch: int, rows: range) -> Ints:
         """Positions before which a group of ``rows`` would like to end, for one batch item or `ALL`; in any order."""
-        del batch, rows
-        return np.zeros(0, dtype=np.int64)
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(part.cuts(batch, rows) for part in self.made_of)])
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         """Disjoint rules that make up this one, each with the step of its rows and keys.
@@ -110,9 +124,17 @@ class Mask(ABC):
         """
         return [(1, self)]
 
+    def atoms(self) -> tuple[Mask, ...]:
+        """The rules that ``&``, ``|`` and ``~`` join here: this one itself, if it is not made by them."""
+        return (self,)
+
+    def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
+        """The same with ``change`` made to each of its `atoms`."""
+        return change(self)
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors that the rule reads, so that autograd can notice if they change before the backward pass."""
-        return ()
+        return tuple([tensor for part in self.made_of for tensor in part.tensors()]) if self.made_of else ()
 
     def to_dense(
         self,
@@ -140,13 +162,9 @@ class Mask(ABC):
             TypeError: positions that are neither a range nor an int tensor.
         """
         where = "Mask.to_dense"
-        q_len, kv_len = lengths(where, q_len, kv_len)
-        batch = self._size(where, "batch", batch, 0)
-        heads = self._size(where, "heads", heads, 1)
-        rows, columns = (
-            without_list(where, "q_positions", q_positions),
-            without_list(where, "kv_positions", kv_positions),
-        )
+        batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
+        rows = without_list(where, "q_positions", q_positions)
+        columns = without_list(where, "kv_positions", kv_positions)
         check_positions(where, "q_positions", rows, batch, q_len)
         check_positions(where, "kv_positions", columns, batch, kv_len)
         q, kv = positions_of(rows, kv_len - q_len, q_len), positions_of(columns, 0, kv_len)
@@ -163,16 +181,13 @@ class Mask(ABC):
         return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
 
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
-        """The tiles that hold all allowed pairs, for default positions. Cost: see `saccade.plan.make`.
+        """The tiles that hold all allowed pairs, for default positions; refuses what `to_dense` refuses.
 
-        Raises:
-            ValueError: a length or size that is no int of at least 0, or more batch items than the rule tells apart.
+        Cost: see `saccade.plan.make`.
         """
-        where = "Mask.plan"
-        q_len, kv_len = lengths(where, q_len, kv_len)
-        batch = self._size(where, "batch", batch, 0)
-        shape = (batch, max(size_of(where, "heads", heads), self.shape[1]), q_len, kv_len)
-        return plan_of(self, shape, kv_len - q_len, 0)
+        heads = max(size_of("Mask.plan", "heads", heads), self.shape[1])
+        shape = self._sizes("Mask.plan", q_len, kv_len, batch, None)
+        return plan_of(self, (shape[0], heads, *shape[2:]), shape[3] - shape[2], 0)
 
     def density(
         self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int | None = None
@@ -180,17 +195,12 @@ class Mask(ABC):
         """Share of pairs that are allowed, exactly, for default positions; 0 where there are no pairs.
 
         Cost: what the plan is sure of is counted without looking; of the rest each distinct piece is looked at once.
-
-        Raises:
-            ValueError: a length or size that is no int of at least 0, or more batch items or heads than the rule
-                tells apart.
         """
-        where = "Mask.density"
-        q_len, kv_len = lengths(where, q_len, kv_len)
-        shape = (self._size(where, "batch", batch, 0), self._size(where, "heads", heads, 1), q_len, kv_len)
+        shape = self._sizes("Mask.density", q_len, kv_len, batch, heads)
+        first = shape[3] - shape[2]
         counted: dict[Hashable, int] = {}
         total = 0
-        for tile in plan_of(self, shape, kv_len - q_len, 0).tiles:
+        for tile in plan_of(self, shape, first, 0).tiles:
             copies = (tile.batch.stop - tile.batch.start) * shape[1]
             for strip in tile.columns:
                 if strip.residual is True:
@@ -200,7 +210,7 @@ class Mask(ABC):
                     allowed = tile.rule.allows(
                         torch.arange(tile.batch.start, tile.batch.stop)[:, None, None, None],
                         torch.arange(shape[1])[None, :, None, None],
-                        torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step)[:, None] + kv_len - q_len,
+                        torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step)[:, None] + first,
                         torch.arange(strip.keys.start, strip.keys.stop, strip.keys.step),
                     )
                     cells = copies * tile.height * len(strip.keys)
@@ -215,15 +225,16 @@ class Mask(ABC):
             ValueError: more rows or columns, or a batch item or head that is not there.
         """
         where = "Mask.picture"
-        q_len, kv_len = lengths(where, q_len, kv_len)
-        if not (q_len <= _LARGEST_PICTURE and kv_len <= _LARGEST_PICTURE):
-            rule = f"be 0 to {_LARGEST_PICTURE}"
-            raise value_error(where, "q_len and kv_len", rule, f"{q_len} and {kv_len}")
         batch, head = size_of(where, "batch", batch), size_of(where, "head", head)
         for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
             if most > 1 and index >= most:
                 raise value_error(where, name, f"be below {most}, since the mask tells {most} apart", index)
-        rows = self.to_dense(q_len, kv_len, batch=max(self.shape[0], batch + 1), heads=max(self.shape[1], head + 1))
+        items, heads = max(self.shape[0], batch + 1), max(self.shape[1], head + 1)
+        shape = self._sizes(where, q_len, kv_len, items, heads)
+        if max(shape[2:]) > _LARGEST_PICTURE:
+            got = f"{shape[2]} and {shape[3]}"
+            raise value_error(where, "q_len and kv_len", f"be 0 to {_LARGEST_PICTURE}", got)
+        rows = self.to_dense(q_len, kv_len, batch=items, heads=heads)
         return "\n".join(" ".join("1" if seen else "." for seen in row) for row in rows[batch, head].tolist())
 
     def after(self, length: int) -> Mask:
@@ -242,8 +253,8 @@ class Mask(ABC):
         Raises:
             ValueError: no int of at least 0.
         """
-        check_int("Mask.after", "length", length, 0, bits=SIZE_BITS)
-        return JOINS["after"](self, length) if length else self
+        length = size_of("Mask.after", "length", length)
+        return masks.After(self, length) if length else self
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         """Same as `allows`."""
@@ -254,27 +265,31 @@ class Mask(ABC):
         raise type_error("masks", "a mask", "not be used as true or false", self, hint=hint)
 
     def __and__(self, other: Mask) -> Mask:
-        return JOINS["&"]((self, _checked(other, "&")))
+        return masks.And((self, _checked(other, "&")))
 
     def __or__(self, other: Mask) -> Mask:
-        return JOINS["|"]((self, _checked(other, "|")))
+        return masks.Or((self, _checked(other, "|")))
 
     def __invert__(self) -> Mask:
-        return JOINS["~"](self)
+        return masks.Not(self)
 
     def __rand__(self, other: object) -> Mask:
-        return JOINS["&"]((_checked(other, "&"), self))
+        return masks.And((_checked(other, "&"), self))
 
     def __ror__(self, other: object) -> Mask:
-        return JOINS["|"]((_checked(other, "|"), self))
+        return masks.Or((_checked(other, "|"), self))
 
-    def _size(self, where: str, name: str, size: object, axis: int) -> int:
-        """How many batch items or heads there are: as many as the rule tells apart when None."""
-        most = self.shape[axis]
-        size = most if size is None else size_of(where, name, size)
-        if most > 1 and size > most:
-            raise value_error(where, name, f"be at most {most}, since the mask tells {most} apart", size)
-        return size
+    def _sizes(
+        self, where: str, q_len: object, kv_len: object, batch: object, heads: object
+    ) -> tuple[int, int, int, int]:
+        """Checked sizes; None for as many items and heads as the rule tells apart, and as many keys as queries."""
+        told: list[int] = []
+        for name, size, most in (("batch", batch, self.shape[0]), ("heads", heads, self.shape[1])):
+            told.append(most if size is None else size_of(where, name, size))
+            if most > 1 and told[-1] > most:
+                raise value_error(where, name, f"be at most {most}, since the mask tells {most} apart", size)
+        rows = size_of(where, "q_len", q_len)
+        return told[0], told[1], rows, rows if kv_len is None else size_of(where, "kv_len", kv_len)
 
 
 def _checked(other: object, sign: str) -> Mask:

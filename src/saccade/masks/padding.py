@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.errors import value_error
-from saccade.masks.arguments import check_int, check_ints, listed, shown
+from saccade.arguments import integer, one_of
+from saccade.errors import shown, value_error
+from saccade.masks.arguments import POSITION_BITS, ints_of
 from saccade.masks.mask import Mask
 from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
@@ -51,6 +52,8 @@ class Padding(Mask):
     side: Literal["right", "left"]
     padded_len: int | None
     _table: ClassVar[Table]
+    hides_keys_only = True
+    is_fact_of_batch = True
 
     def __init__(
         self,
@@ -58,20 +61,17 @@ class Padding(Mask):
         side: Literal["right", "left"] = "right",
         padded_len: int | None = None,
     ):
-        rule = "be ints of at least 0, one per batch item"
-        given = listed("Padding", "lengths", lengths, rule, hint="the length of a single item is a list too: [5]")
-        check_ints("Padding", "lengths", given, rule, given)
+        given = ints_of("Padding", "lengths", lengths, hint="the length of a single item is a list too: [5]")
         if not given:
-            raise value_error("Padding", "lengths", rule, given)
-        if not isinstance(side, str) or side not in ("right", "left"):
-            raise value_error("Padding", "side", "be 'right' or 'left'", shown(side))
+            raise value_error("Padding", "lengths", "be one for each batch item", "none")
+        one_of("Padding", "side", side, ("right", "left"))
         if padded_len is not None:
-            padded_len = check_int("Padding", "padded_len", padded_len, 0)
+            padded_len = integer("Padding", "padded_len", padded_len, 0, below=1 << POSITION_BITS)
         if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(given)):
             hint = "where a left-padded item begins follows from the length that it was padded to"
             rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")
             raise value_error("Padding", "padded_len", rule, f"{padded_len} with lengths {shown(given)}", hint=hint)
-        object.__setattr__(self, "lengths", tuple(given))
+        object.__setattr__(self, "lengths", given)
         object.__setattr__(self, "side", side)
         object.__setattr__(self, "padded_len", padded_len if side == "left" else None)
         object.__setattr__(self, "_table", Table(torch.as_tensor(np.stack(self._edges()))))
@@ -88,15 +88,10 @@ class Padding(Mask):
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         start, stop = self._edges()
-        if len(self.lengths) == 1:
-            start, stop = start[0], stop[0]
-        else:
-            together = groups.batch == ALL
-            if together.any():
-                needed = Spans.within(keys, start.min(), stop.max())
+        if len(self.lengths) > 1:
+            if (groups.batch == ALL).any():
                 sure = Spans.within(keys, start.max(), np.maximum(start.max(), stop.min()))
-                if together.all():
-                    return Bounds(needed, sure)
+                return Bounds(Spans.within(keys, start.min(), stop.max()), sure)
             start, stop = start[groups.batch], stop[groups.batch]
         return Bounds.exactly(Spans.within(keys, start, stop))
 

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from saccade.plan import Plan, Rule, make
+from saccade.plan import Plan, make
 from saccade.plan.last_row import ROWS, RowPlan, RowsAhead
 
-__all__ = ["KeptRule", "plan_of"]
+if TYPE_CHECKING:
+    from saccade.masks.mask import Mask
+
+__all__ = ["plan_of"]
 
 _kept_rows = lru_cache(maxsize=16)(RowsAhead)
 _kept_row_plan = lru_cache(maxsize=64)(RowPlan)
 
 
-class KeptRule(Rule, Protocol):
-    """A rule that says whether its plans may be kept; every mask is one."""
-
-    @property
-    def is_value(self) -> bool:
-        """True if equal rules always allow the same pairs."""
-        ...
-
-    def __hash__(self) -> int: ...
-
-
 def plan_of(
-    mask: KeptRule, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
+    mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
     """The plan of a mask, kept for the next call if the mask is a value."""
     if torch.compiler.is_compiling():  # index arithmetic in NumPy is run, not traced
@@ -46,5 +38,5 @@ def plan_of(
 
 
 @lru_cache(maxsize=256)
-def _kept_plan(mask: KeptRule, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
+def _kept_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
     return make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)

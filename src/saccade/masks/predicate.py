@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error
-from saccade.masks.arguments import kind
+from saccade.errors import kind, type_error
 from saccade.masks.mask import Mask
 
 __all__ = ["Predicate"]
@@ -35,20 +34,13 @@ class Predicate(Mask):
     """
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    is_value = False  # What the function reads may change between two calls.
+    asks_functions = True
 
     def __post_init__(self) -> None:
         if not callable(self.function) or isinstance(self.function, type):
             rule = "be callable as (b, h, q, kv) -> bool"
             raise type_error("Predicate", "function", rule, kind(self.function))
-
-    @property
-    def is_value(self) -> bool:
-        # What the function reads may change between two calls.
-        return False
-
-    @property
-    def asks_functions(self) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return f"Predicate({getattr(self.function, '__name__', type(self.function).__name__)})"

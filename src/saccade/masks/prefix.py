@@ -37,6 +37,7 @@ class Prefix(Mask):
     """
 
     length: int
+    hides_keys_only = True
 
     def __post_init__(self) -> None:
         check_field(self, "length", 0)

@@ -1,137 +1,156 @@
-"""A mask as integers and tensors, for boundaries that objects do not cross (compiled and exported programs)."""
+"""A mask, or a score's function, as integers and tensors: nothing else crosses into a compiled or exported program.
+
+A value is written as the name of its class and its fields, one after another. The name is looked up among the classes
+that were written in this process, and then in the module that it names. Nothing is imported for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+import operator
+import sys
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 
 from saccade import masks
-from saccade.masks.algebra import And, Not, Or
+from saccade.errors import unsupported
 from saccade.masks.mask import Mask
 
 __all__ = ["decode", "encode"]
 
-_NOTHING, _BOOL, _INT, _TEXT, _TUPLE, _MASK, _TENSOR = range(7)
+_NOTHING, _BOOL, _INT, _FLOAT, _TEXT, _TUPLE, _TENSOR, _VALUE, _FUNCTION = range(9)
+_LETTERS = 7  # bytes of a text in one integer
+
+_written: dict[str, Any] = {}
 
 
-def encode(mask: Mask, classes: tuple[type[Mask], ...] = ()) -> tuple[list[int], list[Tensor]] | None:
-    """The program of a mask and the tensors in it; None if it holds a function, or is of a class that is not known.
+def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
+    """The program of a mask or a function, and the tensors in it; None if it cannot be written.
 
-    Args:
-        mask: any mask.
-        classes: further classes, besides those of `saccade.masks`; `decode` wants the same.
+    What can: functions without variables of their own, and frozen dataclasses of numbers, texts, tensors, tuples, None
+    and one another. A mask that calls functions cannot, since these may answer otherwise in another call.
 
     Example:
-        >>> encode(masks.Causal() & masks.Window(2, 0))
-        ([13, 4, 2, 5, 1, 5, 2, 2, 2, 2, 0], [])
+        >>> program, tensors = encode(masks.Causal() & masks.Window(2, 0))
+        >>> decode(program, tensors)
+        Causal() & Window(left=2, right=0)
     """
     program: list[int] = []
     tensors: list[Tensor] = []
-    return (program, tensors) if _write_mask(mask, _known(classes), program, tensors) else None
+    return (program, tensors) if _write(thing, program, tensors) else None
 
 
-def decode(program: Sequence[int], tensors: Sequence[Tensor], classes: tuple[type[Mask], ...] = ()) -> Mask:
-    """The mask that was encoded."""
-    if tensors:
-        return _read_mask(iter(program), tensors, _known(classes))
-    return _kept(tuple(program), classes)
+def decode(program: Sequence[int], tensors: Sequence[Tensor]) -> Any:
+    """What was encoded.
+
+    Raises:
+        UnsupportedError: a class or function that is not defined in this process.
+    """
+    return _read(iter(program), tensors) if tensors else _kept(tuple(program))
 
 
 @lru_cache(maxsize=64)
-def _kept(program: tuple[int, ...], classes: tuple[type[Mask], ...]) -> Mask:
-    return _read_mask(iter(program), (), _known(classes))
+def _kept(program: tuple[int, ...]) -> Any:
+    return _read(iter(program), ())
 
 
-def _known(classes: tuple[type[Mask], ...]) -> tuple[type[Mask], ...]:
-    """By number: ours from 0 on, the others from -1 down, so that a new one of ours leaves all numbers as they are."""
-    return (*_CLASSES, *reversed(classes))
-
-
-def _number(kind: type[Mask], known: tuple[type[Mask], ...]) -> int:
-    place = known.index(kind)
-    return place if place < len(_CLASSES) else place - len(known)
-
-
-def _write_mask(mask: Mask, known: tuple[type[Mask], ...], program: list[int], tensors: list[Tensor]) -> bool:
-    kind = type(mask)
-    if kind not in known:
-        return False
-    program.append(_number(kind, known))
-    fields: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
-    return all(_write(getattr(mask, name), known, program, tensors) for name in fields)
-
-
-def _write(thing: Any, known: tuple[type[Mask], ...], program: list[int], tensors: list[Tensor]) -> bool:
+def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
     if thing is None:
         program.append(_NOTHING)
     elif isinstance(thing, bool):
         program.extend((_BOOL, int(thing)))
     elif isinstance(thing, int):
         program.extend((_INT, thing))
+    elif isinstance(thing, float):
+        program.extend((_FLOAT, *_packed(repr(thing))))
     elif isinstance(thing, str):
-        program.extend((_TEXT, len(thing), *(ord(letter) for letter in thing)))
-    elif isinstance(thing, tuple):
-        program.extend((_TUPLE, len(thing)))
-        return all(_write(part, known, program, tensors) for part in thing)
+        program.extend((_TEXT, *_packed(thing)))
     elif isinstance(thing, Tensor):
         program.extend((_TENSOR, len(tensors)))
         tensors.append(thing)
-    elif isinstance(thing, Mask):
-        program.append(_MASK)
-        return _write_mask(thing, known, program, tensors)
+    elif isinstance(thing, tuple):
+        program.extend((_TUPLE, len(thing)))
+        return all(_write(part, program, tensors) for part in thing)
     else:
-        return False
+        is_function = isinstance(thing, FunctionType)
+        if thing.__code__.co_freevars if is_function else isinstance(thing, Mask) and thing.asks_functions:
+            return False
+        address = _address(thing if is_function else type(thing))
+        if address is None:
+            return False
+        program.extend((_FUNCTION if is_function else _VALUE, *_packed(address[0])))
+        return all(_write(getattr(thing, name), program, tensors) for name in address[1:])
     return True
 
 
-def _read_mask(program: Any, tensors: Sequence[Tensor], known: tuple[type[Mask], ...]) -> Mask:
-    kind = known[next(program)]
-    fields: tuple[str, ...] = kind.__match_args__
-    return kind(*[_read(program, tensors, known) for _ in fields])
+def _read(program: Iterator[int], tensors: Sequence[Tensor]) -> Any:
+    tag = next(program)
+    if tag == _TUPLE:
+        return tuple([_read(program, tensors) for _ in range(next(program))])
+    if tag in (_FLOAT, _TEXT):
+        text = _unpacked(program)
+        return text if tag == _TEXT else float(text)
+    if tag in (_VALUE, _FUNCTION):
+        thing, *names = _found(_unpacked(program))
+        return thing if tag == _FUNCTION else thing(**{name: _read(program, tensors) for name in names})
+    if tag == _NOTHING:
+        return None
+    number = next(program)
+    return tensors[number] if tag == _TENSOR else bool(number) if tag == _BOOL else number
 
 
-def _read(program: Any, tensors: Sequence[Tensor], known: tuple[type[Mask], ...]) -> Any:
-    thing: Any
-    match next(program):
-        case 0:
-            thing = None
-        case 1:
-            thing = bool(next(program))
-        case 2:
-            thing = next(program)
-        case 3:
-            thing = "".join(chr(next(program)) for _ in range(next(program)))
-        case 4:
-            thing = tuple([_read(program, tensors, known) for _ in range(next(program))])
-        case 5:
-            thing = _read_mask(program, tensors, known)
-        case _:
-            thing = tensors[next(program)]
-    return thing
+def _address(thing: Any) -> tuple[str, ...] | None:
+    """A name for a class or a function, and a class's fields; None for what cannot be made again from a name."""
+    fields = _fields(thing)
+    if fields is None:
+        return None
+    is_ours = getattr(masks, thing.__name__, None) is thing
+    name = thing.__name__ if is_ours else f"{thing.__module__}:{thing.__qualname__}"
+    while _written.setdefault(name, thing) is not thing:  # defined once more, as by a cell of a notebook
+        name += "'"
+    return name, *fields
 
 
-_CLASSES: tuple[type[Mask], ...] = (
-    masks.Full,
-    masks.Causal,
-    masks.Window,
-    masks.Global,
-    masks.Strided,
-    masks.Random,
-    masks.Prefix,
-    masks.Blocks,
-    masks.Coarse,
-    masks.Padding,
-    masks.Documents,
-    masks.Dense,
-    Or,
-    And,
-    Not,
-    masks.After,
-    masks.Axial,
-    masks.Neighborhood,
-    masks.ShiftedWindows,
-)
-"""In this order for good: a program that was exported counts on it. New ones go to the end."""
+# To a compiler that traces, the answer is a constant. The decorator that says so would import the compiler.
+_address._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _fields(thing: Any) -> tuple[str, ...] | None:
+    """The fields of a frozen dataclass, none of a function; None for anything else."""
+    if isinstance(thing, FunctionType):
+        return ()
+    parameters = getattr(thing, "__dataclass_params__", None)
+    is_frozen = isinstance(thing, type) and parameters is not None and parameters.frozen
+    return tuple(field.name for field in dataclasses.fields(thing) if field.init) if is_frozen else None
+
+
+def _found(name: str) -> tuple[Any, ...]:
+    """The class of a name and its fields, or the function."""
+    module, _, path = name.rpartition(":")
+    thing = _written.get(name)
+    if thing is None:
+        with contextlib.suppress(KeyError, AttributeError):
+            thing = operator.attrgetter(path)(sys.modules[module or "saccade.masks"])
+    fields = _fields(thing)
+    if fields is None:
+        reason = f"it was made with {path} of {module or 'saccade.masks'}, which is not defined in this process"
+        raise unsupported("saccade", "the program", [reason], hint="import that module before the program runs")
+    return thing, *fields
+
+
+def _packed(text: str) -> list[int]:
+    """The number of integers, and a text in them."""
+    letters = text.encode()
+    parts = [letters[start : start + _LETTERS] for start in range(0, len(letters), _LETTERS)]
+    # A leading 1 keeps zeros in front.
+    return [len(parts), *(int.from_bytes(b"\x01" + part, "big") for part in parts)]
+
+
+def _unpacked(program: Iterator[int]) -> str:
+    parts = [next(program) for _ in range(next(program))]
+    return b"".join(part.to_bytes(8, "big").lstrip(b"\x00")[1:] for part in parts).decode()

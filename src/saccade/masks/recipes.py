@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from saccade.arguments import integer
 from saccade.errors import value_error
-from saccade.masks.arguments import SIZE_BITS, check_int
+from saccade.masks.arguments import POSITION_BITS, SIZE_BITS
 from saccade.masks.causal import Causal
 from saccade.masks.coarse import Coarse
 from saccade.masks.global_tokens import Global, global_positions
@@ -34,7 +35,7 @@ def sliding_window(window: int) -> Mask:
 
     Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
     """
-    check_int("sliding_window", "window", window, 1, bits=None)
+    integer("sliding_window", "window", window)
     return Causal() & Window(window - 1, 0)
 
 
@@ -55,7 +56,7 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
 
     Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
     """
-    check_int("longformer", "each_side", each_side, 0, bits=None)
+    integer("longformer", "each_side", each_side, 0)
     return Window(each_side, each_side) | Global(global_positions("longformer", positions))
 
 
@@ -86,14 +87,11 @@ def bigbird(
 
     Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2.
     """
-    for name, value, least, bits in (
-        ("block_size", block_size, 1, SIZE_BITS),
-        ("window_blocks", window_blocks, 1, None),
-        ("global_blocks", global_blocks, 0, SIZE_BITS),
-        ("random_blocks", random_blocks, 0, DRAW_BITS),
-        ("seed", seed, 0, SEED_BITS),
-    ):
-        check_int("bigbird", name, value, least, bits=bits)
+    integer("bigbird", "block_size", block_size, below=1 << SIZE_BITS)
+    integer("bigbird", "window_blocks", window_blocks)
+    integer("bigbird", "global_blocks", global_blocks, 0, below=1 << SIZE_BITS)
+    integer("bigbird", "random_blocks", random_blocks, 0, below=1 << DRAW_BITS)
+    integer("bigbird", "seed", seed, 0, below=1 << SEED_BITS)
     if window_blocks % 2 == 0:
         raise value_error("bigbird", "window_blocks", "be odd", window_blocks, hint="it counts the block itself")
     if global_blocks * block_size >> _GLOBAL_BITS:
@@ -122,8 +120,8 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. Its cache counts positions inside the cache; here
     they stay where they are.
     """
-    check_int("streaming", "sink_tokens", sink_tokens, 0)
-    check_int("streaming", "window", window, 1, bits=None)
+    integer("streaming", "sink_tokens", sink_tokens, 0, below=1 << POSITION_BITS)
+    integer("streaming", "window", window)
     near = Window(window - 1, 0)
     return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
 
@@ -145,7 +143,7 @@ def sparse_transformer(step: int) -> Mask:
 
     Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, both heads' sets joined).
     """
-    check_int("sparse_transformer", "step", step, 1)
+    integer("sparse_transformer", "step", step, below=1 << POSITION_BITS)
     return Causal() & (Window(step, 0) | Strided(step))
 
 
@@ -163,5 +161,5 @@ def prefix_lm(length: int) -> Mask:
 
     Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
     """
-    check_int("prefix_lm", "length", length, 0)
+    integer("prefix_lm", "length", length, 0, below=1 << POSITION_BITS)
     return Causal() | Prefix(length)

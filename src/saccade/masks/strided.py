@@ -38,6 +38,7 @@ class Strided(Mask):
     """
 
     step: int
+    is_relative = True
 
     def __post_init__(self) -> None:
         check_field(self, "step", 1)

@@ -7,9 +7,8 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from saccade.arguments import is_integer
-from saccade.errors import value_error
-from saccade.masks.arguments import POSITION_BITS, shown
+from saccade.arguments import integer
+from saccade.masks.arguments import POSITION_BITS
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
 from saccade.plan.spans import Bounds, Spans, Universe
@@ -44,15 +43,15 @@ class Window(Mask):
 
     left: int | None
     right: int | None
+    is_relative = True
 
     def __post_init__(self) -> None:
+        hint = "it counts the keys on that side besides the query's own; None means no limit"
         for name in ("left", "right"):
             width = getattr(self, name)
-            if width is not None and (not is_integer(width) or width < 0):
-                hint = "it counts the keys on that side besides the query's own; None means no limit"
-                raise value_error("Window", name, "be an int of at least 0, or None", shown(width), hint=hint)
             if width is not None:
-                object.__setattr__(self, name, None if width >= _UNLIMITED else int(width))
+                width = integer("Window", name, width, 0, hint=hint)
+                object.__setattr__(self, name, None if width >= _UNLIMITED else width)
 
     @property
     def is_causal(self) -> bool:

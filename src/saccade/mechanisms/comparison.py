@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import time
@@ -16,106 +15,16 @@ from saccade.arguments import is_integer
 from saccade.engine.checks import check_value
 from saccade.engine.memory import counted
 from saccade.errors import describe, type_error, value_error
-from saccade.masks import After, And, Dense, Documents, Mask, Not, Or, Padding, Predicate, as_mask
+from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.mechanisms.comparison_table import CLOSE, ROUGH, Compared, Comparison
 
-__all__ = ["Compared", "Comparison", "compare"]
-
-CLOSE, ROUGH = 0.01, 0.1
-"""Median relative errors up to which a result counts as close to exact attention, and as of any use."""
+__all__ = ["CLOSE", "ROUGH", "Compared", "Comparison", "compare"]
 
 _SAMPLED = 64  # rows whose distributions are compared
 _ROUNDS = 3
 _PATIENCE = 1.0  # seconds of one exact product, from which on no longer one is timed
-
-
-class Compared(NamedTuple):
-    """How one mechanism did.
-
-    Attributes:
-        name: of the mechanism.
-        error_median, error_worst: of the rows of the output, ``|out - exact| / |exact|``; rows in which exact
-            attention is 0 are left out.
-        distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices (total
-            variation where both are distributions: 0 is equal, 1 is nothing in common), over some rows.
-        seconds: of one product at the given length, the median of a few.
-        memory_bytes: most that one product held at a time beside its inputs, its output included.
-        faster_from: from how many keys on it is faster than exact attention, interpolated between the lengths timed,
-            the shortest of them if it is faster at all; None if it is not at the longest.
-        timed_to: the longest length timed, in keys.
-        reasons: why it cannot run these inputs; then the numbers are NaN.
-    """
-
-    name: str
-    error_median: float = math.nan
-    error_worst: float = math.nan
-    distance_median: float = math.nan
-    distance_worst: float = math.nan
-    seconds: float = math.nan
-    memory_bytes: float = math.nan
-    faster_from: int | None = None
-    timed_to: int = 0
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        """In words, by the median error: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
-        if self.reasons:
-            return "refused: " + "; ".join(self.reasons)
-        if math.isnan(self.error_median):
-            return "nothing to compare: exact attention is 0 everywhere, or something is not finite"
-        if self.error_median <= CLOSE:
-            return "close to exact attention"
-        if self.error_median <= ROUGH:
-            return "rough: another model than with exact attention, unless it is trained with this"
-        return "too far off to be of use in the place of exact attention on these tensors"
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Mechanisms beside exact softmax attention, on the tensors of one call; prints as a table.
-
-    Attributes:
-        rows: one for each mechanism, in the order given.
-        shape: (batch, heads, q_len, kv_len).
-        exact_seconds, exact_memory_bytes: of exact attention, at the given length.
-        lengths: in keys, at which products were timed.
-        is_measured: True if memory was measured, by the device; False if it was counted: the tensors that torch's
-            operations return, without what these need inside.
-    """
-
-    rows: tuple[Compared, ...]
-    shape: tuple[int, int, int, int]
-    exact_seconds: float
-    exact_memory_bytes: float
-    lengths: tuple[int, ...]
-    is_measured: bool
-
-    def __str__(self) -> str:
-        batch, heads, q_len, kv_len = self.shape
-        memory = "measured" if self.is_measured else "counted"
-        head = ["", "error", "worst", "distance", "worst", "time", f"memory ({memory})", "faster from"]
-        lines = [head, ["exact", *["-"] * 4, _duration(self.exact_seconds), _size(self.exact_memory_bytes), "-"]]
-        for row in self.rows:
-            numbers = (row.error_median, row.error_worst, row.distance_median, row.distance_worst)
-            shares = ["-" if math.isnan(x) else f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in numbers]
-            lines.append([row.name, *shares, _duration(row.seconds), _size(row.memory_bytes), self._since(row)])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        table = [
-            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
-            for pairs in (list(zip(line, widths, strict=True)) for line in lines)
-        ]
-        first = f"batch {batch}, {heads} heads, {q_len} queries, {kv_len} keys; errors relative to exact attention"
-        verdicts = [f"{row.name}: {row.verdict}" for row in self.rows]
-        return "\n".join([first, *(line.rstrip() for line in table), *verdicts])
-
-    def _since(self, row: Compared) -> str:
-        if row.reasons:
-            return "-"
-        if row.faster_from is None:
-            return f"never up to {row.timed_to}"
-        return f"{'<= ' if row.faster_from == self.lengths[0] else ''}{row.faster_from}"
 
 
 def compare(
@@ -157,10 +66,10 @@ def compare(
         ['rough: anot', 'too far off', 'close to ex']
     """
     where = "compare"
-    given = tuple(mechanisms) if isinstance(mechanisms, Sequence) else mechanisms
-    if not isinstance(given, tuple) or not all(isinstance(one, Mechanism) for one in given):
+    if not isinstance(mechanisms, Sequence) or not all(isinstance(one, Mechanism) for one in mechanisms):
         hint = "[saccade.mechanisms.Performer(256)]"
         raise type_error(where, "mechanisms", "be a list of mechanisms", repr(mechanisms)[:80], hint=hint)
+    given = tuple(mechanisms)
     softmax = Softmax()
     exact = softmax(query, key, mask=mask)
     check_value(where, value, query, key, exact.dtype)
@@ -170,21 +79,20 @@ def compare(
     case = _Case(query.detach(), key.detach(), value.detach(), mask)
     rule = as_mask(mask, exact.shape, where=where)
     with torch.no_grad():
-        expected = (exact @ value).detach()
+        expected = (exact @ value).double()
         reasons = [one.reasons(rule) for one in given]
         able = [one for one, why in zip(given, reasons, strict=True) if not why]
-        timed = _timed([softmax, *able], case, _lengths(timed_lengths, case, rule))
-        rows = iter(_numbers(one, case, exact, expected) for one in able)
-        times = iter(range(1, len(able) + 1))
-        names = _names(given)
-        compared = tuple(
-            Compared(name, reasons=why) if why else _row(name, next(rows), timed, next(times), exact.shape[3])
-            for name, why in zip(names, reasons, strict=True)
+        exact_times, *others = _timed([softmax, *able], case, _lengths(timed_lengths, case, rule))
+        times = iter(others)
+        rows = tuple(
+            Compared(name, reasons=why)
+            if why
+            else _compared(name, one, case, exact, expected, exact_times, next(times))
+            for name, one, why in zip(_names(given), given, reasons, strict=True)
         )
         memory = _peak_bytes(lambda: softmax(query, key, mask=mask) @ value, query.device)
-    own = timed[exact.shape[3]]
-    lengths_timed = tuple(sorted(timed))
-    return Comparison(compared, exact.shape, own[0], memory, lengths_timed, query.device.type == "cuda")
+    seconds, lengths = exact_times[exact.shape[3]], tuple(sorted(exact_times))
+    return Comparison(rows, exact.shape, seconds, memory, lengths, query.device.type == "cuda")
 
 
 class _Case(NamedTuple):
@@ -215,40 +123,36 @@ def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
     return [next((form[i] for form in (plain, first) if form.count(form[i]) == 1), whole[i]) for i in range(len(told))]
 
 
-def _numbers(
-    mechanism: Mechanism, case: _Case, exact: Matrix, expected: Tensor
-) -> tuple[float, float, float, float, float]:
+def _compared(
+    name: str,
+    mechanism: Mechanism,
+    case: _Case,
+    exact: Matrix,
+    expected: Tensor,
+    exact_times: dict[int, float],
+    times: dict[int, float],
+) -> Compared:
     matrix = mechanism(case.query, case.key, mask=case.mask)
-    out = (matrix @ case.value).double()
-    size = expected.double().norm(dim=-1)
-    errors = ((out - expected.double()).norm(dim=-1) / size)[size > 0]
-    distances = []
-    picked = torch.linspace(0, math.prod(exact.shape[:3]) - 1, min(_SAMPLED, math.prod(exact.shape[:3])))
-    for place in picked.round().to(torch.int64).tolist():
-        rest, i = divmod(place, exact.shape[2])
-        b, h = divmod(rest, exact.shape[1])
-        distances.append(float((matrix[b, h, i].double() - exact[b, h, i].double()).abs().sum() / 2))
-    distance = torch.tensor(distances)
-    memory = _peak_bytes(lambda: case.run(mechanism), case.query.device)
-    found = [_median_and_worst(x) for x in (errors, distance)]
-    return (*found[0], *found[1], memory)
+    size = expected.norm(dim=-1)
+    errors = ((matrix @ case.value).double() - expected).norm(dim=-1) / size
+    count, distances = math.prod(exact.shape[:3]), []
+    for place in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
+        b, h, i = (int(x) for x in torch.unravel_index(place, exact.shape[:3]))
+        distances.append((matrix[b, h, i].double() - exact[b, h, i].double()).abs().sum() / 2)
+    ratios = {length: exact_times[length] / own for length, own in times.items() if not math.isnan(own)}
+    return Compared(
+        name,
+        *_median_and_worst(errors[size > 0]),
+        *_median_and_worst(torch.stack(distances)),
+        times[exact.shape[3]],
+        _peak_bytes(lambda: case.run(mechanism), case.query.device),
+        crossing(ratios),
+        max(ratios, default=0),
+    )
 
 
 def _median_and_worst(x: Tensor) -> tuple[float, float]:
     return (float(x.median()), float(x.max())) if x.numel() else (math.nan, math.nan)
-
-
-def _row(
-    name: str,
-    numbers: tuple[float, float, float, float, float],
-    timed: dict[int, list[float]],
-    index: int,
-    kv_len: int,
-) -> Compared:
-    ratios = {length: row[0] / row[index] for length, row in sorted(timed.items()) if not math.isnan(row[index])}
-    median, worst, distance, farthest, memory = numbers
-    seconds = timed[kv_len][index]
-    return Compared(name, median, worst, distance, farthest, seconds, memory, crossing(ratios), max(ratios, default=0))
 
 
 def crossing(ratios: dict[int, float]) -> int | None:
@@ -267,37 +171,29 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
+    """Where to time, the own length always among it."""
     kv_len = case.key.shape[2]
     if lengths is None:
-        wanted = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
+        lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
     else:
+        where, what, must = "compare", "timed_lengths", "be a list of ints of at least 1"
         if isinstance(lengths, str) or not isinstance(lengths, Sequence) or not lengths:
-            raise type_error("compare", "timed_lengths", "be a list of ints of at least 1", repr(lengths))
+            raise type_error(where, what, must, repr(lengths))
         if not all(is_integer(n) and n >= 1 for n in lengths):
-            raise value_error("compare", "timed_lengths", "be a list of ints of at least 1", list(lengths))
-        wanted = list(lengths)
+            raise value_error(where, what, must, list(lengths))
     if not (case.mask is None or isinstance(case.mask, Mask)):
-        wanted = []
-    elif not _says_all_lengths(rule):
-        wanted = [n for n in wanted if n <= kv_len]
-    return sorted({max(1, n) for n in (*wanted, kv_len)})  # the own length is always among them
+        lengths = []
+    elif rule.is_fact_of_batch:
+        lengths = [n for n in lengths if n <= kv_len]
+    return sorted({max(1, n) for n in (*lengths, kv_len)})
 
 
-def _says_all_lengths(rule: Mask) -> bool:
-    """True if a mask is a rule for texts of any length; one that is not known may hold facts of a batch."""
-    if isinstance(rule, And | Or):
-        return all(_says_all_lengths(part) for part in rule.parts)
-    if isinstance(rule, Not | After):
-        return _says_all_lengths(rule.part if isinstance(rule, Not) else rule.rule)
-    return not isinstance(rule, Padding | Documents | Dense | Predicate)
-
-
-def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> dict[int, list[float]]:
-    """Seconds of a product, by length, exact attention first; NaN for one that takes no such length."""
+def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
+    """Seconds of a product by length, exact attention first; NaN at a length that a mechanism does not take."""
     own = case.key.shape[2]
-    found: dict[int, list[float]] = {}
+    found: list[dict[int, float]] = [{} for _ in mechanisms]
     for length in lengths:
-        if length > own and max(times[0] for times in found.values()) > _PATIENCE:
+        if length > own and max(found[0].values()) > _PATIENCE:
             break
         at = case.at(length)
         runs: list[list[float]] = [[] for _ in mechanisms]
@@ -306,7 +202,8 @@ def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int])
                 seconds = _seconds(mechanism, at, is_own=length == own)
                 if turn:
                     times.append(seconds)
-        found[length] = [statistics.median(times) for times in runs]
+        for times, by_length in zip(runs, found, strict=True):
+            by_length[length] = statistics.median(times)
     return found
 
 
@@ -330,23 +227,11 @@ def _wait(device: torch.device) -> None:
 
 def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
     """Most bytes that a call holds at a time beside what was there before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        torch.cuda.synchronize(device)
-        return float(torch.cuda.max_memory_allocated(device) - before)
-    return float(counted(call).most)
-
-
-def _duration(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "-"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def _size(size: float) -> str:
-    if math.isnan(size):
-        return "-"
-    return f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB"
+    if device.type != "cuda":
+        return float(counted(call).most)
+    _wait(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    _wait(device)
+    return float(torch.cuda.max_memory_allocated(device) - before)

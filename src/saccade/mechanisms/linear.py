@@ -1,23 +1,37 @@
-"""Linear: attention by products of features."""
+"""Linear: attention by products of features, and the functions that make these."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+from typing import Literal
 
-from saccade.caches import RecurrentCache
-from saccade.engine.at_positions import GivenPositions
-from saccade.errors import type_error, value_error
-from saccade.masks import Mask
-from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.checks import check_number, checked_inputs
-from saccade.mechanisms.feature_maps import FeatureMap, FeatureMapName, feature_map_of
-from saccade.mechanisms.feature_matrix import FeatureMatrix, Features
-from saccade.mechanisms.reach import Reach, why_no_sum
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.arguments import number, one_of
+from saccade.errors import kind, type_error, value_error
+from saccade.mechanisms.features.matrix import Features
+from saccade.mechanisms.features.mechanism import FeatureMechanism
 
 __all__ = ["Linear"]
 
+FeatureMapName = Literal["elu", "relu", "squared_relu"]
+FeatureMap = Callable[[Tensor], Tensor]
 
-class Linear(Mechanism):
+
+def _elu(x: Tensor) -> Tensor:
+    return F.elu(x).add_(1.0)
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+# Functions with names: a mechanism is pickled with its own.
+_MAPS: dict[str, FeatureMap] = {"elu": _elu, "relu": F.relu, "squared_relu": _squared_relu}
+
+
+class Linear(FeatureMechanism):
     r"""Compares queries and keys by a product of features, which needs no pairs: linear time.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
@@ -32,7 +46,8 @@ class Linear(Mechanism):
 
     Raises:
         TypeError, ValueError: an unknown feature map, or an eps below 0.
-        UnsupportedError: a mask other than Causal, Padding, Documents and what ``&`` joins of them.
+        UnsupportedError: a mask other than Causal, Documents, those that hide keys and do nothing else (Padding), and
+            what ``&`` joins of them.
 
     Cost: O(n * features * value_dim) time and O(n * features) memory; see `FeatureMatrix`. Decoding takes constant
     memory: `saccade.caches.RecurrentCache`.
@@ -51,34 +66,16 @@ class Linear(Mechanism):
     def __init__(self, feature_map: FeatureMapName | FeatureMap = "elu", *, eps: float = 0.0):
         super().__init__()
         self.feature_map = feature_map
-        self._map = feature_map_of(feature_map, "Linear")
-        self.eps = check_number("Linear", "eps", eps, least=0.0)
+        self._map = _map_of(feature_map)
+        self.eps = number("Linear", "eps", eps, least=0.0)
 
-    def reasons(self, mask: Mask) -> tuple[str, ...]:
-        return why_no_sum(mask)
-
-    def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """An empty `saccade.caches.RecurrentCache`, of constant size."""
-        return RecurrentCache(max_len)
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> FeatureMatrix:
-        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
-        reach = Reach.of(given.rule, given.shape, given.q_positions, given.kv_positions, query.device)
-        of_query, of_key = self._features(given.query), self._features(given.key)
-        if of_query.values.shape[3] != of_key.values.shape[3]:
-            got = f"{of_query.values.shape[3]} and {of_key.values.shape[3]}"
+    def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, None]:
+        made = self._features(query), self._features(key)
+        counts = [of.values.shape[3] for of in made]
+        if counts[0] != counts[1]:
+            got = f"{counts[0]} and {counts[1]}"
             raise value_error("Linear", "features", "be as many for queries as for keys", got)
-        return FeatureMatrix(
-            of_query, of_key, reach, dtype=given.dtype, eps=self.eps, tainted=given.tainted, spoilt=given.spoilt
-        )
+        return *made, None
 
     def _features(self, x: Tensor) -> Features:
         values = self._map(x)
@@ -92,3 +89,15 @@ class Linear(Mechanism):
     def extra_repr(self) -> str:
         name = self.feature_map if isinstance(self.feature_map, str) else getattr(self.feature_map, "__name__", "own")
         return repr(name) + (f", eps={self.eps}" if self.eps else "")
+
+
+def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
+    """The function of a name, or the function given."""
+    if isinstance(feature_map, str):
+        hint = "a function of your own will do, too"
+        return _MAPS[one_of("Linear", "feature_map", feature_map, _MAPS, hint=hint)]
+    if not callable(feature_map):
+        raise type_error(
+            "Linear", "feature_map", f"be one of {', '.join(map(repr, _MAPS))}, or a function", kind(feature_map)
+        )
+    return feature_map

@@ -7,24 +7,23 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from saccade.engine.at_positions import GivenPositions
+from saccade.arguments import integer, number, one_of
+from saccade.engine.grouping import groups_of
 from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.checks import check_count, checked_inputs, checked_scale
-from saccade.mechanisms.linformer_matrix import LinformerMatrix
-from saccade.mechanisms.reach import written_out
-from saccade.mechanisms.readable import is_readable, unless_none
-from saccade.mechanisms.segments import hidden_keys, why_not_keys_only
-from saccade.mechanisms.thin import Thin
+from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
+from saccade.mechanisms.contents import unless_none
+from saccade.mechanisms.landmarks.matrix import LowRankMatrix
+from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
+from saccade.mechanisms.landmarks.tokens import Tokens, why_not_keys_only
+from saccade.positions.tokens import Positions
 
-__all__ = ["Linformer"]
+__all__ = ["Linformer", "LinformerMatrix"]
 
 Share = Literal["none", "heads", "key_value"]
-_SHARES = ("none", "heads", "key_value")
 
 
-class Linformer(Mechanism):
+class Linformer(Approximate):
     r"""Sums all keys up in a few slots, with trained projections along the length, and attends to these.
 
     .. math:: A = \mathrm{softmax}(Q (E K)^\top)\, F, \qquad E, F \in \mathbb{R}^{\text{rank} \times \text{kv\_len}}
@@ -72,17 +71,15 @@ class Linformer(Mechanism):
         scale: float | None = None,
     ):
         super().__init__()
-        self.kv_len, self.rank = check_count("Linformer", "kv_len", kv_len), check_count("Linformer", "rank", rank)
+        self.kv_len, self.rank = integer("Linformer", "kv_len", kv_len), integer("Linformer", "rank", rank)
         if rank > kv_len:
             raise value_error("Linformer", "rank", f"be at most kv_len {kv_len}", rank)
-        if share not in _SHARES:
-            raise value_error("Linformer", "share", f"be one of {', '.join(_SHARES)}", repr(share))
         if (num_kv_heads is not None) != (share == "none"):
             rule = "be given with share='none', and only then"
             raise value_error("Linformer", "num_kv_heads", rule, f"{num_kv_heads} with share={share!r}")
-        self.share: Share = share
-        self.num_kv_heads = 1 if num_kv_heads is None else check_count("Linformer", "num_kv_heads", num_kv_heads)
-        self.scale = checked_scale("Linformer", scale)
+        self.share: Share = one_of("Linformer", "share", share, ("none", "heads", "key_value"))
+        self.num_kv_heads = 1 if num_kv_heads is None else integer("Linformer", "num_kv_heads", num_kv_heads)
+        self.scale = None if scale is None else number("Linformer", "scale", scale)
         self.key_projection = nn.Parameter(torch.empty(self.num_kv_heads, rank, kv_len))
         value_projection = None if share == "key_value" else nn.Parameter(torch.empty(self.num_kv_heads, rank, kv_len))
         self.register_parameter("value_projection", value_projection)
@@ -100,44 +97,26 @@ class Linformer(Mechanism):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> LinformerMatrix:
-        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
-        batch, _, q_len, kv_len = given.shape
-        kv_heads = key.shape[1]
+    def made(self, given: Inputs) -> LinformerMatrix:
+        kv_heads = given.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
             raise value_error("Linformer", "key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
-        rows, keys, is_given = written_out(given.q_positions, given.kv_positions, q_len, kv_len, query.device)
-        self._check_last(given.kv_positions, keys)
-        hidden = hidden_keys(given.rule, keys, batch, is_given=is_given)
-        lost = ((rows < 0) & is_given).expand(batch, -1)
-        scale = (query.shape[3] ** -0.5 if query.shape[3] else 1.0) if self.scale is None else self.scale
-        with torch.autocast(query.device.type, enabled=False):
-            wide = given.query.dtype
-            pool = self._columns(self.key_projection, keys, hidden).to(wide)
+        tokens = Tokens.of(given)
+        self._check_last(given.kv_positions, given.shape[3])
+        scale = scale_of(self.scale, given.query.shape[3])
+        with torch.autocast(given.query.device.type, enabled=False):
+            pool = self._columns(self.key_projection, tokens).to(given.wide)
             other = self.value_projection
-            projection = self._columns(other, keys, hidden).to(wide) if isinstance(other, Tensor) else pool
-            # What is not finite is not kept apart: every row sees every slot.
-            q = query.to(wide).masked_fill(lost[:, None, :, None], 0.0)
-            k = key.to(wide).masked_fill(hidden[:, None, :, None], 0.0)
-            is_empty = ((pool == 0) & (projection == 0)).all(-1).all(1).expand(batch, -1)
-            attention = Thin(q, (pool @ k).expand(-1, kv_heads, -1, -1), is_empty, scale)
-        return LinformerMatrix(attention, projection, dtype=given.dtype, hidden=hidden, lost=unless_none(lost))
+            projection = self._columns(other, tokens).to(given.wide) if isinstance(other, Tensor) else pool
+            is_empty = ((pool == 0) & (projection == 0)).all(-1).all(1).expand(given.shape[0], -1)
+            slots = (pool @ tokens.key).expand(-1, kv_heads, -1, -1)
+            left = NarrowSoftmax(tokens.query, slots, is_empty, scale)
+        return LinformerMatrix(left, projection, tokens, dtype=given.query.dtype)
 
-    def _check_last(self, kv_positions: GivenPositions, keys: Tensor) -> None:
+    def _check_last(self, positions: Positions | None, kv_len: int) -> None:
         """Raise if a key stands too far; where positions may not be looked at, reading the projection there does."""
-        last = keys.shape[1] - 1
-        if isinstance(kv_positions, range):
-            last = max((*kv_positions[:1], *kv_positions[-1:]), default=-1)
-        elif isinstance(kv_positions, Tensor):
-            last = int(keys.max()) if is_readable(keys) and keys.numel() else -1
+        ends = (0, kv_len - 1) if positions is None else positions.ends
+        last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
             rule = f"stand before position {self.kv_len}, the kv_len of this Linformer"
             raise value_error("Linformer", "keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
@@ -146,8 +125,41 @@ class Linformer(Mechanism):
         own = f"{self.kv_len}, {self.rank}, share={self.share!r}"
         return own if self.scale is None else f"{own}, scale={self.scale}"
 
-    def _columns(self, projection: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
+    def _columns(self, projection: Tensor, tokens: Tokens) -> Tensor:
         """What slots take of the keys at these positions, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
-        at = keys.clamp(min=0)
-        columns = projection[:, :, at].movedim(2, 0)  # [batch | 1, kv_heads | 1, rank, kv_len]
-        return columns if unless_none(hidden) is None else columns.masked_fill(hidden[:, None, None], 0.0)
+        columns = projection[:, :, tokens.keys.clamp(min=0)].movedim(2, 0)
+        hidden = unless_none(tokens.hidden)
+        return columns if hidden is None else columns.masked_fill(hidden[:, None, None], 0.0)
+
+
+class LinformerMatrix(LowRankMatrix):
+    """``slots @ projection``: which slots a query attends to, and which keys each slot takes its values from.
+
+    Args:
+        left: queries over the pooled keys, ``[batch, heads, q_len, rank]``.
+        projection: of values to slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 at keys that are hidden.
+        tokens: the queries and keys.
+        dtype: of the inputs and of the products.
+
+    Cost: products take O((q_len + kv_len) * rank * width) time and memory linear in the lengths.
+    """
+
+    def __init__(self, left: NarrowSoftmax, projection: Tensor, tokens: Tokens, *, dtype: torch.dtype):
+        super().__init__(left, left.key.shape[1], projection.shape[3], dtype=dtype, lost=tokens.lost)
+        self.projection, self._hidden = projection, tokens.hidden
+
+    def slots(self) -> Tensor:
+        """How much each query attends to each slot, ``[batch, heads, q_len, rank]``; these rows sum to 1."""
+        return self._without_lost(self.left.matrix().to_dense())
+
+    def _gathered(self, value: Tensor) -> Tensor:
+        return self.projection @ value.masked_fill(self._hidden[:, None, :, None], 0.0)
+
+    def _scattered(self, x: Tensor) -> Tensor:
+        groups = self.projection.shape[1]
+        each = self.projection if groups == 1 else self.projection.repeat_interleave(self.shape[1] // groups, 1)
+        return each.mT @ x
+
+    def _right(self, items: slice, heads: slice) -> Tensor:
+        each = self.projection if len(self.projection) == 1 else self.projection[items]
+        return each if each.shape[1] == 1 else each[:, groups_of(heads, self.shape[1], self.kv_heads)]

@@ -5,21 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.engine.at_positions import GivenPositions
+from saccade.arguments import integer, number
 from saccade.masks import Mask
-from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.checks import check_count, checked_inputs, checked_scale
-from saccade.mechanisms.nystrom_matrix import NystromMatrix
-from saccade.mechanisms.pseudo_inverse import pseudo_inverse
-from saccade.mechanisms.reach import written_out
-from saccade.mechanisms.readable import unless_none
-from saccade.mechanisms.segments import hidden_keys, segment_means, why_not_keys_only
-from saccade.mechanisms.thin import Thin
+from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
+from saccade.mechanisms.landmarks.matrix import LowRankMatrix
+from saccade.mechanisms.landmarks.means import segment_means
+from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
+from saccade.mechanisms.landmarks.pseudo_inverse import pseudo_inverse
+from saccade.mechanisms.landmarks.tokens import Tokens, hidden_at, why_not_keys_only
 
-__all__ = ["Nystrom"]
+__all__ = ["Nystrom", "NystromMatrix"]
 
 
-class Nystrom(Mechanism):
+class Nystrom(Approximate):
     r"""Approximates softmax attention through a few landmarks, the means of neighbouring tokens: linear time.
 
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
@@ -64,42 +62,56 @@ class Nystrom(Mechanism):
 
     def __init__(self, num_landmarks: int = 64, *, iterations: int | None = 6, scale: float | None = None):
         super().__init__()
-        self.num_landmarks = check_count("Nystrom", "num_landmarks", num_landmarks)
-        self.iterations = None if iterations is None else check_count("Nystrom", "iterations", iterations)
-        self.scale = checked_scale("Nystrom", scale)
+        self.num_landmarks = integer("Nystrom", "num_landmarks", num_landmarks)
+        self.iterations = None if iterations is None else integer("Nystrom", "iterations", iterations)
+        self.scale = None if scale is None else number("Nystrom", "scale", scale)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "landmarks are means of tokens, some of which a query would not see")
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> NystromMatrix:
-        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
+    def made(self, given: Inputs) -> NystromMatrix:
         batch, heads, q_len, kv_len = given.shape
-        rows, keys, is_given = written_out(given.q_positions, given.kv_positions, q_len, kv_len, query.device)
-        hidden = hidden_keys(given.rule, keys, batch, is_given=is_given)
-        lost = ((rows < 0) & is_given).expand(batch, -1)
-        left_out = hidden_keys(given.rule, rows, batch, is_given=is_given) if q_len == kv_len else lost
-        scale = (query.shape[3] ** -0.5 if query.shape[3] else 1.0) if self.scale is None else self.scale
-        # What is not finite is not kept apart: every row sees every key, and all means.
-        q = query.to(given.query.dtype).masked_fill(lost[:, None, :, None], 0.0)
-        k = key.to(given.key.dtype).masked_fill(hidden[:, None, :, None], 0.0)
-        with torch.autocast(query.device.type, enabled=False):
+        tokens = Tokens.of(given)
+        q, k, hidden = tokens.query, tokens.key, tokens.hidden
+        left_out = hidden_at(given, tokens.rows) if q_len == kv_len else tokens.lost
+        scale = scale_of(self.scale, given.query.shape[3])
+        with torch.autocast(given.query.device.type, enabled=False):
             q_means, no_rows = segment_means(q, left_out, min(self.num_landmarks, q_len))
             k_means, no_keys = segment_means(k, hidden, min(self.num_landmarks, kv_len))
             k_means = k_means.repeat_interleave(heads // max(1, k.shape[1]), 1)
-            left, right = Thin(q, k_means, no_keys, scale), Thin(q_means, k, hidden, scale)
+            left, right = NarrowSoftmax(q, k_means, no_keys, scale), NarrowSoftmax(q_means, k, hidden, scale)
             everything = slice(0, batch), slice(0, heads), range(q_means.shape[2])
-            middle = Thin(q_means, k_means, no_keys, scale).weights(*everything)
+            middle = NarrowSoftmax(q_means, k_means, no_keys, scale).weights(*everything)
             inner = pseudo_inverse(middle.masked_fill(no_rows[:, None, :, None], 0.0), self.iterations)
-        return NystromMatrix(left, inner, right, dtype=given.dtype, lost=unless_none(lost))
+        return NystromMatrix(left, inner, right, dtype=given.query.dtype, lost=tokens.lost)
 
     def extra_repr(self) -> str:
         own = f"{self.num_landmarks}, iterations={self.iterations}"
         return own if self.scale is None else f"{own}, scale={self.scale}"
+
+
+class NystromMatrix(LowRankMatrix):
+    """``left @ inner @ right``: queries by landmarks, landmarks by landmarks, landmarks by keys.
+
+    Args:
+        left: queries over the keys' landmarks, ``[batch, heads, q_len, landmarks]``.
+        inner: ``[batch, heads, landmarks, landmarks]``, the pseudo-inverse.
+        right: the queries' landmarks over the keys, ``[batch, heads, landmarks, kv_len]``.
+        dtype: of the inputs and of the products.
+        lost: bool ``[batch, q_len]``, rows where no token stands.
+
+    Cost: products take O((q_len + kv_len) * landmarks * width) time and memory linear in the lengths.
+    """
+
+    def __init__(self, left: NarrowSoftmax, inner: Tensor, right: NarrowSoftmax, *, dtype: torch.dtype, lost: Tensor):
+        super().__init__(left, right.key.shape[1], right.key.shape[2], dtype=dtype, lost=lost)
+        self.inner, self.right = inner, right
+
+    def _gathered(self, value: Tensor) -> Tensor:
+        return self.inner @ self.right.times(value)
+
+    def _scattered(self, x: Tensor) -> Tensor:
+        return self.right.matrix().mT @ (self.inner.mT @ x)
+
+    def _right(self, items: slice, heads: slice) -> Tensor:
+        return self.inner[items, heads] @ self.right.weights(items, heads, range(self.inner.shape[2]))

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
-from saccade.caches import RecurrentCache
-from saccade.engine.at_positions import GivenPositions
-from saccade.errors import type_error, value_error
-from saccade.masks import Mask
-from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.checks import check_count, checked_inputs, checked_scale
-from saccade.mechanisms.draws import drawn, drawn_unread
-from saccade.mechanisms.feature_matrix import FeatureMatrix
-from saccade.mechanisms.random_features import KINDS, Kind, random_features
-from saccade.mechanisms.reach import Reach, why_no_sum
-from saccade.mechanisms.readable import is_readable
+from saccade.arguments import flag, integer, number, one_of
+from saccade.mechanisms.approximate import scale_of
+from saccade.mechanisms.contents import is_readable
+from saccade.mechanisms.features.matrix import Features
+from saccade.mechanisms.features.mechanism import FeatureMechanism
+from saccade.mechanisms.features.random import KINDS, Kind, drawn, drawn_unread, random_features
 
 __all__ = ["Performer"]
 
 
-class Performer(Mechanism):
+class Performer(FeatureMechanism):
     r"""Estimates softmax attention from random features (FAVOR+): linear time, whatever the length.
 
     .. math:: e^{q \cdot k} = E_\omega[\phi_\omega(q) \cdot \phi_\omega(k)], \qquad
@@ -56,7 +51,8 @@ class Performer(Mechanism):
 
     Raises:
         TypeError, ValueError: a count below 1, an unknown kind, a scale that is no finite number.
-        UnsupportedError: a mask other than Causal, Padding, Documents and what ``&`` joins of them.
+        UnsupportedError: a mask other than Causal, Documents, those that hide keys and do nothing else (Padding), and
+            what ``&`` joins of them.
 
     Cost: O(n * num_features * (head_dim + value_dim)) time and O(n * num_features) memory; see `FeatureMatrix`.
 
@@ -89,28 +85,15 @@ class Performer(Mechanism):
         redraw: int | None = None,
     ):
         super().__init__()
-        self.num_features = check_count("Performer", "num_features", num_features)
-        if not isinstance(orthogonal, bool):
-            raise type_error("Performer", "orthogonal", "be True or False", repr(orthogonal))
-        if kind not in KINDS:
-            raise value_error("Performer", "kind", f"be one of {', '.join(KINDS)}", repr(kind))
-        if not is_integer(seed):
-            raise type_error("Performer", "seed", "be an int of at least 0", repr(seed))
-        if seed < 0:
-            raise value_error("Performer", "seed", "be an int of at least 0", seed)
-        self.redraw = None if redraw is None else check_count("Performer", "redraw", redraw)
-        self.orthogonal, self.kind, self.seed = orthogonal, kind, seed
-        self.scale = checked_scale("Performer", scale)
+        self.num_features = integer("Performer", "num_features", num_features)
+        self.orthogonal = flag("Performer", "orthogonal", orthogonal)
+        self.kind = one_of("Performer", "kind", kind, KINDS)
+        self.scale = None if scale is None else number("Performer", "scale", scale)
+        self.seed = integer("Performer", "seed", seed, 0)
+        self.redraw = None if redraw is None else integer("Performer", "redraw", redraw)
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
-
-    def reasons(self, mask: Mask) -> tuple[str, ...]:
-        return why_no_sum(mask)
-
-    def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """An empty `saccade.caches.RecurrentCache`, of constant size."""
-        return RecurrentCache(max_len)
 
     def draw(self) -> None:
         """Draw new directions for the calls to come; states and matrices made before keep theirs."""
@@ -128,40 +111,20 @@ class Performer(Mechanism):
             self._drawn = (which, directions)
         return self._drawn[1]
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> FeatureMatrix:
-        given = checked_inputs(self, query, key, mask, q_positions, kv_positions)
-        reach = Reach.of(given.rule, given.shape, given.q_positions, given.kv_positions, query.device)
+    def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         if self.training and self.redraw is not None:
             # In tensors, so that a traced program counts too.
             is_due = self.calls == self.redraw
             self.draws += is_due
             self.calls.mul_(~is_due).add_(1)
-        head_dim = query.shape[3]
-        scale = head_dim**-0.5 if self.scale is None and head_dim else self.scale or 0.0
+        scale = scale_of(self.scale, query.shape[3])
         root = math.sqrt(abs(scale))
         with torch.autocast(query.device.type, enabled=False):
-            projection = self.projection(head_dim).to(given.query.device, given.query.dtype)
-            of_query = random_features(given.query * math.copysign(root, scale), projection, self.kind)
-            of_key = random_features(given.key * root, projection, self.kind)
+            projection = self.projection(query.shape[3]).to(query.device, query.dtype)
+            of_query = random_features(query * math.copysign(root, scale), projection, self.kind)
+            of_key = random_features(key * root, projection, self.kind)
         draw = int(self.draws) if is_readable(self.draws) else None
-        source = (self.seed, draw, self.num_features, self.orthogonal, self.kind, scale)
-        return FeatureMatrix(
-            of_query,
-            of_key,
-            reach,
-            dtype=given.dtype,
-            tainted=given.tainted,
-            spoilt=given.spoilt,
-            source=source,
-        )
+        return of_query, of_key, (self.seed, draw, self.num_features, self.orthogonal, self.kind, scale)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # A state that does not tell of calls is of a time when none did: they are counted from here on.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import NoneType
+
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import is_integer
+from saccade.arguments import instance, is_integer
 from saccade.attention import AttentionMatrix, Impl
 from saccade.engine.at_positions import GivenPositions
 from saccade.errors import type_error, value_error
@@ -48,10 +50,8 @@ class Softmax(Mechanism):
         impl: Impl = "auto",
     ):
         super().__init__()
-        for name, given, kind in (("score", score, Score), ("bias", bias, Bias)):
-            if given is not None and not isinstance(given, kind):
-                rule = f"be a saccade {kind.__name__} or None"
-                raise type_error("Softmax", name, rule, type(given).__name__)
+        instance("Softmax", "score", score, (Score, NoneType), "be a saccade Score or None")
+        instance("Softmax", "bias", bias, (Bias, NoneType), "be a saccade Bias or None")
         self.score, self.bias = score, bias
         self.scale, self.softcap, self.impl = scale, softcap, impl
         self.sink_logit = None if sink_logit is None else nn.Parameter(_start(sink_logit))

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from saccade.masks import Causal, Window
-from saccade.masks.algebra import And
+import numpy as np
+
 from saccade.models.decoder_config import DecoderConfig
+from saccade.plan import ALL, Groups
+from saccade.plan.spans import Universe
 
 __all__ = ["window_of"]
+
+_FAR = (1 << 62) - 1  # a position before which any window has begun
 
 
 def window_of(config: DecoderConfig) -> int | None:
     """The last tokens that a token sees, itself included; None where the mask is no plain sliding window."""
     mask = config.causal_mask
-    if not isinstance(mask, And) or len(mask.parts) != 2:
+    if not (mask.is_relative and mask.is_causal):
         return None
-    windows = [part for part in mask.parts if isinstance(part, Window) and part.left is not None]
-    if Causal() not in mask.parts or len(windows) != 1:
+    # A rule that reads distances alone says of one row, far from the beginning, what it says of all.
+    row = np.asarray([_FAR])
+    needed, sure = mask.bounds(Groups(np.asarray([ALL]), row, row), Universe(np.asarray([0]), row + 1))
+    seen = needed.starts < needed.ends
+    if seen.sum() != 1 or int(needed.sizes()[0]) != int(sure.sizes()[0]):
         return None
-    left = windows[0].left
-    return None if left is None else left + 1
+    first, stop = int(needed.starts[seen][0]), int(needed.ends[seen][0])
+    return stop - first if first > 0 and stop == _FAR + 1 else None

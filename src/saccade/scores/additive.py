@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,7 @@ class Additive(Score):
         return "query_dim={}, key_dim={}, hidden_dim={}".format(*self.widths, len(self.output_weight))
 
 
+@dataclasses.dataclass(frozen=True)
 class _Compare:
     """Raw scores of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]`` by ``v [hidden]``."""
 

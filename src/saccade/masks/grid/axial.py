@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from saccade.errors import value_error
-from saccade.masks.arguments import shown
+from saccade.arguments import one_of
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
 from saccade.masks.mask import Mask
 from saccade.plan.spans import Ints
@@ -57,15 +56,11 @@ class Axial(Grid):
     height: int
     width: int
     axis: Literal["rows", "columns", "both"] = "both"
+    depends_on_displacement = True
 
     def __post_init__(self) -> None:
         check_grid(self)
-        if not isinstance(self.axis, str) or self.axis not in ("rows", "columns", "both"):
-            raise value_error("Axial", "axis", "be 'rows', 'columns' or 'both'", shown(self.axis))
-
-    @property
-    def depends_on_displacement(self) -> bool:
-        return True
+        one_of("Axial", "axis", self.axis, ("rows", "columns", "both"))
 
     @property
     def squares(self) -> Squares | None:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from saccade.arguments import is_integer
-from saccade.errors import value_error
-from saccade.masks.arguments import SIZE_BITS, shown
+from saccade.arguments import integer
+from saccade.errors import shown, value_error
+from saccade.masks.arguments import SIZE_BITS
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
 
 __all__ = ["Neighborhood"]
@@ -55,25 +55,19 @@ class Neighborhood(Grid):
     height: int
     width: int
     radius: tuple[int, int]
+    depends_on_displacement = True
+    squares = Squares(8, 8)
 
     def __init__(self, height: int, width: int, radius: int | tuple[int, int]):
         object.__setattr__(self, "height", height)
         object.__setattr__(self, "width", width)
         check_grid(self)
         both = radius if isinstance(radius, tuple | list) else (radius, radius)
-        if len(both) != 2 or not all(is_integer(r) and r >= 0 for r in both):
-            rule = "be an int of at least 0, or two: (vertical, horizontal)"
-            hint = "it counts the cells on each side of the query's own"
-            raise value_error("Neighborhood", "radius", rule, shown(radius), hint=hint)
-        object.__setattr__(self, "radius", tuple(min(int(r), _UNLIMITED) for r in both))
-
-    @property
-    def depends_on_displacement(self) -> bool:
-        return True
-
-    @property
-    def squares(self) -> Squares | None:
-        return Squares(8, 8)
+        if len(both) != 2:
+            raise value_error("Neighborhood", "radius", "be one int, or (vertical, horizontal)", shown(radius))
+        hint = "it counts the cells on each side of the query's own; two are (vertical, horizontal)"
+        radii = tuple(min(integer("Neighborhood", "radius", r, 0, hint=hint), _UNLIMITED) for r in both)
+        object.__setattr__(self, "radius", radii)
 
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
         vertical, horizontal = self.radius

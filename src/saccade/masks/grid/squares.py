@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.algebra import After, And, Not, Or
-from saccade.masks.around import Around
+from saccade.masks.algebra import After
 from saccade.masks.grid.grid import Cells, Grid, Hulls, Squares
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
@@ -109,7 +108,7 @@ def _made(order: RowOrder) -> _Made:
 
 
 @dataclasses.dataclass(frozen=True)
-class InOrder(Around):
+class InOrder(Mask):
     """A mask whose queries are counted in another order, from 0; keys keep their positions.
 
     Args:
@@ -121,8 +120,8 @@ class InOrder(Around):
     order: RowOrder
 
     @property
-    def inner(self) -> Mask:
-        return self.mask
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.mask,)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         positions = torch.as_tensor(_made(self.order).positions, device=q.device)
@@ -197,11 +196,7 @@ def _cells(order: RowOrder, rows: range) -> Cells:
 
 def in_order(mask: Mask, order: RowOrder) -> Mask:
     """The mask on rows in that order; what is joined is put in order part by part, and so keeps what the parts know."""
-    if isinstance(mask, And | Or):
-        return type(mask)(tuple(in_order(part, order) for part in mask.parts))
-    if isinstance(mask, Not):
-        return Not(in_order(mask.part, order))
-    return InOrder(mask, order)
+    return mask.with_atoms(lambda atom: InOrder(atom, order))
 
 
 def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
@@ -209,14 +204,11 @@ def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
 
     ``q_first`` is the position of the first of ``q_len`` rows.
     """
-    if isinstance(mask, And | Or):
-        orders = (wanted_order(part, q_first, q_len) for part in mask.parts)
-        return next((order for order in orders if order is not None), None)
-    if isinstance(mask, Not):
-        return wanted_order(mask.part, q_first, q_len)
-    grid, grounds = _grid_of(mask)
-    squares = None if grid is None else grid.squares
-    return None if grounds is None or squares is None else RowOrder(grounds, squares, q_first, q_len)
+    for atom in mask.atoms():
+        grid, grounds = _grid_of(atom)
+        if grid is not None and grounds is not None and grid.squares is not None:
+            return RowOrder(grounds, grid.squares, q_first, q_len)
+    return None
 
 
 def _grid_of(mask: Mask) -> tuple[Grid, Grounds] | tuple[None, None]:

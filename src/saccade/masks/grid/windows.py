@@ -55,6 +55,7 @@ class ShiftedWindows(Grid):
     width: int
     window: int
     shift: int = 0
+    depends_on_displacement = False
 
     def __post_init__(self) -> None:
         check_grid(self)
@@ -62,10 +63,6 @@ class ShiftedWindows(Grid):
         check_field(self, "shift", 0, bits=SIZE_BITS)
         if self.shift >= self.window:
             raise value_error("ShiftedWindows", "shift", f"be below window {self.window}", self.shift)
-
-    @property
-    def depends_on_displacement(self) -> bool:
-        return False
 
     @property
     def squares(self) -> Squares | None:

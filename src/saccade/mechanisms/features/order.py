@@ -1,4 +1,4 @@
-"""Timeline: queries and keys in one line, in which a row takes what stands before it."""
+"""Order: queries and keys in one line, in which a row takes what stands before it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.mechanisms.reach import Reach
-from saccade.mechanisms.sweep import Line
+from saccade.mechanisms.features.chunks import Line
+from saccade.mechanisms.features.visible import Visible
 
-__all__ = ["Timeline", "line_of"]
+__all__ = ["Order", "line_of"]
 
 
-class Timeline(NamedTuple):
+class Order(NamedTuple):
     """Where queries and keys stand in the line of which `prefix_sums` takes sums.
 
     Most masks need no order: query i stands at the place of key ``i + past``. Otherwise each has a place of its own,
@@ -34,23 +34,28 @@ class Timeline(NamedTuple):
     segments: Tensor | None
     order: Tensor | None
 
+    @property
+    def is_sorted(self) -> bool:
+        """Whether queries and keys have places of their own."""
+        return self.order is not None
+
     @classmethod
-    def of(cls, reach: Reach, q_len: int, kv_len: int) -> Timeline:
+    def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
         """The shortest line that serves a causal mask, or one with documents."""
-        past = reach.offset
-        if reach.causal and past is not None and 0 <= past <= kv_len - q_len:
-            length = past + q_len
-            return cls(past, kv_len, length, None if reach.kv_segments is None else reach.kv_segments[:, :length], None)
-        size = max(len(reach.q_positions), len(reach.kv_positions))
-        order = torch.arange(q_len + kv_len, device=reach.q_positions.device).expand(size, -1)
-        if reach.causal:
-            places = torch.cat([x.expand(size, -1) for x in (reach.kv_positions, reach.q_positions)], 1)
+        past = visible.offset
+        if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
+            length, documents = past + q_len, visible.kv_documents
+            return cls(past, kv_len, length, None if documents is None else documents[:, :length], None)
+        size = max(len(visible.q_positions), len(visible.kv_positions))
+        order = torch.arange(q_len + kv_len, device=visible.q_positions.device).expand(size, -1)
+        if visible.causal:
+            places = torch.cat([x.expand(size, -1) for x in (visible.kv_positions, visible.q_positions)], 1)
             order = places.argsort(dim=1, stable=True)  # keys came first, and stay before queries at their position
         segments = None
-        if reach.kv_segments is not None and reach.q_segments is not None:
-            size = max(size, len(reach.kv_segments))
+        if visible.kv_documents is not None and visible.q_documents is not None:
+            size = max(size, len(visible.kv_documents))
             order = order.expand(size, -1)
-            segments = torch.cat([x.expand(size, -1) for x in (reach.kv_segments, reach.q_segments)], 1)
+            segments = torch.cat([x.expand(size, -1) for x in (visible.kv_documents, visible.q_documents)], 1)
             segments = segments.gather(1, order)
             again = segments.argsort(dim=1, stable=True)
             segments, order = segments.gather(1, again), order.gather(1, again)

@@ -1,5 +1,6 @@
 """The comparison: its numbers against their definitions, its times against a clock that is told."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,10 +9,22 @@ import torch
 from torch import Tensor
 
 import saccade as sc
-from saccade.masks import Causal, Documents, Padding, Window
+from saccade.masks import Causal, Documents, Mask, Padding, Window
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer, Softmax
 from saccade.mechanisms import comparison as module
 from saccade.mechanisms.comparison import Compared, compare, crossing
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstTokens(Mask):
+    """A user's own mask that holds for the texts of one batch."""
+
+    count: int
+    is_fact_of_batch = True
+    hides_keys_only = True
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return kv < self.count
 
 
 def _inputs(n: int = 48) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,6 +128,9 @@ def test_lengths_beyond_the_facts_of_a_batch_are_left_out(monkeypatch: pytest.Mo
     asked.clear()
     compare(q, k, v, [Softmax()], mask=torch.ones(40, 40, dtype=torch.bool))
     assert sorted(set(asked)) == [40]
+    asked.clear()
+    compare(q, k, v, [Softmax()], mask=FirstTokens(30) | Causal())
+    assert sorted(set(asked)) == [5, 10, 20, 40]
     asked.clear()
     compare(q, k, v, [Linear()], timed_lengths=[8, 64])
     assert sorted(set(asked)) == [8, 40, 64]

@@ -13,13 +13,12 @@ from saccade.caches.recurrent import Memory
 from saccade.engine.grouping import groups_of, product
 from saccade.errors import value_error
 from saccade.matrix import Block
-from saccade.mechanisms.linear_time_matrix import LinearTimeMatrix
-from saccade.mechanisms.prefix_sums import prefix_sums
-from saccade.mechanisms.reach import Reach
-from saccade.mechanisms.readable import is_readable, is_surely_finite
-from saccade.mechanisms.row_blocks import row_blocks
-from saccade.mechanisms.sweep import CHUNK, Carried, Line, swept
-from saccade.mechanisms.timeline import Timeline, line_of
+from saccade.mechanisms.contents import is_readable, is_surely_finite
+from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
+from saccade.mechanisms.features.order import Order, line_of
+from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
+from saccade.mechanisms.features.visible import Visible
+from saccade.mechanisms.linear_time import LinearTimeMatrix
 
 __all__ = ["FeatureMatrix", "Features"]
 
@@ -50,7 +49,7 @@ class FeatureMatrix(LinearTimeMatrix):
         query: features of the queries, ``[batch, heads, q_len, features]``; their logs, the same for a whole row,
             cancel and are not read.
         key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 where a key was not finite.
-        reach: the mask.
+        visible: the mask.
         dtype: of the inputs and of the products.
         eps: added to the denominator; rows then sum to a little less than 1.
         tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite: who may attend to one gets NaN; None
@@ -68,7 +67,7 @@ class FeatureMatrix(LinearTimeMatrix):
         self,
         query: Features,
         key: Features,
-        reach: Reach,
+        visible: Visible,
         *,
         dtype: torch.dtype,
         eps: float = 0.0,
@@ -77,16 +76,16 @@ class FeatureMatrix(LinearTimeMatrix):
         source: Hashable = None,
     ):
         super().__init__(dtype)
-        self._query, self._reach, self.eps = query.values, reach, eps
+        self._query, self._visible, self.eps = query.values, visible, eps
         self._tainted, self._spoilt, self.source = tainted, spoilt, source
         self._key, self._logs = key
-        hidden = reach.hidden_keys
+        hidden = visible.hidden_keys
         if hidden is not None:
             self._key = self._key.masked_fill(hidden[:, None, :, None], 0.0)
             self._logs = None if self._logs is None else self._logs.masked_fill(hidden[:, None], -math.inf)
         self._shape = (*query.values.shape[:3], self._key.shape[2])
-        is_sum_of_all = not reach.causal and reach.q_segments is None
-        self._timeline = None if is_sum_of_all else Timeline.of(reach, self._shape[2], self._shape[3])
+        is_sum_of_all = not visible.causal and visible.q_documents is None
+        self._order = None if is_sum_of_all else Order.of(visible, self._shape[2], self._shape[3])
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -101,6 +100,10 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._key.shape[1]
 
     @property
+    def _heads_per_key(self) -> int:
+        return self.shape[1] // max(1, self.kv_heads)
+
+    @property
     def is_stochastic(self) -> bool:
         """Whether rows are distributions: no feature is below 0, and no eps takes a share.
 
@@ -109,14 +112,15 @@ class FeatureMatrix(LinearTimeMatrix):
         return self.eps == 0.0 and bool((self._query >= 0).all()) and bool((self._key >= 0).all())
 
     def _times(self, value: Tensor) -> Tensor:
-        clean, touched = self._cleaned(value)
-        clean = clean.to(self._key.dtype)
-        out = self._in_pieces(clean) if self._is_long(clean) else self._normalised(self._gather(_with_ones(clean)))
-        out = out if touched is None else out.masked_fill(touched, math.nan)
-        if self._spoilt is None:
-            return out
-        some = torch.ones_like(self._key[..., 0], dtype=torch.bool)
-        return out.masked_fill((self._spoilt & self._rows_that_see(some))[..., None], math.nan)
+        bad = self._tainted
+        if not (self._visible.hides_nothing or (bad is None and is_surely_finite(value))):
+            worthless = ~torch.isfinite(value.detach()).all(-1)
+            value = value.masked_fill(worthless[..., None], 0.0)
+            bad = worthless if bad is None else bad | worthless
+        value, nan = value.to(self._key.dtype), self._nan_rows(bad)
+        size = self._piece(value)
+        out = self._normalised(self._gather(_with_ones(value))) if size is None else self._in_pieces(value, size)
+        return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
@@ -139,11 +143,11 @@ class FeatureMatrix(LinearTimeMatrix):
         with torch.autocast(self.device.type, enabled=False):
             bad = ~torch.isfinite(value.detach()).all(-1)
             bad = bad if self._tainted is None else bad | self._tainted
-            if self._reach.hidden_keys is not None:
-                bad = bad & ~self._reach.hidden_keys[:, None]
+            if self._visible.hidden_keys is not None:
+                bad = bad & ~self._visible.hidden_keys[:, None]
             clean = _with_ones(value.masked_fill(bad[..., None], 0.0).to(self._key.dtype))
             line = self._line_after(memory)
-            out, state, carried = _carried_on(self._query, self._key, clean, line, memory)
+            out, state, carried = continued(self._query, self._key, clean, line, memory)
             out = self._normalised(out)
             tainted = bad.new_zeros(bad.shape[:2])
             if bool(bad.any()) or (memory is not None and bool(memory.tainted.any())):
@@ -155,65 +159,55 @@ class FeatureMatrix(LinearTimeMatrix):
         return out.to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        self._check_part(batch, head, rows)
-        share = self.shape[1] // max(1, self.kv_heads)
-        for items, heads, own in row_blocks(self.shape, batch, head, rows):
+        nan = self._nan_rows(self._tainted)
+        for items, heads, own in self._pieces(batch, head, rows):
             groups = groups_of(heads, self.shape[1], self.kv_heads)
             stop = self.shape[3]
-            if self._timeline is not None and self._timeline.order is None:
-                stop = own.stop + self._timeline.past
+            if self._order is not None and not self._order.is_sorted:
+                stop = own.stop + self._order.past
             keys = self._key[items, groups, :stop]
-            allowed = self._reach.allowed(items, own, range(stop))
+            allowed = self._visible.allowed(items, own, range(stop))
             with torch.autocast(self.device.type, enabled=False):
                 weights = product(self._query[items, heads, own.start : own.stop], keys.mT)
                 if self._logs is not None:
-                    logs = self._logs[items, groups, None, :stop].masked_fill(~allowed, -math.inf)
-                    peak = logs.amax(-1, keepdim=True)
-                    factors = (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+                    factors = _relative(self._logs[items, groups, None, :stop].masked_fill(~allowed, -math.inf))
                     repeats = (heads.stop - heads.start) // factors.shape[1]
                     weights = weights * factors.repeat_interleave(repeats, 1)
                 weights = weights.masked_fill(~allowed, 0.0)
                 weights = _divided(weights, weights.sum(-1, keepdim=True), self.eps)
-            if self._tainted is not None:
-                seen = (self._tainted[items, groups, None, :stop] & allowed).any(-1, keepdim=True)
-                first = heads.start - groups.start * share
-                seen = seen.repeat_interleave(share, 1)[:, first : first + heads.stop - heads.start]
-                weights = weights.masked_fill(seen, math.nan)
-            if self._spoilt is not None:
-                spoilt = self._spoilt[items, heads, own.start : own.stop, None] & allowed.any(-1, keepdim=True)
-                weights = weights.masked_fill(spoilt, math.nan)
+            if nan is not None:
+                weights = weights.masked_fill(nan[items, heads, own.start : own.stop, None], math.nan)
             yield Block(items, heads, own, (range(stop),), weights)
 
     def _normalised(self, out: Tensor) -> Tensor:
         return self._without_hidden(_divided(out[..., :-1], out[..., -1:], self.eps))
 
     def _without_hidden(self, rows: Tensor) -> Tensor:
-        hidden = self._reach.hidden_rows
+        hidden = self._visible.hidden_rows
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
-    def _cleaned(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The value without rows that are not finite, and the rows of the matrix that may attend to one."""
-        bad = self._tainted
-        if not (self._reach.hides_nothing or (bad is None and is_surely_finite(value))):
-            worthless = ~torch.isfinite(value.detach()).all(-1)
-            value = value.masked_fill(worthless[..., None], 0.0)
-            bad = worthless if bad is None else bad | worthless
-        return value, None if bad is None else self._rows_that_see(bad)[..., None]
+    def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
+        """Rows, bool ``[batch, heads, q_len]``, that may attend to a bad key, or see anything and are spoilt."""
+        found = None if bad is None else self._rows_that_see(bad)
+        if self._spoilt is None:
+            return found
+        spoilt = self._spoilt & self._rows_that_see(torch.ones_like(self._key[..., 0], dtype=torch.bool))
+        return spoilt if found is None else found | spoilt
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
         """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads, kv_len]``."""
-        if self._reach.hidden_keys is not None:
-            keys = keys & ~self._reach.hidden_keys[:, None]
-        if self._timeline is None:
+        if self._visible.hidden_keys is not None:
+            keys = keys & ~self._visible.hidden_keys[:, None]
+        if self._order is None:
             rows = keys.any(-1, keepdim=True).expand(-1, -1, self.shape[2])
         else:
-            rows = self._timeline.rows_after(keys)
-        rows = rows.repeat_interleave(self.shape[1] // max(1, self.kv_heads), 1)
-        return rows if self._reach.hidden_rows is None else rows & ~self._reach.hidden_rows[:, None]
+            rows = self._order.rows_after(keys)
+        rows = rows.repeat_interleave(self._heads_per_key, 1)
+        return rows if self._visible.hidden_rows is None else rows & ~self._visible.hidden_rows[:, None]
 
     def _line_after(self, memory: Memory | None) -> Line:
         """Weights and segments of tokens that go on where a memory ends."""
-        segments, floor = self._reach.kv_segments, None
+        segments, floor = self._visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
             segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
         if memory is not None and self._logs is not None:
@@ -230,87 +224,68 @@ class FeatureMatrix(LinearTimeMatrix):
             flags = memory.tainted[..., None, None].to(self._key.dtype)
             before = memory._replace(state=flags, peak=torch.zeros_like(memory.peak))
         ones = torch.ones_like(self._query[..., :1])
-        out, state, _ = _carried_on(ones, torch.ones_like(marks), marks, line, before)
+        out, state, _ = continued(ones, torch.ones_like(marks), marks, line, before)
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
 
     def _check_memory(self, memory: Memory | None) -> None:
-        where, reach = f"{type(self).__name__}.advance", self._reach
-        if not reach.causal:
+        where, visible = f"{type(self).__name__}.advance", self._visible
+        if not visible.causal:
             hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
             rule = "be causal: a state sums over what came before"
-            raise value_error(where, "mask", rule, reach.rule, hint=hint)
-        timeline = self._timeline
-        if timeline is None or timeline.order is not None or timeline.past or self.shape[2] != self.shape[3]:
+            raise value_error(where, "mask", rule, visible.rule, hint=hint)
+        if self._order is None or self._order.is_sorted or self._order.past or self.shape[2] != self.shape[3]:
             raise value_error(where, "positions", "be those of the keys, in order", "others")
         if memory is None:
             return
         if memory.source != self.source or memory.state.shape[2] != self._key.shape[3]:
             hint = "new features were drawn since; a memory holds for one draw"
             raise value_error(where, "features", "be those of the memory", "others", hint=hint)
-        if (memory.segment is None) != (reach.kv_segments is None):
-            raise value_error(where, "mask", "be the one of earlier calls", reach.rule)
+        if (memory.segment is None) != (visible.kv_documents is None):
+            raise value_error(where, "mask", "be the one of earlier calls", visible.rule)
 
     def _gather(self, c: Tensor) -> Tensor:
         """What c, ``[batch, kv_heads, kv_len, width]``, sums to over the keys that each row may attend to."""
-        if self._timeline is None or 0 in self.shape:
-            key = self._key if self._logs is None else self._key * _relative(self._logs)
+        if self._order is None or 0 in self.shape:
+            key = self._key if self._logs is None else self._key * _relative(self._logs)[..., None]
             return product(self._query, key.mT @ c)
-        line = self._timeline
-        a, b, c = line.with_rows(self._query), line.with_keys(self._key), line.with_keys(c)
-        return line.rows_of(prefix_sums(a, b, c, line.line(self._logs)))
+        order = self._order
+        a, b, c = order.with_rows(self._query), order.with_keys(self._key), order.with_keys(c)
+        return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
 
-    def _is_long(self, value: Tensor) -> bool:
-        """Whether sums are better taken a piece at a time: fresh memory for all of them costs as much as they do."""
-        line = self._timeline
-        if line is None or line.order is not None or line.past or self.shape[2] <= self._piece(value):
-            return False
+    def _piece(self, value: Tensor) -> int | None:
+        """How many tokens to sum and divide at a time, whole chunks of them; None for all.
+
+        Fresh memory for the sums of a long text costs as much as they do.
+        """
+        order, (batch, heads, q_len, _) = self._order, self.shape
+        size = CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
+        if order is None or order.is_sorted or order.past or q_len <= size or not is_readable(value):
+            return None
         needs = any(x is not None and x.requires_grad for x in (self._query, self._key, self._logs, value))
-        return not (needs and torch.is_grad_enabled()) and is_readable(value)
+        return None if needs and torch.is_grad_enabled() else size
 
-    def _piece(self, value: Tensor) -> int:
-        """Tokens of a piece, whole chunks of them."""
-        batch, heads, _, _ = self.shape
-        return CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
-
-    def _in_pieces(self, value: Tensor) -> Tensor:
+    def _in_pieces(self, value: Tensor, size: int) -> Tensor:
         """The normalised sums of a long text, without a graph."""
-        assert self._timeline is not None  # it was looked at
-        line, summed, size = self._timeline.line(self._logs), None, self._piece(value)
+        assert self._order is not None  # it was looked at
+        line, summed = self._order.line(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
         for start in range(0, self.shape[2], size):
             part = slice(start, min(start + size, self.shape[2]))
             a, b, c = (x[:, :, part] for x in (self._query, self._key, value))
-            summed = swept(a, b, _with_ones(c), line.at(part), before=summed)
+            summed = chunked_sums(a, b, _with_ones(c), line.at(part), before=summed)
             out[:, :, part] = _divided(summed.out[..., :-1], summed.out[..., -1:], self.eps)
         return self._without_hidden(out)
 
     def _scatter(self, x: Tensor) -> Tensor:
         """What x, ``[batch, heads, q_len, width]``, sums to over the rows that may attend to each key."""
-        share = self.shape[1] // max(1, self.kv_heads)
-        key = self._key.repeat_interleave(share, 1)
-        logs = None if self._logs is None else self._logs.repeat_interleave(share, 1)
-        if self._timeline is None or 0 in self.shape:
-            key = key if logs is None else key * _relative(logs)
+        key = self._key.repeat_interleave(self._heads_per_key, 1)
+        logs = None if self._logs is None else self._logs.repeat_interleave(self._heads_per_key, 1)
+        if self._order is None or 0 in self.shape:
+            key = key if logs is None else key * _relative(logs)[..., None]
             return key @ (self._query.mT @ x)
-        line = self._timeline
-        a, b, x = line.with_rows(self._query), line.with_keys(key), line.with_rows(x)
-        return line.keys_of(prefix_sums(b, a, x, line.line(logs).turned(), reverse=True))
-
-
-def _carried_on(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
-    """Prefix sums that begin with a memory, and the state after the last key."""
-    out = prefix_sums(a, b, c, line)
-    if memory is None:
-        carried = Carried.nothing(len(a), b.shape[1], a.detach())
-        state = a.new_zeros(len(a), b.shape[1], b.shape[3], c.shape[3])
-    else:
-        state, carried = memory.state, Carried(memory.peak, memory.segment)
-        share = carried.share_of(line)
-        share = share if share.shape[1] == 1 else share.repeat_interleave(a.shape[1] // share.shape[1], 1)
-        out = out + product(a, state) * share[..., None]
-    if b.shape[2]:
-        state, carried = carried.advanced(state, b, c, line, last=b.shape[2] - 1)
-    return out, state, carried
+        order = self._order
+        a, b, x = order.with_rows(self._query), order.with_keys(key), order.with_rows(x)
+        return order.keys_of(prefix_sums(b, a, x, order.line(logs).turned(), reverse=True))
 
 
 def _with_ones(value: Tensor) -> Tensor:
@@ -328,8 +303,8 @@ def _divided(x: Tensor, total: Tensor, eps: float) -> Tensor:
 
 
 def _relative(logs: Tensor) -> Tensor:
-    """``exp(logs)`` of keys that all rows see, up to one factor: ``[batch, groups, len, 1]``."""
+    """``exp(logs)`` up to one factor for all along the last axis; the largest is 1."""
     if not logs.shape[-1]:
-        return logs[..., None]
+        return logs
     peak = logs.amax(-1, keepdim=True)
-    return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()[..., None]
+    return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()

@@ -1,4 +1,4 @@
-"""A sweep over a line of tokens, a chunk at a time: how sums over all earlier keys are taken in linear time."""
+"""Sums over all earlier keys in linear time: pairs within a chunk of tokens, and one state for all before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.engine.grouping import folded
 
-__all__ = ["CHUNK", "Carried", "Line", "Summed", "swept"]
+__all__ = ["CHUNK", "Carried", "Line", "Summed", "chunked_sums"]
 
 CHUNK = 64
 """Tokens that are compared pair by pair. Fewer mean more steps, more mean more pairs."""
@@ -42,11 +42,11 @@ class Line(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """What a sweep has made, and where another one can go on.
+    """Sums, and what is needed to go on with the tokens that follow.
 
     Attributes:
         out: the sums.
-        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; a sweep that goes on writes to it.
+        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; whoever goes on writes to it.
         carried: what the weights in it mean.
     """
 
@@ -55,15 +55,15 @@ class Summed(NamedTuple):
     carried: Carried
 
 
-def swept(
+def chunked_sums(
     a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
 ) -> Summed:
-    """The sums of `saccade.mechanisms.prefix_sums`, without derivatives, after those of earlier tokens."""
+    """The sums of `saccade.mechanisms.features.prefix_sums`, without derivatives, after those of earlier tokens."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
     state = a.new_zeros(batch, groups, width, c.shape[3]) if before is None else before.state
-    is_plain = line.key_logs is None and line.segments is None
+    is_even = line.key_logs is None and line.segments is None
     carried = Carried.nothing(batch, groups, a) if before is None else before.carried
     starts = range(0, length, CHUNK)
     for start in reversed(starts) if reverse else starts:
@@ -72,7 +72,7 @@ def swept(
         # The heads of a group fold into the rows, on whichever side they are.
         rows, keys, brought = (folded(x[:, :, part], groups) for x in (a, b, c))
         scores = rows @ keys.mT
-        if is_plain:
+        if is_even:
             chunk = (rows @ state).add_(_triangle_of(scores, size, reverse) @ brought)
             state.add_(keys.mT @ brought)
         else:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.mechanisms.feature_matrix import Features
+from saccade.mechanisms.features.matrix import Features
 
-__all__ = ["KINDS", "Kind", "directions", "random_features"]
+__all__ = ["KINDS", "Kind", "directions", "drawn", "drawn_unread", "random_features"]
 
 Kind = Literal["positive", "hyperbolic", "trigonometric"]
 KINDS: tuple[Kind, ...] = ("positive", "hyperbolic", "trigonometric")
@@ -72,3 +74,36 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
     # The features are by far the largest tensors here: they are written once where autograd allows it.
     values = (seen - taken).exp() if seen.requires_grad else seen.sub_(taken).exp_()
     return Features(values, logs[..., 0])
+
+
+def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
+    """The directions of a draw, float64 ``[num_features, head_dim]``: a function of seed, number and width."""
+    entropy = np.random.SeedSequence([seed, number, head_dim])
+    generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
+    return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)
+
+
+def drawn_unread(seed: int, number: Tensor, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
+    """The same where nobody may look at the number: one operation, which looks when the program runs."""
+    return _operation(number, str(seed), num_features, head_dim, orthogonal)  # a seed may exceed 64 bits
+
+
+_kept = lru_cache(maxsize=128)(drawn)  # layers and calls
+
+
+@torch.library.custom_op("saccade::drawn_directions", mutates_args=())
+def _operation(number: Tensor, seed: str, num_features: int, head_dim: int, orthogonal: bool) -> Tensor:
+    return _kept(int(seed), int(number), num_features, head_dim, orthogonal=orthogonal).clone()
+
+
+@_operation.register_fake
+def _(number: Tensor, seed: str, num_features: int, head_dim: int, orthogonal: bool) -> Tensor:
+    del number, seed, orthogonal
+    return torch.empty(num_features, head_dim, dtype=torch.float64, device="cpu")
+
+
+@_operation.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], number: Tensor, *others: Any) -> tuple[Tensor, int]:
+    del info
+    each = number.unbind(in_dims[0] or 0)  # modules side by side, each with draws of its own
+    return torch.stack([_operation(one, *others) for one in each]), 0

@@ -5,30 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.masks import Dense, Mask, Padding
-from saccade.mechanisms.reach import parts_of, picks_keys
-
-__all__ = ["hidden_keys", "segment_means", "why_not_keys_only"]
-
-
-def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Why a mask that does more than leave out keys cannot be had; empty for Padding and what ``&`` joins of it."""
-    return tuple(
-        f"{type(part).__name__} lets queries see different keys: {because}"
-        for part in parts_of(mask)
-        if not picks_keys(part)
-    )
-
-
-def hidden_keys(mask: Mask, positions: Tensor, batch: int, *, is_given: bool) -> Tensor:
-    """Keys, at positions ``[batch | 1, len]``, that nobody may attend to: bool ``[batch, len]``."""
-    items = torch.arange(batch, device=positions.device)[:, None]
-    nobody = torch.zeros_like(items)
-    hidden = ((positions < 0) & is_given).expand(batch, -1)
-    for part in parts_of(mask):
-        if type(part) in (Padding, Dense):
-            hidden = hidden | ~part.allows(items, nobody, nobody, positions.clamp(min=0))
-    return hidden
+__all__ = ["segment_means"]
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.mechanisms.sweep import Line, swept
+from saccade.caches.recurrent import Memory
+from saccade.engine.grouping import product
+from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
 
-__all__ = ["prefix_sums"]
+__all__ = ["continued", "prefix_sums"]
 
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
@@ -40,6 +42,22 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
     return run(a, b, c, *line, reverse)
 
 
+def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
+    """`prefix_sums` that begin with a memory, the state after the last key, and what the weights in it mean."""
+    out = prefix_sums(a, b, c, line)
+    if memory is None:
+        carried = Carried.nothing(len(a), b.shape[1], a.detach())
+        state = a.new_zeros(len(a), b.shape[1], b.shape[3], c.shape[3])
+    else:
+        state, carried = memory.state, Carried(memory.peak, memory.segment)
+        share = carried.share_of(line)
+        share = share if share.shape[1] == 1 else share.repeat_interleave(a.shape[1] // share.shape[1], 1)
+        out = out + product(a, state) * share[..., None]
+    if b.shape[2]:
+        state, carried = carried.advanced(state, b, c, line, last=b.shape[2] - 1)
+    return out, state, carried
+
+
 def _swept(
     a: Tensor,
     b: Tensor,
@@ -49,7 +67,7 @@ def _swept(
     segments: Tensor | None,
     reverse: bool,
 ) -> Tensor:
-    return swept(a, b, c, Line(row_logs, key_logs, segments), reverse=reverse).out
+    return chunked_sums(a, b, c, Line(row_logs, key_logs, segments), reverse=reverse).out
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -113,7 +131,7 @@ class _PrefixSums(torch.autograd.Function):
         return _mapped(info, in_dims, _PrefixSums.apply, *args)
 
 
-# A compiler sees one node, whatever the length: the sweep would be a copy of its steps for every chunk.
+# A compiler sees one node, whatever the length: otherwise it would see the same steps once for every chunk.
 _operation = torch.library.custom_op("saccade::prefix_sums", _swept, mutates_args=())
 
 

@@ -1,4 +1,4 @@
-"""Thin: softmax attention with few rows or few columns."""
+"""NarrowSoftmax: softmax attention with few rows or few columns."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from saccade.attention import AttentionMatrix
 from saccade.engine.grouping import groups_of, product
-from saccade.mechanisms.readable import is_readable
+from saccade.mechanisms.contents import is_readable
 
-__all__ = ["Thin"]
+__all__ = ["NarrowSoftmax"]
 
 
-class Thin(NamedTuple):
+class NarrowSoftmax(NamedTuple):
     """Softmax attention in which queries or keys are few: slots, or landmarks.
 
     Attributes:

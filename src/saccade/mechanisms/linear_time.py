@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from saccade.engine import dropout
 from saccade.matrix import Matrix
 
 __all__ = ["LinearTimeMatrix"]
+
+_ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 cache
 
 
 class LinearTimeMatrix(Matrix):
@@ -40,3 +43,20 @@ class LinearTimeMatrix(Matrix):
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
         """The product with a value of the right shape and dtype; in float32 or wider."""
+
+    def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
+        """Batch items, heads and rows of each block that was asked for: all if they are few, else rows of one head."""
+        self._check_part(batch, head, rows)
+        items = range(self.shape[0]) if batch is None else range(batch, batch + 1)
+        heads = range(self.shape[1]) if head is None else range(head, head + 1)
+        rows = range(self.shape[2]) if rows is None else rows
+        if not (items and heads and rows and self.shape[3]):
+            return
+        if len(items) * len(heads) * len(rows) * self.shape[3] <= _ENTRIES:
+            yield slice(items.start, items.stop), slice(heads.start, heads.stop), rows
+            return
+        height = max(1, _ENTRIES // self.shape[3])
+        for b in items:
+            for h in heads:
+                for start in range(rows.start, rows.stop, height):
+                    yield slice(b, b + 1), slice(h, h + 1), range(start, min(start + height, rows.stop))

@@ -1,0 +1,1 @@
+"""What Linear and Performer share: sums over keys of features, which never meet pair by pair."""

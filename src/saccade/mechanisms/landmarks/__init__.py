@@ -1,0 +1,1 @@
+"""What Linformer and Nystrom share: attention by way of a few slots or landmarks that stand for many tokens."""
