@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from saccade.attention import AttentionMatrix
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
-from saccade.caches.plain import is_relative
+from saccade.caches.rules import is_relative
 from saccade.errors import missing_extra, type_error, unsupported
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
@@ -127,7 +127,7 @@ def _attend(
 class _Mechanism:
     """What caches ask to make matrices; they see that nothing but products and the mask matter."""
 
-    score = bias = sink_logit = None
+    treats_heads_alike = True
 
     def __init__(self, scale: float | None, softcap: float | None):
         self._scale, self._softcap = scale, softcap

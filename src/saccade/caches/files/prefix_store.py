@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.caches.checks import check_count, checked_path
-from saccade.caches.files import VERSION, decoded, encoded, read_plain, write_whole
+from saccade.arguments import integer
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.tensor_files import VERSION, checked_path, decoded, encoded, read_plain, write_whole
 from saccade.caches.kv_cache import KVCache
-from saccade.caches.layer_cache import LayerCache
 from saccade.caches.model_cache import Cache
 from saccade.errors import type_error, unsupported, value_error
 
@@ -96,15 +96,14 @@ class PrefixStore:
     ):
         where = "PrefixStore"
         place = checked_path(where, "folder", folder)
-        check_count(where, "max_bytes", max_bytes)
-        check_count(where, "block_size", block_size)
         for name, text in (("fingerprint", fingerprint), ("salt", salt)):
             if not isinstance(text, str):
                 hint = "caches.fingerprint(model)" if name == "fingerprint" else None
                 raise type_error(where, name, "be a string", type(text).__name__, hint=hint)
         if not fingerprint:
             raise value_error(where, "fingerprint", "name a model", "''", hint="caches.fingerprint(model)")
-        self.folder, self.max_bytes, self.block_size = place, max_bytes, block_size
+        self.folder, self.max_bytes = place, integer(where, "max_bytes", max_bytes)
+        self.block_size = integer(where, "block_size", block_size)
         self.fingerprint, self.salt = fingerprint, salt
         with _said(where, self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,19 +1,11 @@
-"""Whether a matrix depends on nothing but products of queries and keys, and on which masks it may be cut by heads."""
+"""What caches ask of a mask, beside who may attend to whom."""
 
 from __future__ import annotations
 
-from saccade.caches.layer_cache import MakesMatrix
 from saccade.masks import Causal, Full, Mask, Window
 from saccade.masks.algebra import And, Not, Or
 
-__all__ = ["is_plain", "is_relative", "sees_all_before", "tells_heads_apart"]
-
-_OWN = ("score", "bias", "sink_logit")
-
-
-def is_plain(mechanism: MakesMatrix) -> bool:
-    """Softmax of dot products, all heads alike: positions are asked by the mask alone, and heads may be run apart."""
-    return all(hasattr(mechanism, name) and getattr(mechanism, name) is None for name in _OWN)
+__all__ = ["is_relative", "sees_all_before", "tells_heads_apart"]
 
 
 def sees_all_before(rule: Mask | None) -> bool:
