@@ -270,7 +270,9 @@ def test_a_context_keeps_its_own_memory() -> None:
     torch.testing.assert_close(cache.attend(SOFTMAX, q), before)
     with pytest.raises(ValueError, match=r"CrossCache\.fill: cache must be empty; got one of 3 keys"):
         cache.attend(SOFTMAX, q, k, v)
-    with pytest.raises(ValueError, match=r"value must have shape \[batch, kv_heads, len, value_dim\] = \[2, 2, 3, value_dim\]"):
+    with pytest.raises(
+        ValueError, match=r"value must have shape \[batch, kv_heads, len, value_dim\] = \[2, 2, 3, value_dim\]"
+    ):
         CrossCache().fill(k, v[:, :, :1])
 
 

@@ -195,7 +195,7 @@ def test_what_it_cannot_do_is_said() -> None:
         cache.attend(linear, q, k, v, mask=Causal(), positions=torch.tensor([[3, 4, 5], [3, 5, 4]]))
     with pytest.raises(ValueError, match="batch of key must be 2, as in the cache; got 1"):
         cache.attend(linear, q[:1], k[:1], v[:1], mask=Causal())
-    with pytest.raises(ValueError, match="width of value must be 4, as in the cache; got 3"):
+    with pytest.raises(ValueError, match="value_dim of value must be 4, as in the cache; got 3"):
         cache.attend(linear, q, k, v[..., :3], mask=Causal())
     with pytest.raises(TypeError, match="dtype of key must be float32, as in the cache; got float64"):
         cache.attend(linear, q.double(), k.double(), v.double(), mask=Causal())

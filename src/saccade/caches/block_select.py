@@ -82,6 +82,10 @@ class BlockSelectCache(KVCache):
     )
     hands_on_all, needs_softmax = False, True
 
+    exact_until: int | None  # columns before the first step that left something out
+    age: int  # steps for which the ranking has been used
+    _summarized: int  # blocks
+
     def __init__(
         self,
         block_size: int,
@@ -160,9 +164,7 @@ class BlockSelectCache(KVCache):
 
     def _forget(self) -> None:
         super()._forget()
-        self._summarized = 0
-        self.age = 0  # steps for which the ranking has been used
-        self.exact_until: int | None = None  # columns before the first step that left something out
+        self._summarized, self.age, self.exact_until = 0, 0, None
 
     def _crop(self, length: int) -> None:
         super()._crop(length)

@@ -21,7 +21,7 @@ from saccade.masks import Mask, as_mask
 if TYPE_CHECKING:
     from saccade.caches.files.contents import Contents
 
-__all__ = ["LayerCache", "Leaf"]
+__all__ = ["LayerCache", "Leaf", "Upcoming"]
 
 
 class Leaf(NamedTuple):
@@ -100,6 +100,12 @@ class LayerCache:
     hands_on_all: ClassVar[bool] = False
     equals: ClassVar[str] = "the full run"
     max_len: int | None = None
+
+    _state: dict[str, Tensor]
+    _shared: set[str]  # leaves whose memory a fork may hold as well: nobody writes there
+    _tokens: Places | Upcoming
+    _like: Like | None
+    _traffic: Traffic
 
     def __init__(self) -> None:
         self._forget()
@@ -226,7 +232,8 @@ class LayerCache:
             return
         state, sizes = contents.state(self.leaves, self._sizes(contents))
         first = next(iter(state.values()))
-        like = Like(*(sizes[name] for name in Like._fields[:4]), first.dtype, first.device)
+        known = {name: sizes[name] for name in ("batch", "kv_heads", "head_dim", "value_dim")}
+        like = Like(**known, dtype=first.dtype, device=first.device)
         if self.keeps_order:
             given = contents.positions(like.batch, sizes["columns"])
             self._tokens, _ = Places().extended(given, like.batch, sizes["columns"], like.device, "load_cache")
@@ -241,11 +248,8 @@ class LayerCache:
 
     def _forget(self) -> None:
         """Hold nothing."""
-        self._state: dict[str, Tensor] = {}
-        self._shared: set[str] = set()  # leaves whose memory a fork may hold as well: nobody writes there
-        self._tokens: Places | Upcoming = Places() if self.keeps_order else Upcoming()
-        self._like: Like | None = None
-        self._traffic = Traffic(0, 0)
+        self._state, self._shared, self._like, self._traffic = {}, set(), None, Traffic(0, 0)
+        self._tokens = Places() if self.keeps_order else Upcoming()
 
     def _crop(self, length: int) -> None:
         """Forget all columns but the first, fewer than there are; here it is all of them."""
@@ -269,10 +273,7 @@ class LayerCache:
         if self._like is not None and self._like != like:
             self._check_like(where, self._like, Like(*like))
         if self.max_len is not None and self._tokens.length + k[2] > self.max_len:
-            got, hint = (
-                f"{self._tokens.length} held and {k[2]} new",
-                f"{type(self).__name__}() grows; crop(length) forgets",
-            )
+            got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
             raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -281,13 +282,12 @@ class LayerCache:
 
     def _check_like(self, where: str, held: Like, new: Like) -> None:
         """Raise where new keys and values cannot stand beside those held, which are unlike them."""
-        names = {"batch": "batch of key", "kv_heads": "kv_heads of key", "head_dim": "width of key"}
-        names |= {"value_dim": "width of value", "dtype": "dtype of key", "device": "device of key"}
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
-        for (field, name), old, own in zip(names.items(), held, new, strict=True):
+        for name, old, own in zip(Like._fields, held, new, strict=True):
             if old != own:
                 was, got = (str(x).removeprefix("torch.") for x in (old, own))
-                error = type_error if field == "dtype" else value_error
+                name = f"{name} of {'value' if name == 'value_dim' else 'key'}"
+                error = type_error if isinstance(old, torch.dtype) else value_error
                 raise error(where, name, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:

@@ -86,7 +86,8 @@ class Like(NamedTuple):
     @classmethod
     def of(cls, key: Tensor, value: Tensor) -> Like:
         """Of keys and values that fit together."""
-        return cls(*key.shape[:2], key.shape[3], value.shape[3], key.dtype, key.device)
+        batch, kv_heads, _, head_dim = key.shape
+        return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)
 
 
 def table_of(positions: range | Tensor, device: torch.device) -> Tensor:

@@ -41,24 +41,17 @@ def check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor) -> None
 
 def checked_rows(where: str, rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
     """Batch items as int64 ``[items]``."""
-    rule = "be an int tensor [items], or a list of ints"
-    if isinstance(rows, Tensor):
-        if rows.dtype not in (torch.int64, torch.int32) or rows.dim() != 1:
-            got = f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape)}"
-            raise type_error(where, "rows", rule, got)
-        index = rows.to(torch.int64)
-    else:
-        if isinstance(rows, str) or not isinstance(rows, Sequence):
-            raise type_error(where, "rows", rule, type(rows).__name__)
-        if not all(map(is_integer, rows)):
-            raise type_error(where, "rows", rule, list(rows))
-        index = torch.tensor(list(rows), dtype=torch.int64)
+    is_list = isinstance(rows, Sequence) and not isinstance(rows, str) and all(map(is_integer, rows))
+    index = torch.tensor(rows, dtype=torch.int64) if is_list else rows
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or index.dim() != 1:
+        got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else rows
+        raise type_error(where, "rows", "be an int tensor [items], or a list of ints", got)
     if batch is not None and index.numel():
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= batch:
             rule = f"be batch items, from 0 to {batch - 1}"
             raise value_error(where, "rows", rule, low if low < 0 else high)
-    return index
+    return index.to(torch.int64)
 
 
 def check_crop(where: str, length: object, held: int) -> None:

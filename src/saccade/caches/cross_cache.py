@@ -47,6 +47,9 @@ class CrossCache(LayerCache):
     )
     hands_on_all = True
 
+    _run: range | None  # where the context stands, if that is a range
+    _is_new: bool
+
     @property
     def is_filled(self) -> bool:
         """Whether the context is known."""
@@ -157,5 +160,4 @@ class CrossCache(LayerCache):
 
     def _forget(self) -> None:
         super()._forget()
-        self._run: range | None = None  # where the context stands, if that is a range
-        self._is_new = False
+        self._run, self._is_new = None, False

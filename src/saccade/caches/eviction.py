@@ -82,7 +82,7 @@ class EvictingCache(LayerCache):
         [[[1, 2, 3, 4]]]
     """
 
-    settings = ("budget", "recent")
+    settings: ClassVar[tuple[str, ...]] = ("budget", "recent")
     leaves: ClassVar[tuple[Leaf, ...]] = (
         Leaf("key", "batch kv_heads columns head_dim"),
         Leaf("value", "batch kv_heads columns value_dim"),

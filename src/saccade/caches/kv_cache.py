@@ -54,7 +54,7 @@ class KVCache(LayerCache):
         True
     """
 
-    settings = ("max_len",)
+    settings: ClassVar[tuple[str, ...]] = ("max_len",)
     leaves: ClassVar[tuple[Leaf, ...]] = (
         Leaf("key", "batch kv_heads columns head_dim"),
         Leaf("value", "batch kv_heads columns value_dim"),

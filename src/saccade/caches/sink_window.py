@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from saccade import masks
 from saccade.arguments import instance, integer
 from saccade.attention import AttentionMatrix
 from saccade.caches.by_head import treats_heads_alike
-from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.cache import LayerCache, Leaf, Upcoming
 from saccade.caches.call import Call, Traffic, table_of
 from saccade.caches.files.contents import Contents
 from saccade.caches.memory import usable
@@ -78,14 +77,15 @@ class SinkWindowCache(LayerCache):
     numbers = ("is_run",)
     equals = "the dense run with masks.streaming(sink_tokens, window)"
 
+    is_run: bool  # whether tokens stand at 0, 1, 2, … in every item
+    _tokens: Upcoming
+
     def __init__(self, sink_tokens: int, window: int, *, rotary: Rotary | None = None):
         super().__init__()
-        where, hint = "SinkWindowCache", "the layer's own, for instance mha.rotary"
-        self.sink_tokens = integer(where, "sink_tokens", sink_tokens, 0)
-        self.window = integer(where, "window", window)
-        if rotary is not None:
-            instance(where, "rotary", rotary, Rotary, "be a saccade Rotary or None", hint=hint)
-        self.rotary, self._slots = rotary, sink_tokens + window
+        where, rule, hint = "SinkWindowCache", "be a saccade Rotary or None", "the layer's own, for instance mha.rotary"
+        self.sink_tokens, self.window = integer(where, "sink_tokens", sink_tokens, 0), integer(where, "window", window)
+        self.rotary = None if rotary is None else instance(where, "rotary", rotary, Rotary, rule, hint=hint)
+        self._slots = self.sink_tokens + self.window
 
     @property
     def kv_positions(self) -> Tensor:
@@ -109,7 +109,7 @@ class SinkWindowCache(LayerCache):
 
     def _forget(self) -> None:
         super()._forget()
-        self.is_run = True  # tokens stand at 0, 1, 2, … in every item
+        self.is_run = True
 
     def _why_not_cropped(self, length: int) -> str | None:
         if not self.is_run:
@@ -128,17 +128,19 @@ class SinkWindowCache(LayerCache):
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
         """One token: it takes the place of the one that leaves the window, and attends to what is held."""
-        undo = self._write(call, table)
+        before = self._write(call, table)
         used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
         try:
-            keys, values = (self._state[name][:, :, :used] for name in ("keys", "values"))
             q_positions, kv_positions = table, self._state["table"][:, :used]
             if self.rotary is not None:
                 q_positions, kv_positions = self._turn_sinks(self.rotary, table, kv_positions)
+            keys, values = self._state["keys"], self._state["values"]
             if (
                 call.needs_graph
             ):  # it must not hold memory that is written to later; and the new token gets its gradients
-                keys, values = self._with(keys, call.key, table), self._with(values, call.value, table)
+                keys, values = keys.clone(), values.clone()
+                self._put({"keys": keys, "values": values}, call, table)
+            keys, values = keys[:, :, :used], values[:, :, :used]
             if is_run and sees_all_before(call.mask) and treats_heads_alike(call):
                 matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
             else:
@@ -146,7 +148,8 @@ class SinkWindowCache(LayerCache):
                 matrix = call.mechanism(call.query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
             out = matrix.matmul(values, dropout_p=call.dropout_p)
         except BaseException:
-            undo()  # a call that fails leaves no trace
+            for x, index, old in before:  # a call that fails leaves no trace
+                x[index] = old
             raise
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         return out
@@ -168,15 +171,12 @@ class SinkWindowCache(LayerCache):
 
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return matrix(call.query, self._joined(call.mask), call.positions).matmul(values, dropout_p=call.dropout_p)
-        near = masks.Causal() & masks.Window(self.window - 1, 0)
-        parts = [
-            (call.query, near if self.sink_tokens == 0 else near & ~masks.Prefix(self.sink_tokens), call.positions)
-        ]
+        near, first = masks.Causal() & masks.Window(self.window - 1, 0), masks.Prefix(max(1, self.sink_tokens))
+        parts = [(call.query, near & ~first if self.sink_tokens else near, call.positions)]
         if self.sink_tokens:
             # To move a key up by so many positions is to move the query back by as many.
             inside = table.clamp(max=self._slots - 1)
-            turned = self.rotary(self.rotary.unrotate(call.query, table), inside)
-            parts.append((turned, masks.Causal() & masks.Prefix(self.sink_tokens), inside))
+            parts.append((self.rotary(self.rotary.unrotate(call.query, table), inside), masks.Causal() & first, inside))
         outs, logs = [], []
         for query, mask, q_positions in parts:
             part = matrix(query, mask if call.mask is None else mask & call.mask, q_positions)
@@ -204,25 +204,24 @@ class SinkWindowCache(LayerCache):
         if len(self._state["table"]) < len(table):
             self._state["table"] = self._state["table"].repeat(len(table), 1)
 
-    def _write(self, call: Call, table: Tensor) -> Callable[[], None]:
-        """Write of the new tokens what later ones need into their slots; what is returned undoes it."""
+    def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
+        """Keep of the new tokens what later ones need; returns what was overwritten, and where."""
         self._make_own(call, table)
-        news = {"keys": call.key, "values": call.value, "sinks": call.key, "table": table[:, None, :, None]}
-        before = []
-        for names, stop in ((("keys", "values", "table"), _FARTHEST), (("sinks",), self.sink_tokens)):
-            kept = self._kept(call.positions, table, stop) if names[0] in self._state else None
-            for name in names if kept is not None else ():
+        detached = call._replace(key=call.key.detach(), value=call.value.detach())
+        return self._put(self._state, detached, table)
+
+    def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
+        """Write the new tokens that are kept into their slots; returns what was overwritten, and where."""
+        new = {"keys": call.key, "values": call.value, "sinks": call.key, "table": table[:, None, :, None]}
+        before, all_kept = [], self._kept(call.positions, table, _FARTHEST)
+        for name, x in leaves.items():
+            kept = all_kept if name != "sinks" else self._kept(call.positions, table, self.sink_tokens)
+            if kept is not None:
                 row, column, slot = kept
-                x, index = self._state[name], (row, slice(None), slot)
-                x = x[:, None, :, None] if name == "table" else x
-                before.append((x, index, x[index].clone()))
-                x[index] = news[name].detach()[row, :, column]
-
-        def undo() -> None:
-            for x, index, old in before:
-                x[index] = old
-
-        return undo
+                x, index = x[:, None, :, None] if name == "table" else x, (row, slice(None), slot)
+                before.append((x, index, x[index].detach().clone()))
+                x[index] = new[name][row, :, column]
+        return before
 
     def _kept(self, positions: range | Tensor, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
         """Items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is none."""
@@ -245,13 +244,6 @@ class SinkWindowCache(LayerCache):
             self._state["keys"][:, :, : self.sink_tokens] = turned
         return q_table - shift, inside
 
-    def _with(self, held: Tensor, new: Tensor, table: Tensor) -> Tensor:
-        """What is held, with the new token as a part of the graph."""
-        place = table.clamp(min=0)[:, None, :, None].expand(*new.shape)
-        slot = self._slot(place)
-        own = torch.where((table >= 0)[:, None, :, None], new, held.gather(2, slot))
-        return held.scatter(2, slot, own)
-
     def _slot(self, positions: Tensor) -> Tensor:
         """Where a token is kept: the first ones for good, the others in turn."""
         later = self.sink_tokens + (positions - self.sink_tokens) % self.window
@@ -271,9 +263,8 @@ class SinkWindowCache(LayerCache):
         if bool(((table >= 0) & (table != count)).any()):
             reasons.append("positions are counted inside the cache, and tokens do not stand at 0, 1, 2, … in the text")
         if reasons:
-            raise unsupported(
-                call.where, "rotary", reasons, hint="SinkWindowCache without rotary leaves positions alone"
-            )
+            hint = "SinkWindowCache without rotary leaves positions alone"
+            raise unsupported(call.where, "rotary", reasons, hint=hint)
 
     def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(where, query, key, value)
@@ -284,26 +275,24 @@ class SinkWindowCache(LayerCache):
         return {"slots": self._slots, "sink_tokens": self.sink_tokens}
 
     def restore(self, contents: Contents) -> None:
-        is_run = contents.value("is_run")
         super().restore(contents)
-        if not isinstance(is_run, bool) or not (is_run or self.length):
+        if contents.value("is_run") is not self.is_run:
             raise contents.misfit("is_run")
-        self.is_run = is_run
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        is_turned, is_run, after = self.rotary is not None, contents.value("is_run"), self._tokens.at
-        if is_turned and self.rotary.head_dim != state["keys"].shape[3]:
+        self.is_run, after = contents.value("is_run") is True, self._tokens.at
+        if self.rotary is not None and self.rotary.head_dim != state["keys"].shape[3]:
             raise contents.misfit("rotary")
-        if ("sinks" in state) != (is_turned and self.sink_tokens > 0):
+        if ("sinks" in state) != (self.rotary is not None and self.sink_tokens > 0):
             raise contents.misfit("tensor sinks")
         # Each position has a slot of its own; where tokens stand one by one, it is known which ones are there.
         slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
         is_wrong = (table >= 0) & (self._slot(table) != slot)
-        if is_run:
+        if self.is_run:
             later = slot + (self.length - 1 - slot).div(self.window, rounding_mode="floor") * self.window
             newest = torch.where(slot < self.sink_tokens, slot, later)
             is_wrong |= table != torch.where(slot < self.length, newest, -1)
-        if bool(is_wrong.any()) or (is_run and (isinstance(after, Tensor) or after != self.length)):
+        if bool(is_wrong.any()) or (self.is_run and (isinstance(after, Tensor) or after != self.length)):
             raise contents.misfit("table")
 
 

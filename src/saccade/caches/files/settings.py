@@ -48,12 +48,12 @@ def written(cache: LayerCache, where: str) -> dict[str, Any]:
             reason = f"its scorer {scorer} is one of your own, and a file holds no code"
             raise unsupported(where, kind, [reason], hint="MeanScorer() and BoundScorer() can be saved")
         settings["scorer"] = scorer
-    if settings.get("rotary") is not None:
-        rotary, scaling = settings["rotary"], settings["rotary"].scaling
-        words = ("head_dim", "base", "rotary_dim", "layout")
-        settings["rotary"] = {word: getattr(rotary, word) for word in words} | {
-            "scaling": None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]
-        }
+    rotary = settings.get("rotary")
+    if rotary is not None:
+        told: dict[str, Any] = {word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")}
+        scaling = rotary.scaling
+        told["scaling"] = None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]
+        settings["rotary"] = told
     if not isinstance(cache, _GROUPED):
         return {"kind": kind, **settings}
     apart = {name: settings.pop(name) for name in ("scorer", "max_len") if name in settings}
