@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance, integer
+from saccade.arguments import Shapes, instance, integer
 from saccade.caches.block_reading import Reading, Seen
 from saccade.caches.by_head import attend_by_head
 from saccade.caches.cache import Leaf
@@ -18,6 +18,8 @@ from saccade.finite import is_finite
 from saccade.matrix import Matrix
 
 __all__ = ["BlockSelectCache"]
+
+_SUMMARY, _SCORES = Shapes("summary [batch, kv_heads, blocks, width]"), Shapes("scores [batch, heads, blocks]")
 
 
 class BlockSelectCache(KVCache):
@@ -123,38 +125,28 @@ class BlockSelectCache(KVCache):
         return self._state["summary"][:, :, : self._summarized] if "summary" in self._state else None
 
     def advance(self, call: Call) -> Tensor:
-        if (
-            call.key.shape[2] != 1
-            or not len(call.key)
-            or self.length // self.block_size < self.budget // self.block_size
-        ):
-            return super().advance(call)
         start, size = self.length, self.block_size
-        finished = start // size
+        if call.key.shape[2] != 1 or not len(call.key) or start // size < self.budget // size:
+            return super().advance(call)
         keys, _ = self._written("key", start, call.key), self._written("value", start, call.value)
-        summary = self._summary_of(keys, call.kv_positions, finished)
+        summary = self._summary_of(keys, call.kv_positions, start // size)
         seen = Seen.of(call)
         ranking, age, bytes_ranked = self._ranked(call, summary, seen)
         chosen, spare = self._chosen(ranking, seen)
-        reading = Reading(
-            self._state["key"], self._state["value"], chosen, spare, range(finished * size, start + 1), size
-        )
+        unfinished = range(start // size * size, start + 1)
+        reading = Reading(self._state["key"], self._state["value"], chosen, spare, unfinished, size)
         if call.needs_graph:
             reading.newest = (call.key, call.value)  # gradients reach the new token; what is remembered is a constant
+
+        def stand(rows: slice) -> Tensor:
+            return seen.positions(reading, rows)
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor]:
             check_softmax(matrix, call)
             return (matrix.matmul(v, dropout_p=call.dropout_p),)
 
-        (out,) = attend_by_head(
-            call,
-            chosen.shape[1],
-            reading.read,
-            lambda rows: seen.positions(reading, rows),
-            finish,
-            portions=reading.portions(),
-            sees_all=seen.allowed is None,
-        )
+        kv_heads, portions, sees_all = chosen.shape[1], reading.portions(), seen.allowed is None
+        (out,) = attend_by_head(call, kv_heads, reading.read, stand, finish, portions=portions, sees_all=sees_all)
         self._state.pop("ranking", None)
         if self.rescore_every > 1:
             self._state["ranking"], self.age = ranking, age
@@ -183,11 +175,9 @@ class BlockSelectCache(KVCache):
                 real = held[:, done * size : finished * size] >= 0
             with torch.no_grad():
                 new = self.scorer.summarize(blocks, real.view(-1, 1, finished - done, size, 1))
-            expected = list(blocks.shape[:3])
-            if not isinstance(new, Tensor) or new.dim() != 4 or list(new.shape[:3]) != expected:
-                got = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
-                rule = f"summarize blocks as [{', '.join(map(str, expected))}, width]"
-                raise value_error("BlockSelectCache", "scorer", rule, got)
+            batch, kv_heads, count = blocks.shape[:3]
+            where = f"{type(self.scorer).__name__}.summarize"
+            _SUMMARY.check(where, new, batch=batch, kv_heads=kv_heads, blocks=count)
             self._written("summary", done, new)
             self._summarized = finished
         return self._state["summary"][:, :, :finished]
@@ -201,10 +191,7 @@ class BlockSelectCache(KVCache):
             return torch.cat([held, newer], 2), self.age + 1, held.nbytes
         with torch.no_grad():
             scores = self.scorer.score(query, summary)
-        expected = [batch, query.shape[1], blocks]
-        if not isinstance(scores, Tensor) or list(scores.shape) != expected:
-            got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise value_error(call.where, "scorer", f"score blocks as {expected}", got)
+        _SCORES.check(f"{type(self.scorer).__name__}.score", scores, batch=batch, heads=query.shape[1], blocks=blocks)
         scores = scores.to(torch.float64 if query.dtype == torch.float64 else torch.float32) * query.shape[2] ** -0.5
         if not seen.is_all_real:  # blocks of padding are none that others are set against
             scores = scores.masked_fill((seen.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)

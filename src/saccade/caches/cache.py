@@ -286,9 +286,9 @@ class LayerCache:
         for name, old, own in zip(Like._fields, held, new, strict=True):
             if old != own:
                 was, got = (str(x).removeprefix("torch.") for x in (old, own))
-                name = f"{name} of {'value' if name == 'value_dim' else 'key'}"
-                error = type_error if isinstance(old, torch.dtype) else value_error
-                raise error(where, name, f"be {was}, as in the cache", got, hint=hint)
+                what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
+                error = type_error if name == "dtype" else value_error
+                raise error(where, what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         """Sizes of leaves that are known before these are read."""

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
+from saccade.arguments import Shapes, integer
 from saccade.caches.by_head import attend_by_head
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Traffic
@@ -17,6 +17,8 @@ from saccade.matrix import Matrix
 from saccade.statistics import Received
 
 __all__ = ["EvictingCache", "Held"]
+
+_SCORES = Shapes("scores [batch, kv_heads, columns]")
 
 
 class Held(NamedTuple):
@@ -115,8 +117,7 @@ class EvictingCache(LayerCache):
         return self._state.get("table")
 
     def advance(self, call: Call) -> Tensor:
-        before, q_len = self._state, call.key.shape[2]
-        keys, values = call.key, call.value
+        before, q_len, keys, values = self._state, call.key.shape[2], call.key, call.value
         table = call.table[:, None].expand(*keys.shape[:2], -1)
         if before:
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
@@ -158,8 +159,10 @@ class EvictingCache(LayerCache):
 
     def _best(self, held: Held) -> Held:
         """The last ``recent`` columns, and those of the others that score highest; ``budget`` in all."""
-        order = self.score(held).masked_fill(held.table < 0, -torch.inf)
-        order[..., order.shape[2] - self.recent :] = torch.inf
+        scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
+        _SCORES.check(f"{type(self).__name__}.score", scores, batch=batch, kv_heads=kv_heads, columns=columns)
+        order = scores.masked_fill(held.table < 0, -torch.inf)
+        order[..., columns - self.recent :] = torch.inf
         return held.at(order.topk(self.budget, 2, sorted=False).indices.sort(2).values)
 
     def _why_not_cropped(self, length: int) -> str:
@@ -186,9 +189,7 @@ def _judging(call: Call, judges: int | None) -> Call | None:
         return call._replace(query=query[:, :, -judges:], positions=where[-judges:])
     table = torch.atleast_2d(where)
     order = _padding_first(table)[..., -judges:]
-    rows = (
-        order.to(query.device).expand(len(query), -1)[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
-    )
+    rows = order[:, None, :, None].to(query.device).expand(*query.shape[:2], -1, query.shape[3])
     return call._replace(query=query.gather(2, rows), positions=table.gather(1, order))
 
 

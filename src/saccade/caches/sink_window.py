@@ -218,9 +218,9 @@ class SinkWindowCache(LayerCache):
             kept = all_kept if name != "sinks" else self._kept(call.positions, table, self.sink_tokens)
             if kept is not None:
                 row, column, slot = kept
-                x, index = x[:, None, :, None] if name == "table" else x, (row, slice(None), slot)
-                before.append((x, index, x[index].detach().clone()))
-                x[index] = new[name][row, :, column]
+                own, index = x[:, None, :, None] if name == "table" else x, (row, slice(None), slot)
+                before.append((own, index, own[index].detach().clone()))
+                own[index] = new[name][row, :, column]
         return before
 
     def _kept(self, positions: range | Tensor, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:

@@ -56,8 +56,8 @@ def written(cache: LayerCache, where: str) -> dict[str, Any]:
         settings["rotary"] = told
     if not isinstance(cache, _GROUPED):
         return {"kind": kind, **settings}
-    apart = {name: settings.pop(name) for name in ("scorer", "max_len") if name in settings}
-    return {"kind": kind, "settings": settings, **apart}
+    apart: dict[str, Any] = {name: settings.pop(name) for name in ("scorer", "max_len") if name in settings}
+    return {"kind": kind, "settings": settings} | apart
 
 
 def new_cache(contents: Contents) -> LayerCache:
