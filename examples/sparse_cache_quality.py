@@ -122,7 +122,7 @@ def policies(settings: Settings) -> dict[str, Callable[[int], LayerCache]]:
 class Listening:
     """A mechanism that remembers the logarithm of each row's denominator: what was read, in the same units as all."""
 
-    score = bias = sink_logit = None
+    treats_heads_alike = True
 
     def __init__(self, mechanism: nn.Module):
         self._mechanism = mechanism

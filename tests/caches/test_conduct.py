@@ -143,13 +143,13 @@ def test_other_tensors_than_before_are_refused(change: dict[str, object], senten
 def test_tensors_that_do_not_fit_together_are_refused() -> None:
     q, k, v = _qkv(2)
     cache = KVCache()
-    with pytest.raises(ValueError, match=r"key must hold the keys of the query's own tokens; got \[2, 2, 1, 8\]"):
+    with pytest.raises(ValueError, match=r"key must have shape .* = \[2, kv_heads, 2, key_dim\]; got \[2, 2, 1, 8\]"):
         cache.attend(SOFTMAX, q, k[:, :, :1], v)
-    with pytest.raises(ValueError, match=r"value must have shape \[2, 2, 2, value_dim\]; got \[2, 1, 2, 8\]"):
+    with pytest.raises(ValueError, match=r"value must have shape .* = \[2, 2, 2, value_dim\]; got \[2, 1, 2, 8\]"):
         cache.attend(SOFTMAX, q, k, v[:, :1])
     with pytest.raises(ValueError, match="dtype must be the same for query, key and value"):
         cache.attend(SOFTMAX, q, k, v.double())
-    with pytest.raises(ValueError, match="key must have four dimensions"):
+    with pytest.raises(ValueError, match=r"key must have shape \[batch, kv_heads, q_len, key_dim\]"):
         cache.attend(SOFTMAX, q, k[0], v)
     with pytest.raises(TypeError, match="value must be a tensor; got int"):
         cache.attend(SOFTMAX, q, k, 3)
@@ -270,7 +270,9 @@ def test_a_context_keeps_its_own_memory() -> None:
     torch.testing.assert_close(cache.attend(SOFTMAX, q), before)
     with pytest.raises(ValueError, match=r"CrossCache\.fill: cache must be empty; got one of 3 keys"):
         cache.attend(SOFTMAX, q, k, v)
-    with pytest.raises(ValueError, match=r"key and value must be \[batch, kv_heads, len, width\]"):
+    with pytest.raises(
+        ValueError, match=r"value must have shape \[batch, kv_heads, len, value_dim\] = \[2, 2, 3, value_dim\]"
+    ):
         CrossCache().fill(k, v[:, :, :1])
 
 

@@ -75,20 +75,16 @@ def _goes_on(cache: Cache | LayerCache) -> None:
     """Use what was read; whatever is raised here was not seen when it was."""
     for one in cache.flat if isinstance(cache, Cache) else (cache,):
         assert one.nbytes >= 0
-        names = ("key",) if isinstance(one, KVCache | CrossCache) else ("_keys", "_held")
-        held = [x for x in (getattr(one, name, None) for name in names) if x is not None]
-        if not held:
+        if one._like is None:
             continue
-        x = held[0] if isinstance(held[0], Tensor) else held[0][-1] if isinstance(one, Int8Cache) else held[0][0]
-        width = one.value.shape[3] if isinstance(one, KVCache | CrossCache) else 8
-        like = {"dtype": x.dtype}
-        batch, heads = x.shape[:2]
-        q = torch.randn(batch, 2 * heads, 1, x.shape[3], **like)
+        batch, heads, key_width, width, dtype, _ = one._like
+        like = {"dtype": dtype}
+        q = torch.randn(batch, 2 * heads, 1, key_width, **like)
         if isinstance(one, CrossCache):
             where = None if one.kv_positions is None else range(1)
             assert one.attend(Softmax(), q, positions=where).shape == (*q.shape[:3], width)
             continue
-        k, v = torch.randn(batch, heads, 1, x.shape[3], **like), torch.randn(batch, heads, 1, width, **like)
+        k, v = torch.randn(batch, heads, 1, key_width, **like), torch.randn(batch, heads, 1, width, **like)
         for _ in range(3):
             if one.length != getattr(one, "max_len", None):
                 assert one.attend(Softmax(), q, k, v, mask=masks.Causal()).shape == (*q.shape[:3], width)
@@ -154,7 +150,7 @@ def test_what_no_cache_wrote_is_refused_before_anything_is_made(
     def no_room(*arguments: object) -> Tensor:
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr("saccade.caches.columns.empty", no_room)
+    monkeypatch.setattr("saccade.caches.kv_cache.empty", no_room)
     monkeypatch.setattr(memory, "empty", no_room)
     with pytest.raises(
         ValueError, match=r"^load_cache: path must be a file of a cache, as save_cache writes it; got "
@@ -234,3 +230,23 @@ def test_whatever_is_changed_is_a_cache_or_a_sentence(kind: str, ragged: bool, t
         refused += 1
         _goes_on(cache)
     assert refused == 60
+
+
+@pytest.mark.parametrize("kind", ["all", "room", "blocks"])
+def test_a_file_from_before_lengths_were_written_is_read(kind: str, tmp_path: Path) -> None:
+    for cache in (_filled(kind), _filled(kind, ragged=True), KINDS[kind]()):
+        tree, tensors = _written(cache, tmp_path)
+        assert tree.pop("length") == cache.length
+        again = load_cache(_craft(tmp_path, tree, tensors))
+        assert (again.length, repr(again.positions(2))) == (cache.length, repr(cache.positions(2)))
+        for name in ("key", "value"):
+            torch.testing.assert_close(getattr(again, name), getattr(cache, name) if cache.length else None)
+
+
+def test_a_file_from_before_a_row_of_positions_was_a_table_is_read(tmp_path: Path) -> None:
+    cache = _filled("context", ragged=True)
+    tree, tensors = _written(cache, tmp_path)
+    tensors["kv_positions"] = torch.arange(3, 8)
+    assert load_cache(_craft(tmp_path, tree, tensors)).kv_positions.tolist() == [[3, 4, 5, 6, 7]]
+    tree, tensors = _written(KINDS["8 bits"](), tmp_path)
+    assert load_cache(_craft(tmp_path, tree | {"first": 0}, tensors)).length == 0

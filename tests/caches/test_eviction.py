@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import HeavyHitterCache, KVCache, LayerCache, SnapKVCache, padded_positions
+from saccade.caches import EvictingCache, HeavyHitterCache, Held, KVCache, LayerCache, SnapKVCache, padded_positions
 from saccade.mechanisms import Softmax
 from saccade.nn import MultiHeadAttention
 from saccade.positions import ALiBi, Rotary
@@ -18,7 +18,22 @@ MECHANISMS = {
     "alibi": lambda: Softmax(bias=ALiBi(HEADS)),
     "capped": lambda: Softmax(softcap=3.0),  # runs through complete rows
 }
-KINDS = {"heavy": lambda: HeavyHitterCache(9, recent=3), "snap": lambda: SnapKVCache(9, window=3, pool=3)}
+
+
+class SmallestKeys(EvictingCache):
+    """A rule of one's own: the tokens with the smallest keys stay."""
+
+    judges = 0
+
+    def score(self, held: Held) -> Tensor:
+        return -held.key.norm(dim=-1)
+
+
+KINDS = {
+    "own": lambda: SmallestKeys(9, recent=3),
+    "heavy": lambda: HeavyHitterCache(9, recent=3),
+    "snap": lambda: SnapKVCache(9, window=3, pool=3),
+}
 
 
 def _dense(
@@ -46,14 +61,14 @@ def _dense(
         outs.append(weights @ v.repeat_interleave(group, 1))
         judges = weights[:, :, -3:] if kind == "snap" else weights
         received += judges.sum(2).view(batch, KV_HEADS, group, total).sum(2)
-        rank = received
+        rank = -k.norm(dim=-1) if kind == "own" else received
         if kind == "snap":
             padded = torch.nn.functional.pad(received[..., :stop], (1, 1))
             rank = (padded[..., :-2] + padded[..., 1:-1] + padded[..., 2:]) / 3
         for b in range(batch):
             for g in range(KV_HEADS):
                 there = held[b, g].nonzero()[:, 0].tolist()
-                if len(there) > 9 and (kind == "heavy" or number == 0):
+                if len(there) > 9 and (kind != "snap" or number == 0):
                     best = sorted(there[:-3], key=lambda j, b=b, g=g: -float(rank[b, g, j]))[:6]
                     held[b, g] = False
                     held[b, g, [*best, *there[-3:]]] = True
@@ -155,6 +170,18 @@ def test_what_cannot_be_meant_is_refused() -> None:
         cache.attend(Softmax(), x, x, x, mask=CAUSAL, positions=range(9))
     with pytest.raises(ValueError, match="kv_heads of key must be 2, as in the cache; got 1"):
         cache.attend(Softmax(), x, x[:, :1], x[:, :1], mask=CAUSAL)
+
+
+def test_a_score_of_another_shape_is_refused() -> None:
+    class Wrong(EvictingCache):
+        def score(self, held: Held) -> Tensor:
+            return held.received.sum(1)
+
+    x = torch.randn(1, 2, 9, 4)
+    with pytest.raises(ValueError, match=r"Wrong\.score: scores must have shape .* = \[1, 2, 9\]; got \[1, 9\]"):
+        Wrong(4).attend(Softmax(), x, x, x, mask=CAUSAL)
+    with pytest.raises(NotImplementedError, match=r"EvictingCache must define score\(held\)"):
+        EvictingCache(4).attend(Softmax(), x, x, x, mask=CAUSAL)
 
 
 _SCATTERED = [

@@ -26,7 +26,7 @@ def _store(folder: Path, max_bytes: int = 1 << 20) -> PrefixStore:
 
 
 def _blocks(store: PrefixStore) -> list[Path]:
-    return [store._path(key) for key in store._chain("", TEXT)]
+    return [store._blocks.path(key) for key in store._chain("", TEXT)]
 
 
 def _outside(tmp_path: Path, path: Path) -> Path:

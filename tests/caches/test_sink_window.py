@@ -162,9 +162,8 @@ def test_a_turned_key_is_turned_once_however_long_the_stream() -> None:
         own = rotary(k[:, :, i : i + 1], range(i, i + 1))
         cache.attend(Softmax(), own, own, own)
     first = rotary(k[:, :, :2], range(2))
-    assert cache._keys is not None
     expected = rotary(rotary.unrotate(first, range(2)), range(392, 394))
-    torch.testing.assert_close(cache._keys[:, :, :2], expected, atol=0, rtol=0)
+    torch.testing.assert_close(cache._state["keys"][:, :, :2], expected, atol=0, rtol=0)
 
 
 def test_a_call_that_fails_leaves_no_trace() -> None:

@@ -193,11 +193,11 @@ def test_what_it_cannot_do_is_said() -> None:
         cache.attend(linear, q, k, v, mask=Causal(), positions=range(2, 5))
     with pytest.raises(ValueError, match="positions must come after those in the cache"):
         cache.attend(linear, q, k, v, mask=Causal(), positions=torch.tensor([[3, 4, 5], [3, 5, 4]]))
-    with pytest.raises(ValueError, match="batch must be 2, as in the cache; got 1"):
+    with pytest.raises(ValueError, match="batch of key must be 2, as in the cache; got 1"):
         cache.attend(linear, q[:1], k[:1], v[:1], mask=Causal())
-    with pytest.raises(ValueError, match="value_dim must be 4, as in the cache; got 3"):
+    with pytest.raises(ValueError, match="value_dim of value must be 4, as in the cache; got 3"):
         cache.attend(linear, q, k, v[..., :3], mask=Causal())
-    with pytest.raises(TypeError, match=r"dtype must fit the torch\.float32 in the cache; got torch\.float64"):
+    with pytest.raises(TypeError, match="dtype of key must be float32, as in the cache; got float64"):
         cache.attend(linear, q.double(), k.double(), v.double(), mask=Causal())
     with pytest.raises(ValueError, match="mask must be the one of earlier calls"):
         cache.attend(linear, q, k, v, mask=Documents([9], rule=Causal()))

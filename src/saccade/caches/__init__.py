@@ -1,25 +1,32 @@
 """What a layer remembers of the tokens it has seen, so that the next ones need not begin anew."""
 
 from saccade.caches.block_select import BlockSelectCache
+from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.call import Call, MakesMatrix, Traffic
 from saccade.caches.cross_cache import CrossCache
-from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
-from saccade.caches.fingerprint import fingerprint
+from saccade.caches.eviction import EvictingCache, Held
+from saccade.caches.files.fingerprint import fingerprint
+from saccade.caches.files.prefix_store import PrefixStore
+from saccade.caches.files.saving import load_cache, save_cache
+from saccade.caches.heavy_hitter import HeavyHitterCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
-from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
 from saccade.caches.model_cache import Cache
-from saccade.caches.prefix_store import PrefixStore
 from saccade.caches.ragged import padded_positions
 from saccade.caches.recurrent import RecurrentCache
-from saccade.caches.saving import load_cache, save_cache
 from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.sink_window import SinkWindowCache
+from saccade.caches.snap_kv import SnapKVCache
 
 __all__ = [
     "LayerCache",
+    "Leaf",
+    "Call",
     "KVCache",
     "SinkWindowCache",
     "BlockSelectCache",
+    "EvictingCache",
+    "Held",
     "HeavyHitterCache",
     "SnapKVCache",
     "Int8Cache",

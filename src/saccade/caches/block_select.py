@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Self
-
 import torch
 from torch import Tensor
 
-from saccade.attention import AttentionMatrix
-from saccade.caches.block_reading import Reading
-from saccade.caches.checks import check_count, check_dense_mask, check_mechanism, checked_rows
-from saccade.caches.columns import Columns
-from saccade.caches.kv_cache import KVCache, is_graph
-from saccade.caches.layer_cache import MakesMatrix, Traffic
-from saccade.caches.plain import is_plain, sees_all_before, tells_heads_apart
+from saccade.arguments import Shapes, instance, integer
+from saccade.caches.block_reading import Reading, Seen
+from saccade.caches.by_head import attend_by_head
+from saccade.caches.cache import Leaf
+from saccade.caches.call import Call, Traffic
+from saccade.caches.files.contents import Contents
+from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.scorers import BlockScorer, BoundScorer
-from saccade.engine.at_positions import Positions
-from saccade.errors import type_error, unsupported, value_error
+from saccade.errors import value_error
 from saccade.finite import is_finite
-from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 
 __all__ = ["BlockSelectCache"]
+
+_SUMMARY, _SCORES = Shapes("summary [batch, kv_heads, blocks, width]"), Shapes("scores [batch, heads, blocks]")
 
 
 class BlockSelectCache(KVCache):
@@ -75,7 +72,21 @@ class BlockSelectCache(KVCache):
     Reference: Tang et al. 2024, arXiv:2406.10774 (Quest); blocks at both ends: Xiao et al. 2024, arXiv:2402.04617.
     """
 
-    hands_on_all = False
+    settings = ("block_size", "budget", "sink_blocks", "local_blocks", "rescore_every", "scorer", "max_len")
+    leaves = (
+        *KVCache.leaves,
+        Leaf("summary", "batch kv_heads blocks width", is_optional=True, is_saved=False),
+        Leaf("ranking", "batch kv_heads ranked", "wide", is_optional=True),  # the last one, if it is to be used again
+    )
+    numbers = ("exact_until", "age")
+    equals = (
+        "within the budget the full run, and after that the dense run of each step in which other blocks are hidden"
+    )
+    hands_on_all, needs_softmax = False, True
+
+    exact_until: int | None  # columns before the first step that left something out
+    age: int  # steps for which the ranking has been used
+    _summarized: int  # blocks
 
     def __init__(
         self,
@@ -88,39 +99,21 @@ class BlockSelectCache(KVCache):
         rescore_every: int = 1,
         max_len: int | None = None,
     ):
+        super().__init__(max_len)
         where = "BlockSelectCache"
-        counts = {"block_size": block_size, "budget": budget, "local_blocks": local_blocks}
-        for name, count in (counts | {"rescore_every": rescore_every}).items():
-            check_count(where, name, count)
-        check_count(where, "sink_blocks", sink_blocks, 0)
+        self.block_size = integer(where, "block_size", block_size)
+        self.budget = integer(where, "budget", budget)
+        self.sink_blocks = integer(where, "sink_blocks", sink_blocks, 0)
+        self.local_blocks = integer(where, "local_blocks", local_blocks)
+        self.rescore_every = integer(where, "rescore_every", rescore_every)
         if budget % block_size:
             raise value_error(where, "budget", f"be a multiple of block_size {block_size}", budget)
         if budget < (sink_blocks + local_blocks) * block_size:
             rule = f"hold {sink_blocks} first and {local_blocks} last blocks of {block_size}"
             raise value_error(where, "budget", rule, budget, hint="tokens for each key head, those blocks included")
-        if scorer is not None and not isinstance(scorer, BlockScorer):
-            hint = "saccade.caches.MeanScorer(), BoundScorer(), or a BlockScorer of one's own"
-            raise type_error(where, "scorer", "be a BlockScorer or None", type(scorer).__name__, hint=hint)
-        super().__init__(max_len)
-        self.block_size, self.budget = block_size, budget
-        self.sink_blocks, self.local_blocks, self.rescore_every = sink_blocks, local_blocks, rescore_every
-        self.scorer = BoundScorer() if scorer is None else scorer
-        self._keys, self._values = Columns(max_len, block_size), Columns(max_len, block_size)
-        self._summaries, self._summarized = Columns(), 0
-        self.ranking: tuple[Tensor | None, int] = (None, 0)  # the last one, if it is to be used again, and its uses
-        self._step_traffic: Traffic | None = None
-        self.exact_until: int | None = None  # columns before the first step that left something out
-
-    @property
-    def nbytes(self) -> int:
-        ranking, _ = self.ranking
-        own = 0 if ranking is None else ranking.untyped_storage().nbytes()
-        return super().nbytes + self._summaries.nbytes + own
-
-    @property
-    def traffic(self) -> Traffic:
-        """Summaries that were read count as bytes read; a ranking that is used again counts with its own size."""
-        return super().traffic if self._step_traffic is None else self._step_traffic
+        hint = "saccade.caches.MeanScorer(), BoundScorer(), or a BlockScorer of one's own"
+        given = BoundScorer() if scorer is None else scorer
+        self.scorer = instance(where, "scorer", given, BlockScorer, "be a BlockScorer or None", hint=hint)
 
     @property
     def exact_len(self) -> int:
@@ -129,151 +122,77 @@ class BlockSelectCache(KVCache):
     @property
     def summary(self) -> Tensor | None:
         """What the scorer remembers of finished blocks, ``[batch, kv_heads, blocks, width]``; made when first asked."""
-        return self._summaries.first(self._summarized)
+        return self._state["summary"][:, :, : self._summarized] if "summary" in self._state else None
 
-    def attend(
-        self,
-        mechanism: MakesMatrix,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: object = None,
-        positions: Positions = None,
-        dropout_p: float = 0.0,
-    ) -> Tensor:
-        check_mechanism("BlockSelectCache.attend", mechanism)
-        finished = self.length // self.block_size
-        is_step = isinstance(key, Tensor) and key.dim() == 4 and key.shape[2] == 1 and len(key) > 0
-        if not is_step or finished < self.budget // self.block_size:
-            out = super().attend(mechanism, query, key, value, mask=mask, positions=positions, dropout_p=dropout_p)
-            self._step_traffic = None
-            return out
-        return self._step(mechanism, query, key, value, mask, positions, dropout_p, finished)
+    def advance(self, call: Call) -> Tensor:
+        start, size = self.length, self.block_size
+        if call.key.shape[2] != 1 or not len(call.key) or start // size < self.budget // size:
+            return super().advance(call)
+        keys, _ = self._written("key", start, call.key), self._written("value", start, call.value)
+        summary = self._summary_of(keys, call.kv_positions, start // size)
+        seen = Seen.of(call)
+        ranking, age, bytes_ranked = self._ranked(call, summary, seen)
+        chosen, spare = self._chosen(ranking, seen)
+        unfinished = range(start // size * size, start + 1)
+        reading = Reading(self._state["key"], self._state["value"], chosen, spare, unfinished, size)
+        if call.needs_graph:
+            reading.newest = (call.key, call.value)  # gradients reach the new token; what is remembered is a constant
 
-    def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        like = self._keys.like
-        index = checked_rows("BlockSelectCache.reorder", rows, None if like is None else like[0])
-        super().reorder(index)
-        if like is None:
-            return
-        self._summaries.reorder(index, self._summarized)
-        ranking, age = self.ranking
-        if ranking is not None:
-            self.ranking = ranking[index.to(ranking.device)], age
+        def stand(rows: slice) -> Tensor:
+            return seen.positions(reading, rows)
 
-    def crop(self, length: int) -> None:
-        super().crop(length)
+        def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor]:
+            check_softmax(matrix, call)
+            return (matrix.matmul(v, dropout_p=call.dropout_p),)
+
+        kv_heads, portions, sees_all = chosen.shape[1], reading.portions(), seen.allowed is None
+        (out,) = attend_by_head(call, kv_heads, reading.read, stand, finish, portions=portions, sees_all=sees_all)
+        self._state.pop("ranking", None)
+        if self.rescore_every > 1:
+            self._state["ranking"], self.age = ranking, age
+        self.exact_until = start if self.exact_until is None else self.exact_until
+        self._traffic = Traffic(reading.nbytes + bytes_ranked, call.key.nbytes + call.value.nbytes)
+        return out
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._summarized, self.age, self.exact_until = 0, 0, None
+
+    def _crop(self, length: int) -> None:
+        super()._crop(length)
+        self._state.pop("ranking", None)
         self._summarized = min(self._summarized, length // self.block_size)
-        self.ranking = (None, 0)
         if self.exact_until is not None and length <= self.exact_until:
             self.exact_until = None
 
-    def fork(self) -> Self:
-        other = type(self)(
-            self.block_size,
-            self.budget,
-            sink_blocks=self.sink_blocks,
-            local_blocks=self.local_blocks,
-            scorer=self.scorer,
-            rescore_every=self.rescore_every,
-            max_len=self.max_len,
-        )
-        other._keys, other._values, other._places = self._keys.fork(), self._values.fork(), self._places
-        other._summaries, other._summarized = self._summaries.fork(), self._summarized
-        other.ranking, other.exact_until = self.ranking, self.exact_until
-        return other
-
-    def __repr__(self) -> str:
-        return (
-            f"BlockSelectCache({self.block_size}, {self.budget}, sink_blocks={self.sink_blocks}, "
-            f"local_blocks={self.local_blocks}, scorer={self.scorer}, length={self.length}, nbytes={self.nbytes})"
-        )
-
-    def _check_matrix(self, matrix: Matrix, mechanism: MakesMatrix, where: str) -> None:
-        if not isinstance(matrix, AttentionMatrix):
-            reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
-            raise unsupported(where, type(mechanism).__name__, [reason], hint="KVCache() fits every mechanism")
-
-    def _step(
-        self,
-        mechanism: MakesMatrix,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: object,
-        positions: Positions,
-        dropout_p: float,
-        finished: int,
-    ) -> Tensor:
-        where = "BlockSelectCache.attend"
-        start = self.length
-        rule = self._checked_rule(query, key, value, mask, where)
-        places, q_positions = self._places.extended(positions, key.shape[0], 1, key.device, where)
-        self._keys.written(start, key)
-        self._values.written(start, value)
-        summary = self._summarized_to(finished)
-        seen = _Seen.of(rule, q_positions, places.held, start + 1, query)
-        ranking, age, bytes_ranked = self._ranked(query, summary, seen, where)
-        chosen, spare = self._chosen(ranking, seen)
-        unfinished = range(finished * self.block_size, start + 1)
-        reading = Reading(self._keys, self._values, chosen, spare, unfinished, self.block_size)
-        if is_graph(mechanism, query, key, value):
-            reading.newest = (key, value)  # gradients reach the new token; what is remembered is a constant
-        out = self._product(mechanism, query, reading, rule, seen, dropout_p, where)
-        self._places, self.ranking = places, (ranking if self.rescore_every > 1 else None, age)
-        self.exact_until = start if self.exact_until is None else self.exact_until
-        self._step_traffic = Traffic(reading.nbytes + bytes_ranked, reading.column_bytes * key.shape[0] * key.shape[1])
-        return out
-
-    def _checked_rule(self, query: Tensor, key: Tensor, value: Tensor, mask: object, where: str) -> Mask | None:
-        check_dense_mask(where, mask)
-        self._check(query, key, value, where)
-        shape = (query.shape[0], query.shape[1], 1, self.length + 1)
-        return None if mask is None else as_mask(mask, shape, where=where)
-
-    def _summarized_to(self, finished: int) -> Tensor:
+    def _summary_of(self, keys: Tensor, held: range | Tensor, finished: int) -> Tensor:
         """Summaries of the finished blocks; each is made once."""
-        if self._summarized < finished:
-            size, done = self.block_size, self._summarized
-            keys = self._keys.first(finished * size)
-            assert keys is not None
-            blocks = keys[:, :, done * size :].unflatten(2, (finished - done, size))
-            held = self._places.held
-            if isinstance(held, range):
-                real = torch.ones(1, 1, finished - done, size, 1, dtype=torch.bool, device=keys.device)
-            else:
-                real = (held[:, done * size : finished * size] >= 0).view(-1, 1, finished - done, size, 1)
+        size, done = self.block_size, self._summarized
+        if done < finished:
+            blocks = keys[:, :, done * size : finished * size].unflatten(2, (finished - done, size))
+            real = torch.ones(1, (finished - done) * size, dtype=torch.bool, device=keys.device)
+            if isinstance(held, Tensor):
+                real = held[:, done * size : finished * size] >= 0
             with torch.no_grad():
-                new = self.scorer.summarize(blocks, real)
-            self._check_summary(new, blocks)
-            self._summaries.written(done, new)
+                new = self.scorer.summarize(blocks, real.view(-1, 1, finished - done, size, 1))
+            batch, kv_heads, count = blocks.shape[:3]
+            where = f"{type(self.scorer).__name__}.summarize"
+            _SUMMARY.check(where, new, batch=batch, kv_heads=kv_heads, blocks=count)
+            self._written("summary", done, new)
             self._summarized = finished
-        summary = self._summaries.first(finished)
-        assert summary is not None
-        return summary
+        return self._state["summary"][:, :, :finished]
 
-    def _check_summary(self, new: object, blocks: Tensor) -> None:
-        expected = tuple(blocks.shape[:3])
-        if not isinstance(new, Tensor) or new.dim() != 4 or new.shape[:3] != expected:
-            got = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
-            rule = f"summarize blocks as [{', '.join(map(str, expected))}, width]"
-            raise value_error("BlockSelectCache", "scorer", rule, got)
-
-    def _ranked(self, query: Tensor, summary: Tensor, seen: _Seen, where: str) -> tuple[Tensor, int, int]:
+    def _ranked(self, call: Call, summary: Tensor, seen: Seen) -> tuple[Tensor, int, int]:
         """How high each finished block ranks, ``[batch, kv_heads, blocks]``; the age of this, and bytes read for it."""
-        batch, kv_heads, blocks, width = summary.shape
-        held, age = self.ranking
-        if held is not None and age < self.rescore_every:
+        batch, kv_heads, blocks, _ = summary.shape
+        held, query = self._state.get("ranking"), call.query[:, :, 0]
+        if held is not None and self.age < self.rescore_every:
             newer = held.new_full((batch, kv_heads, blocks - held.shape[2]), -torch.inf)
-            return torch.cat([held, newer], 2), age + 1, held.numel() * held.element_size()
+            return torch.cat([held, newer], 2), self.age + 1, held.nbytes
         with torch.no_grad():
-            scores = self.scorer.score(query[:, :, 0], summary)
-        expected = (batch, query.shape[1], blocks)
-        if not isinstance(scores, Tensor) or scores.shape != expected:
-            got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise value_error(where, "scorer", f"score blocks as {list(expected)}", got)
-        scores = scores.to(torch.float64 if query.dtype == torch.float64 else torch.float32) * query.shape[3] ** -0.5
+            scores = self.scorer.score(query, summary)
+        _SCORES.check(f"{type(self.scorer).__name__}.score", scores, batch=batch, heads=query.shape[1], blocks=blocks)
+        scores = scores.to(torch.float64 if query.dtype == torch.float64 else torch.float32) * query.shape[2] ** -0.5
         if not seen.is_all_real:  # blocks of padding are none that others are set against
             scores = scores.masked_fill((seen.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)
         relative = scores.log_softmax(2)
@@ -281,10 +200,9 @@ class BlockSelectCache(KVCache):
             broken = scores.isnan()  # a block that holds a NaN is read, as the dense run reads it
             relative = scores.masked_fill(broken, -torch.inf).log_softmax(2)
             relative = relative.masked_fill(broken, torch.inf).masked_fill(relative.isnan() & ~broken, -torch.inf)
-        grouped = relative.view(batch, kv_heads, -1, blocks).amax(2)
-        return grouped, 1, batch * kv_heads * blocks * width * summary.element_size()
+        return relative.view(batch, kv_heads, -1, blocks).amax(2), 1, summary.nbytes
 
-    def _chosen(self, ranking: Tensor, seen: _Seen) -> tuple[Tensor, Tensor | None]:
+    def _chosen(self, ranking: Tensor, seen: Seen) -> tuple[Tensor, Tensor | None]:
         """Blocks to read besides the unfinished one, int64 ``[batch, kv_heads, blocks]``, in any order.
 
         The second, bool of the same shape or None, says which of them only fill the table up and are not to be seen.
@@ -314,97 +232,12 @@ class BlockSelectCache(KVCache):
         width = int(is_read.sum(2).max())
         return index[..., :width], ~is_read[..., :width]
 
-    def _product(
-        self,
-        mechanism: MakesMatrix,
-        query: Tensor,
-        reading: Reading,
-        rule: Mask | None,
-        seen: _Seen,
-        dropout_p: float,
-        where: str,
-    ) -> Tensor:
-        batch, heads, _, width = query.shape
-        kv_heads = reading.chosen.shape[1]
-        plain = is_plain(mechanism)
-        if plain and not tells_heads_apart(rule):
-            # Each key head of each item as a batch item of its own.
-            folded = query.reshape(batch * kv_heads, heads // kv_heads, 1, width)
-            parts = []
-            for rows in reading.portions():
-                k, v = reading.read(rows)
-                where_q, where_kv = (None, None) if seen.allowed is None else seen.places(reading, rows)
-                own = None if seen.allowed is None else rule
-                matrix = mechanism(
-                    folded[rows.start : rows.stop], k[:, None], mask=own, q_positions=where_q, kv_positions=where_kv
-                )
-                self._check_matrix(matrix, mechanism, where)
-                parts.append(matrix.matmul(v[:, None], dropout_p=dropout_p))
-            return torch.cat(parts).view(batch, heads, 1, -1)
-        group, parts = heads // kv_heads, []
-        for g in range(kv_heads):
-            rows = range(g, batch * kv_heads, kv_heads)
-            k, v = (x[:, None].expand(-1, kv_heads, -1, -1) for x in reading.read(rows))
-            where_q, where_kv = seen.places(reading, rows)
-            matrix = mechanism(query, k, mask=rule, q_positions=where_q, kv_positions=where_kv)
-            self._check_matrix(matrix, mechanism, where)
-            parts.append(matrix.matmul(v, dropout_p=dropout_p)[:, g * group : (g + 1) * group])
-        return torch.cat(parts, 1)
+    def restore(self, contents: Contents) -> None:
+        super().restore(contents)
+        self.age = contents.count("age")
+        self.exact_until = contents.count_or_none("exact_until", 0, self.length)
 
-
-class _Seen(NamedTuple):
-    """Which columns the new token may see, and where things stand.
-
-    Args:
-        allowed: bool ``[batch | 1, heads | 1, 1, columns]``; None if all are.
-        real: where a token stands, bool ``[batch | 1, columns]``.
-        is_all_real: whether there is no padding.
-        q_positions: int64 ``[batch | 1, 1]``.
-        kv_positions: int64 ``[batch | 1, columns]``.
-    """
-
-    allowed: Tensor | None
-    real: Tensor
-    is_all_real: bool
-    q_positions: Tensor
-    kv_positions: Tensor | range
-
-    @classmethod
-    def of(
-        cls, rule: Mask | None, q_positions: range | Tensor, held: range | Tensor, columns: int, query: Tensor
-    ) -> _Seen:
-        device = query.device
-        q = _table(q_positions, device)
-        if isinstance(held, range) and sees_all_before(rule):
-            return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, columns), True, q, held)
-        kv = _table(held, device)
-        real = kv >= 0
-        allowed = real[:, None, None]
-        if rule is not None:
-            apart = tells_heads_apart(rule)
-            b = torch.arange(query.shape[0] if apart else 1, device=device)[:, None, None, None]
-            h = torch.arange(query.shape[1] if apart else 1, device=device)[None, :, None, None]
-            allowed = allowed & rule.allows(b, h, q[:, None, :, None], kv[:, None, None, :])
-        return cls(allowed, real, isinstance(held, range) or bool(real.all()), q, kv)
-
-    def tokens(self, blocks: int, size: int) -> Tensor:
-        """How many tokens the first blocks hold, int64 ``[batch | 1, blocks]``."""
-        return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
-
-    def places(self, reading: Reading, rows: range) -> tuple[Tensor, Tensor]:
-        """Positions of queries ``[rows, 1]`` and of the columns read ``[rows, columns]``, for some key heads."""
-        columns = reading.columns(rows)
-        items = torch.tensor(rows, device=columns.device) // reading.chosen.shape[1]
-        q = self.q_positions[items if len(self.q_positions) > 1 else torch.zeros_like(items)]
-        if isinstance(self.kv_positions, range):
-            return q, columns + self.kv_positions.start
-        table = self.kv_positions.expand(int(items.max()) + 1, -1) if len(self.kv_positions) == 1 else self.kv_positions
-        where = table[items].gather(1, columns)
-        spare = reading.is_spare(rows)
-        return q, where if spare is None else where.masked_fill(spare, -1)
-
-
-def _table(positions: range | Tensor, device: torch.device) -> Tensor:
-    if isinstance(positions, range):
-        return torch.arange(positions.start, positions.stop, device=device)[None]
-    return torch.atleast_2d(positions.to(device))
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        super()._check_restored(contents, state)
+        if "ranking" in state and state["ranking"].shape[2] > self.length // self.block_size:
+            raise contents.misfit("ranking")

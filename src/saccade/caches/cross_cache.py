@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from saccade.caches.checks import check_dense_mask, check_mechanism, checked_rows
-from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
+from saccade.arguments import Shapes
+from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.call import Like, MakesMatrix, Traffic
+from saccade.caches.checks import check_call
+from saccade.caches.files.contents import Contents
 from saccade.caches.memory import usable
 from saccade.engine.at_positions import Positions, check_positions
-from saccade.errors import type_error, value_error
+from saccade.errors import value_error
 
 __all__ = ["CrossCache"]
+
+_CONTEXT = Shapes("key [batch, kv_heads, len, head_dim]", "value [batch, kv_heads, len, value_dim]")
 
 
 class CrossCache(LayerCache):
@@ -36,47 +40,40 @@ class CrossCache(LayerCache):
         True
     """
 
+    leaves: ClassVar[tuple[Leaf, ...]] = (
+        Leaf("key", "batch kv_heads columns head_dim"),
+        Leaf("value", "batch kv_heads columns value_dim"),
+        Leaf("kv_positions", "batch|1 columns", "positions", is_optional=True),
+    )
     hands_on_all = True
 
-    def __init__(self) -> None:
-        self._key: Tensor | None = None
-        self._value: Tensor | None = None
-        self._kv_positions: Positions = None
-        self._has_been_read, self._is_new = False, False
+    _run: range | None  # where the context stands, if that is a range
+    _is_new: bool
 
     @property
     def is_filled(self) -> bool:
         """Whether the context is known."""
-        return self._key is not None
+        return bool(self._state)
 
     @property
     def length(self) -> int:
-        return 0 if self._key is None else self._key.shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        held = [x for x in (self._key, self._value, self._kv_positions) if isinstance(x, Tensor)]
-        return sum(x.untyped_storage().nbytes() for x in held)
+        """Tokens of the context, padding included."""
+        return self._state["key"].shape[2] if self._state else 0
 
     @property
     def key(self) -> Tensor | None:
         """The keys, ``[batch, kv_heads, length, head_dim]``; None before the first call."""
-        return self._key
+        return self._state.get("key")
 
     @property
     def value(self) -> Tensor | None:
         """The values, ``[batch, kv_heads, length, value_dim]``; None before the first call."""
-        return self._value
+        return self._state.get("value")
 
     @property
     def kv_positions(self) -> Positions:
         """Where the tokens of the context stand; None for one by one from 0."""
-        return self._kv_positions
-
-    @property
-    def traffic(self) -> Traffic:
-        held = sum(x.numel() * x.element_size() for x in (self._key, self._value) if x is not None)
-        return Traffic(held if self._has_been_read else 0, held if self._is_new else 0)
+        return self._state.get("kv_positions", self._run)
 
     def positions(self, q_len: int) -> None:
         """None: the tokens that ask are not those that are remembered."""
@@ -89,20 +86,19 @@ class CrossCache(LayerCache):
             ValueError: it is filled already, or the shapes do not fit.
         """
         where = "CrossCache.fill"
-        for name, x in (("key", key), ("value", value)):
-            if not isinstance(x, Tensor):
-                raise type_error(where, name, "be a tensor", type(x).__name__)
-        if self._key is not None:
-            raise value_error(
-                where, "cache", "be empty", f"one of {self.length} keys", hint="a new context: a new cache"
-            )
-        if key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
-            rule = "be [batch, kv_heads, len, width], alike but for their widths"
-            raise value_error(where, "key and value", rule, f"{list(key.shape)} and {list(value.shape)}")
-        check_positions(kv_positions, "kv_positions", key.shape[0], key.shape[2], where)
+        if self._state:
+            hint = "a new context: a new cache"
+            raise value_error(where, "cache", "be empty", f"one of {self.length} keys", hint=hint)
+        _CONTEXT.check(where, key, value)
+        stands = check_positions(kv_positions, "kv_positions", key.shape[0], key.shape[2], where)
         # As they are where gradients must reach the context; else copies, so that nothing is shared with the caller.
-        self._key, self._value = (x if x.requires_grad else x.clone() for x in (key, value))
-        self._kv_positions = kv_positions.clone() if isinstance(kv_positions, Tensor) else kv_positions
+        self._state = {name: x if x.requires_grad else x.clone() for name, x in (("key", key), ("value", value))}
+        if isinstance(stands, Tensor):
+            self._state["kv_positions"] = stands.clone()
+        else:
+            self._run = stands
+        self._like = Like.of(key, value)
+        self._is_new = True
 
     def attend(
         self,
@@ -126,39 +122,42 @@ class CrossCache(LayerCache):
             ValueError: no context yet, or a second one.
         """
         where = "CrossCache.attend"
-        check_mechanism(where, mechanism)
-        check_dense_mask(where, mask)
+        check_call(where, mechanism, mask)
         if key is not None and value is not None:
             self.fill(key, value)
-        if self._key is None or self._value is None:
+        if not self._state:
             raise value_error(where, "key and value", "be given in the first call", None)
-        self._key, self._value = usable(self._key), usable(self._value)
-        kv_positions = self._kv_positions
+        self._state = {name: usable(x) for name, x in self._state.items()}
+        keys, values, kv_positions = self._state["key"], self._state["value"], self.kv_positions
         if positions is not None and kv_positions is None:
-            kv_positions = range(self._key.shape[2])
-        matrix = mechanism(query, self._key, mask=mask, q_positions=positions, kv_positions=kv_positions)
-        out = matrix.matmul(self._value, dropout_p=dropout_p)
-        self._has_been_read, self._is_new = True, not self._has_been_read
+            kv_positions = range(self.length)
+        matrix = mechanism(query, keys, mask=mask, q_positions=positions, kv_positions=kv_positions)
+        out = matrix.matmul(values, dropout_p=dropout_p)
+        held = keys.nbytes + values.nbytes
+        self._traffic, self._is_new = Traffic(held, held if self._is_new else 0), False
         return out
-
-    def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        index = checked_rows("CrossCache.reorder", rows, None if self._key is None else self._key.shape[0])
-        if self._key is None or self._value is None:
-            return
-        index = index.to(self._key.device)
-        self._key, self._value = self._key[index], self._value[index]
-        if isinstance(self._kv_positions, Tensor) and self._kv_positions.dim() == 2 and len(self._kv_positions) > 1:
-            self._kv_positions = self._kv_positions[index]
 
     def crop(self, length: int) -> None:
         """Nothing to forget: the context stays, whatever is taken back of the tokens that ask."""
         del length
 
-    def fork(self) -> Self:
-        """A copy that shares the context, to which neither writes."""
-        other = type(self)()
-        other._key, other._value, other._kv_positions = self._key, self._value, self._kv_positions
-        return other
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        run = self._run
+        return {"kv_positions": None if run is None else [run.start, run.stop, run.step]}, dict(self._state)
 
-    def __repr__(self) -> str:
-        return f"CrossCache(length={self.length}, nbytes={self.nbytes})"
+    def restore(self, contents: Contents) -> None:
+        if not contents.has("key"):
+            return
+        state, _ = contents.state(self.leaves, {})
+        run, told = None, contents.value("kv_positions")
+        if "kv_positions" not in state and told is not None:
+            is_range = isinstance(told, list) and len(told) == 3 and all(type(x) is int for x in told)
+            if not is_range or not told[2] or max(map(abs, told)) > 1 << 40:
+                raise contents.misfit("kv_positions")
+            run = range(*told)
+        self.fill(state["key"], state["value"], kv_positions=state.get("kv_positions", run))
+        self._is_new = False
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._run, self._is_new = None, False

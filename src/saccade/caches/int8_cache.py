@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
-from saccade.caches.kv_cache import other_cache
-from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
+from saccade.arguments import integer
+from saccade.caches.by_head import attend_by_head
+from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.call import Call, Traffic
+from saccade.caches.files.contents import Contents
 from saccade.caches.places import Places
-from saccade.caches.plain import is_plain, tells_heads_apart
-from saccade.engine.at_positions import Positions
-from saccade.errors import unsupported, value_error
-from saccade.masks import as_mask
+from saccade.errors import value_error
+from saccade.finite import is_finite, not_finite
+from saccade.matrix import Matrix
 
 __all__ = ["Int8Cache", "Rounded"]
 
 _LEVELS = 127
+_AT_ONCE = 1 << 23  # bytes of keys that are made floats at once
 
 
 class Rounded(NamedTuple):
@@ -59,16 +60,12 @@ class Rounded(NamedTuple):
             rest[:, :, full * size :].clone(),
         )
 
-    def read(self, heads: slice, size: int, dtype: torch.dtype) -> Tensor:
-        """All columns of some key heads, as floats."""
-        codes, steps = self.codes[:, heads], self.steps[:, heads]
-        wide = codes.unflatten(2, (steps.shape[2], size)) * steps[:, :, :, None]
-        return torch.cat([wide.flatten(2, 3).to(dtype), self.rest[:, heads]], 2)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, steps and the rest."""
-        return sum(x.numel() * x.element_size() for x in self)
+    def read(self, new: Tensor, rows: slice) -> Tensor:
+        """All columns of some key heads as floats, then the new ones, ``[rows, columns, width]``."""
+        codes, steps, rest = (x.flatten(0, 1)[rows] for x in self)
+        blocks = steps.shape[1]
+        wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
+        return torch.cat([wide.flatten(1, 2).to(new.dtype), rest, new.flatten(0, 1)[rows]], 1)
 
 
 class Int8Cache(LayerCache):
@@ -90,8 +87,8 @@ class Int8Cache(LayerCache):
         ValueError: NaN or inf in a key or value, or another batch than before.
         UnsupportedError: a crop into a block that is rounded.
 
-    Cost: memory ``(1 + 4 / block_size)`` bytes for each element. A step reads these, and writes the floats of one key
-    head at a time (of all, where heads must be run together): it saves memory, not time.
+    Cost: memory ``(1 + 4 / block_size)`` bytes for each element. A step reads these, and writes the floats of a few
+    key heads at a time (of all, where heads must be run together): it saves memory, not time.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -103,119 +100,72 @@ class Int8Cache(LayerCache):
     Reference: Liu et al. 2024, arXiv:2402.02750 (KIVI), which rounds keys by channel too.
     """
 
-    hands_on_all = True
+    settings = ("block_size",)
+    leaves: ClassVar[tuple[Leaf, ...]] = tuple(
+        leaf
+        for name, width in (("key", "head_dim"), ("value", "value_dim"))
+        for leaf in (
+            Leaf(f"{name}.rest", f"batch kv_heads rest {width}"),
+            Leaf(f"{name}.codes", f"batch kv_heads rounded {width}", "int8"),
+            Leaf(f"{name}.steps", f"batch kv_heads blocks {width}", "wide"),
+        )
+    )
+    equals = "the run with a KVCache that holds rounded keys and values"
+    keeps_order = hands_on_all = True
+
+    _tokens: Places
 
     def __init__(self, block_size: int = 64):
-        check_count("Int8Cache", "block_size", block_size)
-        self.block_size = block_size
-        self._keys: Rounded | None = None
-        self._values: Rounded | None = None
-        self._places = Places()
-        self._traffic = Traffic(0, 0)
+        super().__init__()
+        self.block_size = integer("Int8Cache", "block_size", block_size)
 
-    @property
-    def length(self) -> int:
-        return self._places.length
+    def advance(self, call: Call) -> Tensor:
+        new = {"key": call.key, "value": call.value}
+        held = {name: self._rounded(name) if self._state else Rounded.empty(x) for name, x in new.items()}
 
-    @property
-    def nbytes(self) -> int:
-        held = sum(x.nbytes for x in (self._keys, self._values) if x is not None)
-        return held + self._places.nbytes
+        def read(rows: slice) -> tuple[Tensor, Tensor]:
+            return held["key"].read(call.key, rows), held["value"].read(call.value, rows)
 
-    @property
-    def traffic(self) -> Traffic:
-        """Codes and steps count as they are held."""
-        return self._traffic
+        def finish(matrix: Matrix, values: Tensor) -> tuple[Tensor]:
+            return (matrix.matmul(values, dropout_p=call.dropout_p),)
 
-    def positions(self, q_len: int) -> range | Tensor:
-        check_count("Int8Cache.positions", "q_len", q_len, 0)
-        return self._places.next(q_len)
+        batch, kv_heads, q_len, width = call.key.shape
+        each = max(1, _AT_ONCE // max(1, (self.length + q_len) * width * call.key.element_size()))
+        portions = [slice(start, start + each) for start in range(0, batch * kv_heads, each)]
+        (out,) = attend_by_head(call, kv_heads, read, None, finish, portions=portions)
+        moved = call.key.nbytes + call.value.nbytes
+        self._traffic = Traffic(sum(x.nbytes for x in self._state.values()) + moved, moved)
+        for name, x in new.items() if q_len else ():
+            parts = held[name].extended(x.detach(), self.block_size)._asdict()
+            self._state |= {f"{name}.{part}": own for part, own in parts.items()}
+        return out
 
-    def attend(
-        self,
-        mechanism: MakesMatrix,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: object = None,
-        positions: Positions = None,
-        dropout_p: float = 0.0,
-    ) -> Tensor:
-        where = "Int8Cache.attend"
-        check_mechanism(where, mechanism)
-        check_dense_mask(where, mask)
-        check_new(where, query, key, value)
-        self._check(key, value, where)
-        batch, heads, q_len, _ = query.shape
-        kv_heads = key.shape[1]
-        rule = None if mask is None else as_mask(mask, (batch, heads, q_len, self.length + q_len), where=where)
-        places, q_positions = self._places.extended(positions, batch, q_len, key.device, where)
-        keys = Rounded.empty(key) if self._keys is None else self._keys
-        values = Rounded.empty(value) if self._values is None else self._values
-        apart = is_plain(mechanism) and not tells_heads_apart(rule)
-        outs = []
-        for g in range(kv_heads) if apart else (0,):
-            own = slice(g, g + 1) if apart else slice(0, kv_heads)
-            group = slice(g * heads // kv_heads, (g + 1) * heads // kv_heads) if apart else slice(0, heads)
-            k, v = (
-                torch.cat([held.read(own, self.block_size, new.dtype), new[:, own]], 2)
-                for held, new in ((keys, key), (values, value))
-            )
-            matrix = mechanism(query[:, group], k, mask=rule, q_positions=q_positions, kv_positions=places.held)
-            outs.append(matrix.matmul(v, dropout_p=dropout_p))
-        new_bytes = sum(x.numel() * x.element_size() for x in (key, value))
-        read = keys.nbytes + values.nbytes + new_bytes
-        self._keys = keys.extended(key.detach(), self.block_size)
-        self._values = values.extended(value.detach(), self.block_size)
-        self._places, self._traffic = places, Traffic(read, new_bytes)
-        return torch.cat(outs, 1)
+    def _rounded(self, name: str) -> Rounded:
+        """The keys or the values."""
+        return Rounded(*(self._state[f"{name}.{part}"] for part in Rounded._fields))
 
-    def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        batch = None if self._keys is None else len(self._keys.rest)
-        index = checked_rows("Int8Cache.reorder", rows, batch)
-        if self._keys is None or self._values is None:
-            return
-        index = index.to(self._keys.rest.device)
-        self._keys, self._values = (Rounded(*(x[index] for x in held)) for held in (self._keys, self._values))
-        self._places = self._places.reordered(index)
-
-    def crop(self, length: int) -> None:
-        """Forget the last columns, as far as they are not rounded; or everything."""
-        where = "Int8Cache.crop"
-        check_crop(where, length, self.length)
-        if length == 0:
-            self._keys, self._values, self._places = None, None, Places()
-            return
-        if self._keys is None or self._values is None:
-            return
-        rounded = self._keys.codes.shape[2]
-        if length < rounded:
-            reason = f"the first {rounded} columns are rounded in blocks, which cannot be opened again"
-            hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
-            raise unsupported(where, f"length={length}", [reason], hint=hint)
-        self._keys, self._values = (
-            held._replace(rest=held.rest[:, :, : length - rounded].clone()) for held in (self._keys, self._values)
-        )
-        self._places = self._places.cropped(length)
-
-    def fork(self) -> Self:
-        other = type(self)(self.block_size)
-        other._keys, other._values, other._places = self._keys, self._values, self._places
-        other._traffic = self._traffic
-        return other
-
-    def __repr__(self) -> str:
-        return f"Int8Cache({self.block_size}, length={self.length}, nbytes={self.nbytes})"
-
-    def _check(self, key: Tensor, value: Tensor, where: str) -> None:
-        for name, held, new in (("key", self._keys, key), ("value", self._values, value)):
-            if held is not None:
-                old = held.rest
-                like = (old.shape[0], old.shape[1], old.shape[3], old.dtype, old.device)
-                given = (new.shape[0], new.shape[1], new.shape[3], new.dtype, new.device)
-                if like != given:
-                    raise other_cache(where, name, like, given)
-            if not bool(new.detach().isfinite().all()):
+    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+        super()._check_new(where, query, key, value)
+        for name, x in (("key", key), ("value", value)):
+            if not is_finite(x) and bool(not_finite(x).any()):
                 hint = "rounded beside others, a NaN or inf would spoil its whole block; KVCache() holds it"
                 raise value_error(where, name, "be finite", "NaN or inf", hint=hint)
+
+    def _why_not_cropped(self, length: int) -> str | None:
+        rounded = self._state["key.codes"].shape[2]
+        if length >= rounded:
+            return None
+        return f"the first {rounded} columns are rounded in blocks, which cannot be opened again"
+
+    def _crop(self, length: int) -> None:
+        if not length:
+            self._forget()
+            return
+        for name in ("key.rest", "value.rest"):
+            self._state[name] = self._state[name][:, :, : length % self.block_size].clone()
+        self._tokens = self._tokens.cropped(length)
+
+    def _sizes(self, contents: Contents) -> dict[str, int]:
+        length, size = contents.count("length"), self.block_size
+        blocks, rest = divmod(length, size)
+        return {"columns": length, "rounded": blocks * size, "blocks": blocks, "rest": rest}

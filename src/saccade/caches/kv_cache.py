@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from saccade.arguments import integer
 from saccade.attention import AttentionMatrix
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
-from saccade.caches.columns import Columns
-from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
+from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.call import Call, Like, Traffic
+from saccade.caches.files.contents import Contents
+from saccade.caches.memory import empty
 from saccade.caches.places import Places
-from saccade.engine.at_positions import Positions
-from saccade.errors import type_error, value_error
+from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
 
-__all__ = ["KVCache", "is_graph", "other_cache"]
+__all__ = ["KVCache", "check_softmax"]
 
-_EMPTY = Places()
+_SMALLEST = 16  # columns that a cache which grows begins with
 
 
 class KVCache(LayerCache):
@@ -54,82 +54,59 @@ class KVCache(LayerCache):
         True
     """
 
-    hands_on_all = True
+    settings: ClassVar[tuple[str, ...]] = ("max_len",)
+    leaves: ClassVar[tuple[Leaf, ...]] = (
+        Leaf("key", "batch kv_heads columns head_dim"),
+        Leaf("value", "batch kv_heads columns value_dim"),
+    )
+    keeps_order = hands_on_all = True
+    needs_softmax: ClassVar[bool] = False
+    block_size: int = 1  # room is taken in multiples of it
+
+    _tokens: Places
 
     def __init__(self, max_len: int | None = None):
-        if max_len is not None:
-            check_count("KVCache", "max_len", max_len)
-        self.max_len = max_len
-        self._keys, self._values = Columns(max_len), Columns(max_len)
-        self._places = _EMPTY
-        self._moved = (0, 0)  # columns read and appended by the last call, each of one batch item
-
-    @property
-    def length(self) -> int:
-        return self._places.length
-
-    @property
-    def nbytes(self) -> int:
-        return self._keys.nbytes + self._values.nbytes + self._places.nbytes
+        super().__init__()
+        self.max_len = None if max_len is None else integer(type(self).__name__, "max_len", max_len)
 
     @property
     def key(self) -> Tensor | None:
         """The keys, ``[batch, kv_heads, length, head_dim]``: a view, to look at; None before the first call."""
-        return self._keys.first(self.length)
+        return self._state["key"][:, :, : self.length] if self._state else None
 
     @property
     def value(self) -> Tensor | None:
         """The values, ``[batch, kv_heads, length, value_dim]``: a view, to look at; None before the first call."""
-        return self._values.first(self.length)
+        return self._state["value"][:, :, : self.length] if self._state else None
 
     @property
     def kv_positions(self) -> range | Tensor:
         """Where the tokens held stand: a range, or int64 ``[batch, length]``, -1 where none does."""
-        return self._places.held
-
-    @property
-    def traffic(self) -> Traffic:
-        column = self._keys.column_bytes + self._values.column_bytes
-        read, appended = self._moved
-        return Traffic(read * column, appended * column)
-
-    def positions(self, q_len: int) -> range | Tensor:
-        check_count(f"{type(self).__name__}.positions", "q_len", q_len, 0)
-        return self._places.next(q_len)
-
-    def attend(
-        self,
-        mechanism: MakesMatrix,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: object = None,
-        positions: Positions = None,
-        dropout_p: float = 0.0,
-    ) -> Tensor:
-        where = f"{type(self).__name__}.attend"
-        check_mechanism(where, mechanism)
-        check_dense_mask(where, mask)
-        self._check(query, key, value, where)
-        start, q_len = self._places.length, key.shape[2]
-        places, q_positions = self._places.extended(positions, key.shape[0], q_len, key.device, where)
-        keys, values = self._keys.written(start, key), self._values.written(start, value)
-        if is_graph(mechanism, query, key, value):
-            # A graph must not hold views of memory that later calls write to; and new keys get their gradients.
-            keys = torch.cat([keys[:, :, :start], key], 2)
-            values = torch.cat([values[:, :, :start], value], 2)
-        matrix = mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=places.held)
-        self._check_matrix(matrix, mechanism, where)
-        out = matrix.matmul(values, dropout_p=dropout_p)
-        self._places = places  # only now do the new columns count
-        self._moved = (_columns_read(matrix), q_len * key.shape[0])
-        return out
+        return self._tokens.held
 
     @property
     def exact_len(self) -> int:
         """How many of the columns held, from the first on, come of attention to everything that the mask allows."""
         return self.length
+
+    def advance(self, call: Call) -> Tensor:
+        key, value, start = call.key, call.value, self._tokens.length
+        keys, values = self._written("key", start, key), self._written("value", start, value)
+        if torch.is_grad_enabled() and call.needs_graph:
+            # A graph must not hold views of memory that later calls write to; and new keys get their gradients.
+            keys = torch.cat([keys[:, :, :start], key], 2)
+            values = torch.cat([values[:, :, :start], value], 2)
+        matrix = call.mechanism(
+            call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=call.kv_positions
+        )
+        if self.needs_softmax:
+            check_softmax(matrix, call)
+        out = matrix.matmul(values, dropout_p=call.dropout_p)
+        read = keys.nbytes + values.nbytes
+        if key.shape[2] <= 1:
+            read = _bytes_read(matrix, read)
+        self._traffic = Traffic(read, key.nbytes + value.nbytes)
+        return out
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
         """Remember tokens whose keys and values are known, such as those of a prefix, without attending to them.
@@ -145,76 +122,77 @@ class KVCache(LayerCache):
         where = f"{type(self).__name__}.fill"
         if self.length:
             raise value_error(where, "cache", "be empty", f"one of {self.length} columns", hint="crop(0) empties it")
-        self._check(key, key, value, where)
-        length = key.shape[2]
-        places, _ = _EMPTY.extended(
-            range(length) if positions is None else positions, len(key), length, key.device, where
-        )
-        self._keys.written(0, key)
-        self._values.written(0, value)
-        self._places, self._moved = places, (0, length * key.shape[0])
+        self._check_new(where, key, key, value)
+        tokens, _ = Places().extended(positions, len(key), key.shape[2], key.device, where)
+        self._written("key", 0, key)
+        self._written("value", 0, value)
+        self._tokens, self._like = tokens, Like.of(key, value)
+        self._traffic = Traffic(0, key.nbytes + value.nbytes)
 
-    def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        like = self._keys.like
-        index = checked_rows(f"{type(self).__name__}.reorder", rows, None if like is None else like[0])
-        if like is None or index.tolist() == list(range(like[0])):
-            return
-        self._keys.reorder(index, self.length)
-        self._values.reorder(index, self.length)
-        self._places = self._places.reordered(index)
+    def restore(self, contents: Contents) -> None:
+        super().restore(contents)
+        for name in ("key", "value") if self._state else ():
+            self._written(name, 0, self._state.pop(name))
 
-    def crop(self, length: int) -> None:
-        check_crop(f"{type(self).__name__}.crop", length, self.length)
-        self._places = self._places.cropped(length)
+    def _written(self, name: str, start: int, new: Tensor) -> Tensor:
+        """Write columns behind the first ``start`` of a leaf; a view of all of them.
 
-    def fork(self) -> Self:
-        other = type(self)(self.max_len)
-        other._keys, other._values, other._places = self._keys.fork(), self._values.fork(), self._places
-        return other
+        Cost: a copy of ``new``; now and then, one of everything.
+        """
+        x, stop = self._state.get(name), start + new.shape[2]
+        is_out_of_reach = x is not None and x.is_inference() and not torch.is_inference_mode_enabled()
+        if x is None or stop > x.shape[2] or name in self._shared or is_out_of_reach:
+            x = self._moved(name, start, stop, new)
+        x.narrow(2, start, stop - start).copy_(new.detach() if new.requires_grad else new)
+        return x.narrow(2, 0, stop)
 
-    def __repr__(self) -> str:
-        return f"KVCache(max_len={self.max_len}, length={self.length}, nbytes={self.nbytes})"
+    def _moved(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
+        """A leaf in memory of its own, with room for ``stop`` columns at least; the first ``start`` are kept."""
+        old = self._state.get(name)
+        size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
+        if room is None:
+            has = _SMALLEST if old is None else old.shape[2]
+            room = max(stop, has if stop <= has or old is None else 2 * has)
+        made = empty(new, (*new.shape[:2], -(-room // size) * size, new.shape[3]))
+        if old is not None and start:
+            made[:, :, :start].copy_(old[:, :, :start])
+        self._state[name] = made
+        self._shared.discard(name)
+        return made
 
-    def _check_matrix(self, matrix: Matrix, mechanism: MakesMatrix, where: str) -> None:
-        """Raise if a matrix is none that this cache can go on with: one of all tokens fits every matrix."""
+    def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
+        made = empty(x, (len(rows), *x.shape[1:]))
+        for i, row in enumerate(rows.tolist()):
+            made[i, :, : self.length].copy_(x[row, :, : self.length])
+        return made
 
-    def _check(self, query: Tensor, key: Tensor, value: Tensor, where: str) -> None:
-        check_new(where, query, key, value)
-        for name, columns, new in (("key", self._keys, key), ("value", self._values, value)):
-            like, given = columns.like, (new.shape[0], new.shape[1], new.shape[3], new.dtype, new.device)
-            if like is not None and like != given:
-                raise other_cache(where, name, like, given)
-        if self.max_len is not None and self.length + key.shape[2] > self.max_len:
-            got = f"{self.length} held and {key.shape[2]} new"
-            hint = "KVCache() grows; crop(length) forgets"
-            raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
+    def _why_not_cropped(self, length: int) -> None:
+        del length
 
+    def _crop(self, length: int) -> None:
+        self._tokens = self._tokens.cropped(length)  # the room stays, and what is in it does not count
 
-def is_graph(mechanism: MakesMatrix, *tensors: Tensor) -> bool:
-    """Whether autograd will record the product."""
-    if not torch.is_grad_enabled():
-        return False
-    if any(x.requires_grad for x in tensors):
-        return True
-    return isinstance(mechanism, torch.nn.Module) and any(x.requires_grad for x in mechanism.parameters())
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        key, value = state["key"], state["value"]
+        if self.max_len is not None and key.shape[2] > self.max_len:
+            raise contents.misfit("max_len")
+        contents.check_room(key, value, max(key.shape[2], self.max_len or 0) + self.block_size)
 
 
-def _columns_read(matrix: Matrix) -> int:
-    """Keys of all items that some query needs. Under a causal rule several need nearly all; one may need few."""
+def check_softmax(matrix: Matrix, call: Call) -> None:
+    """Raise unless a matrix is a softmax, of which the largest terms can be chosen."""
+    if not isinstance(matrix, AttentionMatrix):
+        reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
+        hint = "KVCache() fits every mechanism"
+        raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
+
+
+def _bytes_read(matrix: Matrix, held: int) -> int:
+    """How many of the bytes held some query needs. Under a causal rule several need nearly all; one may need few."""
     batch, _, q_len, kv_len = matrix.shape
     if q_len == 1 and isinstance(matrix, AttentionMatrix) and not matrix.ingredients.plan.is_full:
         tiles = matrix.ingredients.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
-        return min(batch * kv_len, sum((stop - start) * len(keys) for start, stop, keys in needed))
-    return batch * kv_len if q_len else 0
-
-
-def other_cache(where: str, name: str, like: tuple[object, ...], got: tuple[object, ...]) -> Exception:
-    """Why new columns do not fit those held: (batch, kv_heads, width, dtype, device) of either."""
-    for what, old, new in zip(("batch", "kv_heads", "width", "dtype", "device"), like, got, strict=True):
-        if old != new:
-            held, given = (str(x).removeprefix("torch.") for x in (old, new))
-            error = type_error if what == "dtype" else value_error
-            hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
-            return error(where, f"{what} of {name}", f"be {held}, as in the cache", given, hint=hint)
-    raise AssertionError("they differ")
+        columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
+        return held * min(batch * kv_len, columns) // max(1, batch * kv_len)
+    return held if q_len else 0

@@ -1,10 +1,11 @@
-"""Memory of what is remembered: on huge pages, where the system has them, and of use in every gradient mode."""
+"""Memory for caches: on huge pages where the system has them, of use in every gradient mode, or used again."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import mmap
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from saccade.transforms import is_plain
 
-__all__ = ["empty", "usable"]
+__all__ = ["empty", "reused", "usable"]
 
 _HUGE = 2 << 20  # bytes of a huge page, of x86-64 and of arm64 with pages of 4 KB
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
+_KEPT = 1 << 26  # bytes that `reused` keeps; larger pieces are made anew
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -51,3 +53,28 @@ def usable(x: Tensor) -> Tensor:
     from one call to the next therefore asks here first: it costs a copy when the mode has changed, and nothing else.
     """
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.pieces: dict[tuple[str, torch.device], Tensor] = {}
+
+
+_MINE = _Kept()
+
+
+def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory for one step, not filled, of a tensor's dtype and device; the next call of that name overwrites it.
+
+    Fresh pages cost more than the copy that fills them. There is one piece for each thread and name, shared by all
+    caches; no cache holds it, and none counts it.
+    """
+    size = math.prod(shape) * like.element_size()
+    if size > _KEPT:
+        return empty(like, shape)
+    key = (name, like.device)
+    kept = _MINE.pieces.get(key)
+    if kept is None or kept.numel() < size:
+        with torch.inference_mode(False):  # memory made in inference mode could not be written to outside of it
+            kept = _MINE.pieces[key] = empty(torch.empty(0, dtype=torch.uint8, device=like.device), (size,))
+    return kept[:size].view(like.dtype).view(shape)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from saccade.caches.cache import LayerCache
+from saccade.caches.call import Traffic
 from saccade.caches.checks import check_crop
 from saccade.caches.cross_cache import CrossCache
-from saccade.caches.layer_cache import LayerCache, Traffic
 from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from collections.abc import Hashable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
-from saccade.caches.following import following, from_here
-from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
+from saccade.arguments import integer
+from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.call import Call, Like, Traffic
 from saccade.caches.memory import usable
-from saccade.engine.at_positions import Positions, check_positions
-from saccade.errors import type_error, unsupported, value_error
+from saccade.errors import unsupported
 
 __all__ = ["Memory", "Recurrent", "RecurrentCache"]
 
@@ -77,123 +76,54 @@ class RecurrentCache(LayerCache):
         586
     """
 
+    settings = ("max_len",)
+    leaves: ClassVar[tuple[Leaf, ...]] = (
+        Leaf("state", "batch kv_heads features sums", "wide", is_saved=False),
+        Leaf("peak", "batch kv_heads", "wide", is_saved=False),
+        Leaf("segment", "batch|1", "positions", is_optional=True, is_saved=False),
+        Leaf("tainted", "batch kv_heads", is_saved=False),
+    )
+
     def __init__(self, max_len: int | None = None):
-        if max_len is not None:
-            check_count("RecurrentCache", "max_len", max_len)
-        self.max_len = max_len
-        self._memory: Memory | None = None
-        self._length = 0
-        self._next: int | Tensor = 0  # where the next token of each item will stand
-        self._moved = 0
+        super().__init__()
+        self.max_len = None if max_len is None else integer("RecurrentCache", "max_len", max_len)
+        self._source: Hashable = None
 
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def nbytes(self) -> int:
-        tensors = [x for x in (*(self._memory or ()), self._next) if isinstance(x, Tensor)]
-        return sum(x.numel() * x.element_size() for x in tensors)
-
-    @property
-    def traffic(self) -> Traffic:
+    def advance(self, call: Call) -> Tensor:
         """The sums are read and written as a whole, however many tokens come."""
-        return Traffic(self._moved, self._moved)
-
-    def positions(self, q_len: int) -> range | Tensor:
-        check_count("RecurrentCache.positions", "q_len", q_len, 0)
-        return from_here(self._next, q_len)
-
-    def attend(
-        self,
-        mechanism: MakesMatrix,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: object = None,
-        positions: Positions = None,
-        dropout_p: float = 0.0,
-    ) -> Tensor:
-        where = "RecurrentCache.attend"
-        check_mechanism(where, mechanism)
-        check_dense_mask(where, mask)
-        check_new(where, query, key, value)
-        if dropout_p:
+        if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
-            raise unsupported(where, type(mechanism).__name__, [reason], hint="KVCache() keeps the tokens themselves")
-        batch, q_len = key.shape[0], key.shape[2]
-        self._check(key, value, where)
-        positions = self.positions(q_len) if positions is None else positions
-        check_positions(positions, "positions", batch, q_len, where)
-        hint = "a sum holds no order: KVCache() does"
-        after = following(self._next, positions, batch, key.device, where, begun=self._length > 0, hint=hint)
-        matrix = mechanism(query, key, mask=mask, q_positions=positions, kv_positions=positions)
+            hint = "KVCache() keeps the tokens themselves"
+            raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
+        matrix = call.mechanism(
+            call.query, call.key, mask=call.mask, q_positions=call.positions, kv_positions=call.positions
+        )
         if not isinstance(matrix, Recurrent):
             reason = f"a {type(matrix).__name__} is no sum over keys that could be carried on"
-            raise unsupported(where, type(mechanism).__name__, [reason], hint="KVCache() fits every mechanism")
-        out, memory = matrix.advance(value, None if self._memory is None else _usable(self._memory))
-        if q_len:
-            self._memory = memory._replace(state=memory.state.detach())
-        self._moved = memory.state.numel() * memory.state.element_size()
-        self._length, self._next = self._length + q_len, after
+            hint = "KVCache() fits every mechanism"
+            raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
+        out, memory = matrix.advance(call.value, self._memory)
+        if call.key.shape[2]:
+            held = memory._replace(state=memory.state.detach())._asdict()
+            self._source = held.pop("source")
+            self._state = {name: x for name, x in held.items() if x is not None}
+        self._traffic = Traffic(memory.state.nbytes, memory.state.nbytes)
         return out
 
-    def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        memory = self._memory
-        index = checked_rows("RecurrentCache.reorder", rows, None if memory is None else len(memory.state))
-        if memory is None:
-            return
-        index = index.to(memory.state.device)
-        segment = memory.segment
-        self._memory = memory._replace(
-            state=memory.state[index],
-            peak=memory.peak[index],
-            segment=segment if segment is None or len(segment) == 1 else segment[index],
-            tainted=memory.tainted[index],
-        )
-        if isinstance(self._next, Tensor):
-            self._next = self._next[index]
+    @property
+    def _memory(self) -> Memory | None:
+        """What is held, of use in the mode of this call."""
+        if not self._state:
+            return None
+        held = {name: usable(x) for name, x in self._state.items()}
+        return Memory(held["state"], held["peak"], held.get("segment"), held["tainted"], self._source)
 
-    def crop(self, length: int) -> None:
-        """Forget everything (0) or nothing (the length held); a sum cannot be cut anywhere else."""
-        check_crop("RecurrentCache.crop", length, self._length)
-        if length == self._length:
-            return
-        if length:
-            reason = f"it holds one sum over {self._length} tokens, from which the last ones cannot be taken"
-            hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
-            raise unsupported("RecurrentCache.crop", f"length={length}", [reason], hint=hint)
-        self._memory, self._length, self._next = None, 0, 0
+    def _why_not_cropped(self, length: int) -> str:
+        del length
+        return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
-    def fork(self) -> Self:
-        other = type(self)(self.max_len)
-        other._memory, other._length, other._next = self._memory, self._length, self._next  # never written in place
-        return other
-
-    def __repr__(self) -> str:
-        return f"RecurrentCache(max_len={self.max_len}, length={self.length}, nbytes={self.nbytes})"
-
-    def _check(self, key: Tensor, value: Tensor, where: str) -> None:
-        if self.max_len is not None and self._length + key.shape[2] > self.max_len:
-            got = f"{self._length} held and {key.shape[2]} new"
-            raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint="max_len=None sets no limit")
-        if self._memory is None:
-            return
-        held = self._memory.state
-        like = (held.shape[0], held.shape[1], held.shape[3] - 1)
-        given = (key.shape[0], key.shape[1], value.shape[3])
-        hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
-        for name, old, new in zip(("batch", "kv_heads", "value_dim"), like, given, strict=True):
-            if old != new:
-                raise value_error(where, name, f"be {old}, as in the cache", new, hint=hint)
-        if held.device != key.device:
-            raise value_error(where, "device", f"be {held.device}, as in the cache", key.device, hint=hint)
-        if (held.dtype == torch.float64) != (key.dtype == torch.float64):
-            raise type_error(where, "dtype", f"fit the {held.dtype} in the cache", key.dtype, hint=hint)
-
-
-def _usable(memory: Memory) -> Memory:
-    state, peak, tainted = (usable(x) for x in (memory.state, memory.peak, memory.tainted))
-    segment = None if memory.segment is None else usable(memory.segment)
-    return Memory(state, peak, segment, tainted, memory.source)
+    def _check_like(self, where: str, held: Like, new: Like) -> None:
+        # What is held are sums of features: the width of keys is the mechanism's, and narrower floats are widened.
+        is_wide = held.dtype == torch.float64, new.dtype == torch.float64
+        dtype = held.dtype if is_wide[0] == is_wide[1] else new.dtype
+        super()._check_like(where, held, new._replace(head_dim=held.head_dim, dtype=dtype))

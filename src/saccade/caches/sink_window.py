@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from saccade import masks
+from saccade.arguments import instance, integer
 from saccade.attention import AttentionMatrix
-from saccade.caches.checks import check_count, check_crop, check_dense_mask, check_mechanism, check_new, checked_rows
-from saccade.caches.following import following, from_here
-from saccade.caches.kv_cache import is_graph, other_cache
-from saccade.caches.layer_cache import LayerCache, MakesMatrix, Traffic
+from saccade.caches.by_head import treats_heads_alike
+from saccade.caches.cache import LayerCache, Leaf, Upcoming
+from saccade.caches.call import Call, Traffic, table_of
+from saccade.caches.files.contents import Contents
 from saccade.caches.memory import usable
-from saccade.caches.plain import is_plain, is_relative, sees_all_before
-from saccade.engine.at_positions import Positions, check_positions
-from saccade.errors import type_error, unsupported, value_error
-from saccade.masks import Mask, as_mask
+from saccade.caches.rules import sees_all_before
+from saccade.errors import unsupported, value_error
+from saccade.masks import Mask
+from saccade.matrix import Matrix
 from saccade.positions import Rotary
 
 __all__ = ["SinkWindowCache"]
+
+_FARTHEST = 1 << 62  # beyond all positions
+Index = Tensor | slice
 
 
 class SinkWindowCache(LayerCache):
@@ -63,289 +66,183 @@ class SinkWindowCache(LayerCache):
     Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2 (StreamingLLM).
     """
 
+    settings = ("sink_tokens", "window", "rotary")
+    leaves: ClassVar[tuple[Leaf, ...]] = (
+        Leaf("keys", "batch kv_heads slots head_dim"),
+        Leaf("values", "batch kv_heads slots value_dim"),
+        # With rotary the first keys as they came; in the slots they are turned.
+        Leaf("sinks", "batch kv_heads sink_tokens head_dim", is_optional=True),
+        Leaf("table", "batch|1 slots", "positions"),
+    )
+    numbers = ("is_run",)
+    equals = "the dense run with masks.streaming(sink_tokens, window)"
+
+    is_run: bool  # whether tokens stand at 0, 1, 2, … in every item
+    _tokens: Upcoming
+
     def __init__(self, sink_tokens: int, window: int, *, rotary: Rotary | None = None):
-        where = "SinkWindowCache"
-        check_count(where, "sink_tokens", sink_tokens, 0)
-        check_count(where, "window", window)
-        if rotary is not None and not isinstance(rotary, Rotary):
-            hint = "the layer's own, for instance mha.rotary"
-            raise type_error(where, "rotary", "be a saccade Rotary or None", type(rotary).__name__, hint=hint)
-        self.sink_tokens, self.window, self.rotary = sink_tokens, window, rotary
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-        self._sinks: Tensor | None = None  # with rotary: the first keys as they came; in the slots they are turned
-        self._table: Tensor | None = None  # int64 [batch | 1, slots]: where the tokens in the slots stand, -1: nobody
-        self._length = 0
-        self._next: int | Tensor = 0
-        self._moved = (0, 0)
-        self._is_shared = False
-        self._is_run = True  # tokens stand at 0, 1, 2, … in every item
-        self._slots = sink_tokens + window
-
-    @property
-    def length(self) -> int:
-        """Columns seen, forgotten ones included."""
-        return self._length
-
-    @property
-    def nbytes(self) -> int:
-        tensors = (
-            self._keys,
-            self._values,
-            self._sinks,
-            self._table,
-            self._next if isinstance(self._next, Tensor) else None,
-        )
-        return sum(x.untyped_storage().nbytes() for x in tensors if x is not None)
-
-    @property
-    def traffic(self) -> Traffic:
-        if self._keys is None or self._values is None:
-            return Traffic(0, 0)
-        column = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (self._keys, self._values))
-        return Traffic(*(columns * column for columns in self._moved))
+        super().__init__()
+        where, rule, hint = "SinkWindowCache", "be a saccade Rotary or None", "the layer's own, for instance mha.rotary"
+        self.sink_tokens, self.window = integer(where, "sink_tokens", sink_tokens, 0), integer(where, "window", window)
+        self.rotary = None if rotary is None else instance(where, "rotary", rotary, Rotary, rule, hint=hint)
+        self._slots = self.sink_tokens + self.window
 
     @property
     def kv_positions(self) -> Tensor:
         """Where the tokens held stand, int64 ``[batch | 1, sink_tokens + window]``, in no order; -1 where none is."""
-        return torch.full((1, self._slots), -1) if self._table is None else self._table
+        return self._state["table"] if self._state else torch.full((1, self._slots), -1)
 
-    def positions(self, q_len: int) -> range | Tensor:
-        check_count("SinkWindowCache.positions", "q_len", q_len, 0)
-        return from_here(self._next, q_len)
-
-    def attend(
-        self,
-        mechanism: MakesMatrix,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: object = None,
-        positions: Positions = None,
-        dropout_p: float = 0.0,
-    ) -> Tensor:
-        where = "SinkWindowCache.attend"
-        check_mechanism(where, mechanism)
-        check_dense_mask(where, mask)
-        check_new(where, query, key, value)
-        self._check_alike(key, value, where)
-        batch, q_len = key.shape[0], key.shape[2]
-        rule = None if mask is None else as_mask(mask, (*query.shape[:3], self.length + q_len), where=where)
-        positions = self.positions(q_len) if positions is None else positions
-        check_positions(positions, "positions", batch, q_len, where)
-        after = following(
-            self._next, positions, batch, key.device, where, begun=self._length > 0, hint="KVCache() takes any order"
-        )
-        table = _written_out(positions, key.device)
-        is_run = self._is_run and isinstance(after, int) and after == self._length + q_len and bool((table >= 0).all())
+    def advance(self, call: Call) -> Tensor:
+        table, q_len = call.table, call.key.shape[2]
+        run = range(self.length, self.length + q_len)
+        is_run = self.is_run and (call.positions == run or bool((table == table_of(run, table.device)).all()))
         if self.rotary is not None:
-            self._check_inside(rule, table, where)
-        new = _New(query, key, value, table, rule, is_graph(mechanism, query, key, value))
-        if q_len == 1 and self._keys is not None:
-            out = self._step(mechanism, new, dropout_p, is_run=is_run)
+            self._check_inside(call, table)
+        if q_len == 1 and self._state:
+            out = self._step(call, table, is_run=is_run)
         else:
-            out = self._long(mechanism, new, positions, dropout_p, where)
+            out = self._long(call, table)
             if q_len:
-                self._store(new)
-        self._length, self._next, self._is_run = self._length + q_len, after, is_run
+                self._write(call, table)
+        self.is_run = is_run
         return out
 
-    def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        batch = None if self._keys is None else len(self._keys)
-        index = checked_rows("SinkWindowCache.reorder", rows, batch)
-        if self._keys is None or self._values is None or self._table is None:
+    def _forget(self) -> None:
+        super()._forget()
+        self.is_run = True
+
+    def _why_not_cropped(self, length: int) -> str | None:
+        if not self.is_run:
+            return "the tokens of its items do not stand at 0, 1, 2, …, one in each column"
+        if self.length > self._slots:
+            return f"it has let tokens go that were in the window {self.length - length} tokens ago"
+        return None
+
+    def _crop(self, length: int) -> None:
+        if not length:
+            self._forget()
             return
-        index = index.to(self._keys.device)
-        self._keys, self._values, self._is_shared = self._keys[index], self._values[index], False
-        self._table = self._table[index] if len(self._table) > 1 else self._table.clone()
-        self._sinks = None if self._sinks is None else self._sinks[index]
-        if isinstance(self._next, Tensor):
-            self._next = self._next[index]
+        table = self._state["table"]
+        self._state["table"] = table.masked_fill(table >= length, -1)
+        self._tokens = self._tokens._replace(length=length, at=length)
 
-    def crop(self, length: int) -> None:
-        """Forget the last columns: back to nothing, or as long as nothing has been forgotten that is needed then."""
-        check_crop("SinkWindowCache.crop", length, self._length)
-        if length == self._length:
-            return
-        if length == 0:
-            self._keys = self._values = self._sinks = self._table = None
-            self._length, self._next, self._is_shared, self._is_run = 0, 0, False, True
-            return
-        if not self._is_run or self._length > self._slots:
-            reason = f"it has let tokens go that were in the window {self._length - length} tokens ago"
-            if not self._is_run:
-                reason = "the tokens of its items do not stand at 0, 1, 2, …, one in each column"
-            hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
-            raise unsupported("SinkWindowCache.crop", f"length={length}", [reason], hint=hint)
-        assert self._table is not None
-        self._table = self._table.masked_fill(self._table >= length, -1)
-        self._length = self._next = length
-
-    def fork(self) -> Self:
-        other = type(self)(self.sink_tokens, self.window, rotary=self.rotary)
-        other._keys, other._values, other._table = self._keys, self._values, self._table
-        other._sinks, other._is_run, other._moved = self._sinks, self._is_run, self._moved
-        other._length, other._next = self._length, self._next
-        self._is_shared = other._is_shared = True
-        return other
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """What is held, to be written to a file."""
-        held = {"keys": self._keys, "values": self._values, "sinks": self._sinks, "table": self._table}
-        held["next"] = self._next if isinstance(self._next, Tensor) else None
-        return {name: x for name, x in held.items() if x is not None}
-
-    def _counts(self) -> dict[str, int | bool]:
-        """The numbers beside them."""
-        following_one = -1 if isinstance(self._next, Tensor) else self._next
-        return {"length": self._length, "next": following_one, "is_run": self._is_run}
-
-    def _restore(self, tensors: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:
-        """Take up what another cache of these sizes held."""
-        self._keys, self._values = tensors.get("keys"), tensors.get("values")
-        self._sinks, self._table = tensors.get("sinks"), tensors.get("table")
-        self._length, self._is_run = counts["length"], counts["is_run"]
-        self._next = tensors.get("next", counts["next"])
-
-    def __repr__(self) -> str:
-        inside = "" if self.rotary is None else ", rotary"
-        return f"SinkWindowCache({self.sink_tokens}, {self.window}{inside}, length={self.length}, nbytes={self.nbytes})"
-
-    def _step(self, mechanism: MakesMatrix, new: _New, dropout_p: float, *, is_run: bool) -> Tensor:
+    def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
         """One token: it takes the place of the one that leaves the window, and attends to what is held."""
-        self._make_own(len(new.table))
-        keys, values, table = self._held()
-        undo = self._write_one(new)
-        used = min(self._length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
+        before = self._write(call, table)
+        used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
         try:
-            keys, values, table = keys[:, :, :used], values[:, :, :used], table[:, :used]
-            q_table = new.table
+            q_positions, kv_positions = table, self._state["table"][:, :used]
             if self.rotary is not None:
-                q_table, table = self._turn_sinks(q_table, table)
-            if new.is_graph:  # it must not hold memory that is written to later; and the new token gets its gradients
-                keys, values = (self._with(x, own, new.table) for x, own in ((keys, new.key), (values, new.value)))
-            if is_run and sees_all_before(new.rule) and is_plain(mechanism):
-                matrix = mechanism(new.query, keys, mask=None, q_positions=None, kv_positions=None)
+                q_positions, kv_positions = self._turn_sinks(self.rotary, table, kv_positions)
+            keys, values = self._state["keys"], self._state["values"]
+            if (
+                call.needs_graph
+            ):  # it must not hold memory that is written to later; and the new token gets its gradients
+                keys, values = keys.clone(), values.clone()
+                self._put({"keys": keys, "values": values}, call, table)
+            keys, values = keys[:, :, :used], values[:, :, :used]
+            if is_run and sees_all_before(call.mask) and treats_heads_alike(call):
+                matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
             else:
-                mask = new.rule if self.rotary is not None else self._joined(new.rule)
-                matrix = mechanism(new.query, keys, mask=mask, q_positions=q_table, kv_positions=table)
-            out = matrix.matmul(values, dropout_p=dropout_p)
+                mask = call.mask if self.rotary is not None else self._joined(call.mask)
+                matrix = call.mechanism(call.query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
+            out = matrix.matmul(values, dropout_p=call.dropout_p)
         except BaseException:
-            undo()  # a call that fails leaves no trace
+            for x, index, old in before:  # a call that fails leaves no trace
+                x[index] = old
             raise
-        self._moved = (used, 1)
+        self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         return out
 
-    def _long(
-        self, mechanism: MakesMatrix, new: _New, positions: range | Tensor, dropout_p: float, where: str
-    ) -> Tensor:
+    def _long(self, call: Call, table: Tensor) -> Tensor:
         """Several tokens: each sees its own window, of what is held and of the others."""
-        keys, values, kv_positions = new.key, new.value, positions
-        if self._keys is not None:
-            held_keys, held_values, held = self._held()
-            if self._sinks is not None:
-                held_keys = torch.cat([self._sinks, held_keys[:, :, self.sink_tokens :]], 2)
-            keys, values = torch.cat([held_keys, keys], 2), torch.cat([held_values, values], 2)
-            rows = max(len(held), len(new.table))
-            kv_positions = torch.cat([held.expand(rows, -1), new.table.expand(rows, -1)], 1)
-        self._moved = (keys.shape[2], new.key.shape[2])
-        if self.rotary is None or not new.table.numel() or int(new.table.max()) < self._slots:
-            mask = self._joined(new.rule)
-            matrix = mechanism(new.query, keys, mask=mask, q_positions=positions, kv_positions=kv_positions)
-            return matrix.matmul(values, dropout_p=dropout_p)
-        near = masks.Causal() & masks.Window(self.window - 1, 0)
-        parts = [(new.query, near if self.sink_tokens == 0 else near & ~masks.Prefix(self.sink_tokens), positions)]
+        keys, values, kv_positions = call.key, call.value, call.positions
+        if self._state:
+            held_keys, held = self._state["keys"], self._state["table"]
+            if "sinks" in self._state:
+                held_keys = torch.cat([self._state["sinks"], held_keys[:, :, self.sink_tokens :]], 2)
+            keys, values = torch.cat([held_keys, keys], 2), torch.cat([self._state["values"], values], 2)
+            rows = max(len(held), len(table))
+            kv_positions = torch.cat([held.expand(rows, -1), table.expand(rows, -1)], 1)
+        self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
+
+        def matrix(query: Tensor, mask: Mask, q_positions: range | Tensor) -> Matrix:
+            return call.mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
+
+        if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
+            return matrix(call.query, self._joined(call.mask), call.positions).matmul(values, dropout_p=call.dropout_p)
+        near, first = masks.Causal() & masks.Window(self.window - 1, 0), masks.Prefix(max(1, self.sink_tokens))
+        parts = [(call.query, near & ~first if self.sink_tokens else near, call.positions)]
         if self.sink_tokens:
             # To move a key up by so many positions is to move the query back by as many.
-            inside = new.table.clamp(max=self._slots - 1)
-            turned = self.rotary(self.rotary.unrotate(new.query, new.table), inside)
-            parts.append((turned, masks.Causal() & masks.Prefix(self.sink_tokens), inside))
+            inside = table.clamp(max=self._slots - 1)
+            parts.append((self.rotary(self.rotary.unrotate(call.query, table), inside), masks.Causal() & first, inside))
         outs, logs = [], []
         for query, mask, q_positions in parts:
-            own = mask if new.rule is None else mask & new.rule
-            matrix = mechanism(query, keys, mask=own, q_positions=q_positions, kv_positions=kv_positions)
-            if not isinstance(matrix, AttentionMatrix) or not matrix.is_stochastic:
+            part = matrix(query, mask if call.mask is None else mask & call.mask, q_positions)
+            if not isinstance(part, AttentionMatrix) or not part.is_stochastic:
                 reason = "tokens beyond sink_tokens + window are seen from two places, and two softmaxes are merged"
                 hint = "give the text in calls of one token, or without rotary"
-                raise unsupported(where, type(mechanism).__name__, [reason], hint=hint)
-            outs.append(matrix.matmul(values, dropout_p=dropout_p))
-            logs.append(matrix.lse)
+                raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
+            outs.append(part.matmul(values, dropout_p=call.dropout_p))
+            logs.append(part.lse)
         return _merged(outs, logs)
 
-    def _store(self, new: _New) -> None:
-        """Keep of the new tokens what later ones need."""
-        if self._keys is None:
-            shape = (*new.key.shape[:2], self._slots)
+    def _make_own(self, call: Call, table: Tensor) -> None:
+        """Take memory that may be written to, with a row of the table for each item where items differ."""
+        key, value = call.key, call.value
+        if not self._state:
             # Zeros: what is in a slot without a token is hidden, but must not be NaN.
-            self._keys = new.key.new_zeros(*shape, new.key.shape[3])
-            self._values = new.value.new_zeros(*shape, new.value.shape[3])
-            self._table = torch.full((1, self._slots), -1, dtype=torch.int64, device=new.key.device)
+            sizes = {"keys": (key, self._slots), "values": (value, self._slots)}
             if self.rotary is not None and self.sink_tokens:
-                self._sinks = new.key.new_zeros(*shape[:2], self.sink_tokens, new.key.shape[3])
-        self._make_own(len(new.table))
-        keys, values, table = self._held()
-        is_kept = (new.table < self.sink_tokens) | (new.table > new.table.amax(1, keepdim=True) - self.window)
-        is_kept &= new.table >= 0
-        for row, kept in enumerate(is_kept):
-            columns = kept.nonzero()[:, 0]
-            where = new.table[row, columns]
-            slots = self._slot(where)
-            items = slice(row, row + 1) if len(is_kept) > 1 else slice(None)
-            table[items if len(table) > 1 else slice(None), slots] = where
-            keys[items, :, slots] = new.key[items].detach()[:, :, columns]
-            values[items, :, slots] = new.value[items].detach()[:, :, columns]
-            if self._sinks is not None:
-                first = slots < self.sink_tokens
-                self._sinks[items, :, slots[first]] = new.key[items].detach()[:, :, columns[first]]
+                sizes["sinks"] = (key, self.sink_tokens)
+            self._state = {name: x.new_zeros(*x.shape[:2], size, x.shape[3]) for name, (x, size) in sizes.items()}
+            self._state["table"] = torch.full((1, self._slots), -1, dtype=torch.int64, device=key.device)
+        for name, x in self._state.items():
+            self._state[name] = x.clone() if name in self._shared else usable(x)
+        self._shared.clear()
+        if len(self._state["table"]) < len(table):
+            self._state["table"] = self._state["table"].repeat(len(table), 1)
 
-    def _write_one(self, new: _New) -> Callable[[], None]:
-        """Write a token into its slot; what is returned undoes it."""
-        keys, values, table = self._held()
-        is_there = new.table[:, 0] >= 0
-        items = torch.arange(len(keys), device=keys.device)
-        place = new.table[:, 0].expand(len(keys))
-        if not bool(is_there.all()):
-            items, place = items[place >= 0], place[place >= 0]
-        slots = self._slot(place)
-        rows = items if len(table) > 1 else torch.zeros_like(items)
-        pairs = [(keys, new.key.detach()[items, :, 0]), (values, new.value.detach()[items, :, 0])]
-        targets: list[tuple[Tensor, tuple[Tensor | slice, ...], Tensor]] = [
-            (x, (items, slice(None), slots), own) for x, own in pairs
-        ]
-        targets.append((table, (rows, slots), place))
-        if self._sinks is not None:
-            first = slots < self.sink_tokens
-            targets.append((self._sinks, (items[first], slice(None), slots[first]), pairs[0][1][first]))
-        before = [(x, index, x[index].clone()) for x, index, _ in targets]
-        for x, index, own in targets:
-            x[index] = own
+    def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
+        """Keep of the new tokens what later ones need; returns what was overwritten, and where."""
+        self._make_own(call, table)
+        detached = call._replace(key=call.key.detach(), value=call.value.detach())
+        return self._put(self._state, detached, table)
 
-        def undo() -> None:
-            for x, index, old in before:
-                x[index] = old
+    def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
+        """Write the new tokens that are kept into their slots; returns what was overwritten, and where."""
+        new = {"keys": call.key, "values": call.value, "sinks": call.key, "table": table[:, None, :, None]}
+        before, all_kept = [], self._kept(call.positions, table, _FARTHEST)
+        for name, x in leaves.items():
+            kept = all_kept if name != "sinks" else self._kept(call.positions, table, self.sink_tokens)
+            if kept is not None:
+                row, column, slot = kept
+                own, index = x[:, None, :, None] if name == "table" else x, (row, slice(None), slot)
+                before.append((own, index, own[index].detach().clone()))
+                own[index] = new[name][row, :, column]
+        return before
 
-        return undo
+    def _kept(self, positions: range | Tensor, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
+        """Items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is none."""
+        if isinstance(positions, range) and len(positions) == 1:
+            place, sinks = positions[0], self.sink_tokens
+            slot = place if place < sinks else sinks + (place - sinks) % self.window
+            return (slice(None), slice(None), slice(slot, slot + 1)) if place < stop else None
+        is_kept = (table < self.sink_tokens) | (table > table.amax(1, keepdim=True) - self.window)
+        rows, columns = (is_kept & (table >= 0) & (table < stop)).nonzero(as_tuple=True)
+        return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
-    def _turn_sinks(self, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """Move the first tokens up to the window; returns positions inside the cache, of the query and of the slots."""
         shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; of an item without a token 0
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
-        if self._sinks is not None:
-            assert self._keys is not None
-            assert self.rotary is not None
+        if self.sink_tokens:
             own = torch.arange(self.sink_tokens, device=table.device)
-            turned = self.rotary(self.rotary.unrotate(self._sinks, own), own + shift)
-            self._keys[:, :, : self.sink_tokens] = turned
+            turned = rotary(rotary.unrotate(self._state["sinks"], own), own + shift)
+            self._state["keys"][:, :, : self.sink_tokens] = turned
         return q_table - shift, inside
-
-    def _with(self, held: Tensor, new: Tensor, table: Tensor) -> Tensor:
-        """What is held, with the new token as a part of the graph."""
-        place = table.clamp(min=0)[:, None, :, None].expand(*new.shape)
-        slot = self._slot(place)
-        own = torch.where((table >= 0)[:, None, :, None], new, held.gather(2, slot))
-        return held.scatter(2, slot, own)
 
     def _slot(self, positions: Tensor) -> Tensor:
         """Where a token is kept: the first ones for good, the others in turn."""
@@ -356,53 +253,47 @@ class SinkWindowCache(LayerCache):
         own = masks.streaming(self.sink_tokens, self.window)
         return own if rule is None else own & rule
 
-    def _held(self) -> tuple[Tensor, Tensor, Tensor]:
-        assert self._keys is not None
-        assert self._values is not None
-        assert self._table is not None
-        return self._keys, self._values, self._table
-
-    def _make_own(self, rows: int) -> None:
-        """Move to memory of one's own, if that held may not be written to; a table of ``rows`` where items differ."""
-        copied = torch.clone if self._is_shared else usable
-        # Each by itself: a table may be made in another mode than the keys, by a crop or when items come to differ.
-        keys, values, table = (copied(x) for x in self._held())
-        self._sinks = None if self._sinks is None else copied(self._sinks)
-        self._keys, self._values, self._is_shared = keys, values, False
-        self._table = table.repeat(rows, 1) if len(table) < rows else table
-
-    def _check_inside(self, rule: Mask | None, table: Tensor, where: str) -> None:
+    def _check_inside(self, call: Call, table: Tensor) -> None:
+        """Raise unless positions may be counted inside the cache."""
         reasons = []
-        if rule is not None and not is_relative(rule):
-            reasons.append(f"positions are counted inside the cache, and {rule} reads more than distances")
-        before = torch.as_tensor(self._next, device=table.device).expand(len(table))
+        if call.mask is not None and not call.mask.is_relative:
+            reasons.append(f"positions are counted inside the cache, and {call.mask} reads more than distances")
+        before = torch.as_tensor(self._tokens.at, device=table.device).expand(len(table))
         count = (table >= 0).cumsum(1) - 1 + before[:, None]
         if bool(((table >= 0) & (table != count)).any()):
             reasons.append("positions are counted inside the cache, and tokens do not stand at 0, 1, 2, … in the text")
         if reasons:
-            raise unsupported(where, "rotary", reasons, hint="SinkWindowCache without rotary leaves positions alone")
+            hint = "SinkWindowCache without rotary leaves positions alone"
+            raise unsupported(call.where, "rotary", reasons, hint=hint)
 
-    def _check_alike(self, key: Tensor, value: Tensor, where: str) -> None:
-        for name, held, new in (("key", self._keys, key), ("value", self._values, value)):
-            if held is None:
-                continue
-            like = (held.shape[0], held.shape[1], held.shape[3], held.dtype, held.device)
-            given = (new.shape[0], new.shape[1], new.shape[3], new.dtype, new.device)
-            if like != given:
-                raise other_cache(where, name, like, given)
+    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+        super()._check_new(where, query, key, value)
         if self.rotary is not None and self.rotary.head_dim != key.shape[3]:
             raise value_error(where, "rotary", f"be made for head_dim {key.shape[3]}", self.rotary.head_dim)
 
+    def _sizes(self, contents: Contents) -> dict[str, int]:
+        return {"slots": self._slots, "sink_tokens": self.sink_tokens}
 
-class _New(NamedTuple):
-    """What a call brings: its tensors, where the tokens stand (int64 ``[batch | 1, q_len]``), and the mask."""
+    def restore(self, contents: Contents) -> None:
+        super().restore(contents)
+        if contents.value("is_run") is not self.is_run:
+            raise contents.misfit("is_run")
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    table: Tensor
-    rule: Mask | None
-    is_graph: bool
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        self.is_run, after = contents.value("is_run") is True, self._tokens.at
+        if self.rotary is not None and self.rotary.head_dim != state["keys"].shape[3]:
+            raise contents.misfit("rotary")
+        if ("sinks" in state) != (self.rotary is not None and self.sink_tokens > 0):
+            raise contents.misfit("tensor sinks")
+        # Each position has a slot of its own; where tokens stand one by one, it is known which ones are there.
+        slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
+        is_wrong = (table >= 0) & (self._slot(table) != slot)
+        if self.is_run:
+            later = slot + (self.length - 1 - slot).div(self.window, rounding_mode="floor") * self.window
+            newest = torch.where(slot < self.sink_tokens, slot, later)
+            is_wrong |= table != torch.where(slot < self.length, newest, -1)
+        if bool(is_wrong.any()) or (self.is_run and (isinstance(after, Tensor) or after != self.length)):
+            raise contents.misfit("table")
 
 
 def _merged(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
@@ -410,9 +301,3 @@ def _merged(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
     total = torch.stack(logs).logsumexp(0)
     shares = [(log - total).nan_to_num(nan=0.0).exp()[..., None] * ~total.isinf()[..., None] for log in logs]
     return sum((share * out for share, out in zip(shares, outs, strict=True)), torch.zeros(())).to(outs[0].dtype)
-
-
-def _written_out(positions: range | Tensor, device: torch.device) -> Tensor:
-    if isinstance(positions, range):
-        return torch.arange(positions.start, positions.stop, positions.step, device=device)[None]
-    return torch.atleast_2d(positions.to(device))

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from saccade.attention import AttentionMatrix
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
-from saccade.caches.plain import is_relative
 from saccade.errors import missing_extra, type_error, unsupported
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
@@ -113,7 +112,7 @@ def _attend(
     if call.bias is not None or call.sink_logit is not None:
         reasons.append(f"{type(module).__name__} adds a bias or a sink to its scores, which caches are not handed here")
     rule = Full() if not isinstance(attention_mask, LazyMask) else attention_mask.placed.rule
-    if isinstance(held, SinkWindowCache) and not is_relative(rule):
+    if isinstance(held, SinkWindowCache) and not rule.is_relative:
         reasons.append(f"its first tokens would be padding, or belong to another text: {rule}")
     if reasons:
         raise unsupported(where, type(held).__name__, reasons, hint="transformers' own cache, and install()")
@@ -127,7 +126,7 @@ def _attend(
 class _Mechanism:
     """What caches ask to make matrices; they see that nothing but products and the mask matter."""
 
-    score = bias = sink_logit = None
+    treats_heads_alike = True
 
     def __init__(self, scale: float | None, softcap: float | None):
         self._scale, self._softcap = scale, softcap

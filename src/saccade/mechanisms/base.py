@@ -17,6 +17,14 @@ __all__ = ["Mechanism"]
 class Mechanism(nn.Module):
     """WHICH MATRIX comes of queries and keys. The one seam that caches, recordings and ranks use."""
 
+    @property
+    def treats_heads_alike(self) -> bool:
+        """Whether products and the mask alone matter to its matrices, the same in every head.
+
+        Caches then hand over heads as batch items, and say where tokens stand only where the mask asks.
+        """
+        return False
+
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         """Why this mask cannot be had; an empty tuple means that it can."""
         del mask

@@ -56,6 +56,10 @@ class Softmax(Mechanism):
         self.scale, self.softcap, self.impl = scale, softcap, impl
         self.sink_logit = None if sink_logit is None else nn.Parameter(_start(sink_logit))
 
+    @property
+    def treats_heads_alike(self) -> bool:
+        return self.score is None and self.bias is None and self.sink_logit is None
+
     def forward(
         self,
         query: Tensor,

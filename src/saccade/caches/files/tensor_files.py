@@ -14,15 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.errors import missing_extra, value_error
+from saccade.errors import missing_extra, type_error, value_error
 
-__all__ = ["VERSION", "encoded", "decoded", "read_plain", "read_tensors", "write_whole"]
+__all__ = ["VERSION", "checked_path", "encoded", "decoded", "read_plain", "read_tensors", "write_whole"]
 
 VERSION = 1
 _WORD = "saccade"
 _RULE = "be a file of a {}, whole and undamaged"
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows has it
 _PIECE = 1 << 24  # bytes that one write is asked to take
+
+
+def checked_path(where: str, name: str, path: object) -> Path:
+    """A place in the file system; raises unless it was given as a string or a path."""
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not isinstance(path, str):
+        raise type_error(where, name, "be a string or a path", type(path).__name__)
+    return Path(path)
 
 
 def encoded(where: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryview:

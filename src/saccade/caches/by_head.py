@@ -1,0 +1,81 @@
+"""Attention in which each key head reads columns of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from saccade.caches.call import Call
+from saccade.caches.rules import tells_heads_apart
+from saccade.matrix import Matrix
+
+__all__ = ["attend_by_head", "treats_heads_alike"]
+
+
+def treats_heads_alike(call: Call) -> bool:
+    """Whether the mechanism says that products and the mask alone matter to its matrices, the same in every head."""
+    return getattr(call.mechanism, "treats_heads_alike", False)
+
+
+def attend_by_head(
+    call: Call,
+    kv_heads: int,
+    read: Callable[[slice], tuple[Tensor, Tensor]],
+    stand: Callable[[slice], Tensor] | None,
+    finish: Callable[[Matrix, Tensor], tuple[Tensor, ...]],
+    *,
+    portions: Sequence[slice] = (),
+    sees_all: bool = False,
+) -> tuple[Tensor, ...]:
+    """What is made of each key head's matrix, put together over heads and items.
+
+    Key heads of all items are numbered together, ``item * kv_heads + head``. Where nothing tells heads apart they are
+    run as batch items, many at once. Else they are run together, if all hold the same tokens, or one head of all items
+    at a time, with the arithmetic of all.
+
+    Args:
+        call: what was asked.
+        kv_heads: of each item.
+        read: keys and values of such rows, ``[rows, columns, width]``.
+        stand: where these keys stand, int64 ``[rows, columns]``, -1 for nobody; None where all heads hold the same
+            tokens, those of the call's ``kv_positions``.
+        finish: what is to be made of a matrix and its values; each result begins with ``[batch, heads, ...]``.
+        portions: rows to be run at once, in their order; all of them when empty.
+        sees_all: whether every query sees every column that is read.
+    """
+    batch, heads, q_len, width = call.query.shape
+    rows, group = batch * kv_heads, heads // kv_heads
+    parts: list[tuple[Tensor, ...]] = []
+    if treats_heads_alike(call) and not tells_heads_apart(call.mask):
+        folded = call.query.reshape(rows, group, q_len, width)
+        q_rows = _of_rows(call.positions, batch, kv_heads)
+        kv_rows = _of_rows(call.kv_positions, batch, kv_heads) if stand is None else stand
+        for own in portions or [slice(0, rows)]:
+            k, v = (x[:, None] for x in read(own))
+            if sees_all:
+                matrix = call.mechanism(folded[own], k, mask=None, q_positions=None, kv_positions=None)
+            else:
+                where = {"q_positions": q_rows(own), "kv_positions": kv_rows(own)}
+                matrix = call.mechanism(folded[own], k, mask=call.mask, **where)
+            parts.append(finish(matrix, v))
+        return tuple(torch.cat(x).reshape(batch, heads, *x[0].shape[2:]) for x in zip(*parts, strict=True))
+    if stand is None:
+        k, v = (x.unflatten(0, (batch, kv_heads)) for x in read(slice(0, rows)))
+        where = {"q_positions": call.positions, "kv_positions": call.kv_positions}
+        return finish(call.mechanism(call.query, k, mask=call.mask, **where), v)
+    for head in range(kv_heads):
+        own = slice(head, rows, kv_heads)
+        k, v = (x[:, None].expand(-1, kv_heads, -1, -1) for x in read(own))
+        matrix = call.mechanism(call.query, k, mask=call.mask, q_positions=call.positions, kv_positions=stand(own))
+        parts.append(tuple(x[:, head * group : (head + 1) * group] for x in finish(matrix, v)))
+    return tuple(torch.cat(x, 1) for x in zip(*parts, strict=True))
+
+
+def _of_rows(where: range | Tensor, batch: int, kv_heads: int) -> Callable[[slice], range | Tensor]:
+    """Positions of batch items as those of their key heads."""
+    if isinstance(where, range):
+        return lambda own: where
+    table = torch.atleast_2d(where).expand(batch, -1).repeat_interleave(kv_heads, 0)
+    return lambda own: table[own]

@@ -1,0 +1,298 @@
+"""LayerCache: what one attention layer remembers, as settings and a state from which everything else follows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import integer
+from saccade.caches.call import Call, Like, MakesMatrix, Traffic
+from saccade.caches.checks import check_call, check_crop, check_tensors, checked_rows
+from saccade.caches.following import following, from_here
+from saccade.caches.places import Places
+from saccade.engine.at_positions import Positions, check_positions
+from saccade.errors import type_error, unsupported, value_error
+from saccade.masks import Mask, as_mask
+
+if TYPE_CHECKING:
+    from saccade.caches.files.contents import Contents
+
+__all__ = ["LayerCache", "Leaf", "Upcoming"]
+
+
+class Leaf(NamedTuple):
+    """One tensor of a cache's state, as the class declares it.
+
+    Args:
+        name: in the state, and in files.
+        axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
+            ``columns`` where only the first `LayerCache.length` count.
+        dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
+            where no token stands) or ``int8``.
+        is_optional: whether a cache may go without it.
+        is_saved: whether files hold it.
+    """
+
+    name: str
+    axes: str
+    dtype: str = "float"
+    is_optional: bool = False
+    is_saved: bool = True
+
+
+class Upcoming(NamedTuple):
+    """How many columns came, and where the next token of each item will stand: for caches that hold no order."""
+
+    length: int = 0
+    at: int | Tensor = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a table, if there is one."""
+        return self.at.nbytes if isinstance(self.at, Tensor) else 0
+
+    def next(self, q_len: int) -> range | Tensor:
+        """Where the next tokens will stand."""
+        return from_here(self.at, q_len)
+
+    def extended(
+        self, positions: Positions, batch: int, q_len: int, device: torch.device, where: str
+    ) -> tuple[Upcoming, range | Tensor]:
+        """With new tokens, and the positions of these; raises where they do not come after the ones before."""
+        given = check_positions(positions, "positions", batch, q_len, where)
+        given = self.next(q_len) if given is None else given
+        hint = "KVCache() takes any order"
+        after = following(self.at, given, batch, device, where, begun=self.length > 0, hint=hint)
+        return Upcoming(self.length + q_len, after), given
+
+    def reordered(self, rows: Tensor) -> Upcoming:
+        """Of other batch items."""
+        return self._replace(at=self.at[rows.to(self.at.device)]) if isinstance(self.at, Tensor) else self
+
+
+class LayerCache:
+    """What one attention layer remembers. An object of its own, handed from call to call; no module holds one.
+
+    The law of every cache: a prefill, then extend and decode steps of any sizes, equal the full run, for every causal
+    mask. A cache that forgets says in ``equals`` which other run it equals.
+
+    A cache of one's own names its ``settings`` and ``leaves``, and says in `advance` what comes out of a call and what
+    stays of it. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` follow.
+
+    Attributes:
+        settings: arguments of the constructor, kept as attributes of the same names.
+        leaves: the tensors of the state, batch first; they are in ``_state``, by name, as soon as something is held.
+        numbers: attributes that belong to the state as well, ints and bools.
+        keeps_order: whether columns are held in the order in which they came, so that positions may be anything.
+        hands_on_all: whether the mechanism is handed the keys of all tokens so far, in their order.
+        max_len: most columns; None for any number.
+        equals: the run without a cache that this one equals.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ()
+    leaves: ClassVar[tuple[Leaf, ...]] = ()
+    numbers: ClassVar[tuple[str, ...]] = ()
+    keeps_order: ClassVar[bool] = False
+    hands_on_all: ClassVar[bool] = False
+    equals: ClassVar[str] = "the full run"
+    max_len: int | None = None
+
+    _state: dict[str, Tensor]
+    _shared: set[str]  # leaves whose memory a fork may hold as well: nobody writes there
+    _tokens: Places | Upcoming
+    _like: Like | None
+    _traffic: Traffic
+
+    def __init__(self) -> None:
+        self._forget()
+
+    @property
+    def length(self) -> int:
+        """Columns seen: tokens of a batch item, padding included."""
+        return self._tokens.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held, spare room included; memory shared with a fork counts in both."""
+        return sum(x.nbytes for x in self._state.values()) + self._tokens.nbytes
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the last `attend` read and appended; nothing before the first."""
+        return self._traffic
+
+    def positions(self, q_len: int) -> Positions:
+        """Where the next ``q_len`` tokens will stand: a range, or int64 ``[batch, q_len]`` where items differ."""
+        return self._tokens.next(integer(f"{type(self).__name__}.positions", "q_len", q_len, 0))
+
+    def attend(
+        self,
+        mechanism: MakesMatrix,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: object = None,
+        positions: Positions = None,
+        dropout_p: float = 0.0,
+    ) -> Tensor:
+        """Remember new keys and values, and attend to all that is remembered.
+
+        Args:
+            mechanism: makes the matrix of queries and keys.
+            query: ``[batch, heads, q_len, head_dim]``.
+            key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
+            value: ``[batch, kv_heads, q_len, value_dim]``.
+            mask: who may attend to whom, read at positions.
+            positions: where the new tokens stand; `positions` of the cache when None; -1 means no token.
+            dropout_p: of the weights in this product.
+
+        Returns:
+            ``[batch, heads, q_len, value_dim]``. If the call fails, the cache is as it was before.
+        """
+        where = f"{type(self).__name__}.attend"
+        if not callable(mechanism) or isinstance(mask, Tensor):
+            check_call(where, mechanism, mask)
+        self._check_new(where, query, key, value)
+        batch, _, q_len, _ = query.shape
+        if mask is not None and not isinstance(mask, Mask):
+            mask = as_mask(mask, (*query.shape[:3], self._tokens.length + q_len), where=where)
+        tokens, placed = self._tokens.extended(positions, batch, q_len, key.device, where)
+        held = tokens.held if isinstance(tokens, Places) else placed
+        out = self.advance(Call(mechanism, query, key, value, mask, placed, held, dropout_p, where))
+        self._tokens = tokens  # only now do the new columns count
+        if self._like is None and self._state:
+            self._like = Like.of(key, value)
+        return out
+
+    def advance(self, call: Call) -> Tensor:
+        """What comes out of a call, ``[batch, heads, q_len, value_dim]``; keeps of it what later calls need.
+
+        If it fails, it has changed nothing that counts. Columns are counted by `attend`, after it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define advance(call), or attend")
+
+    def reorder(self, rows: Tensor | Sequence[int]) -> None:
+        """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
+        like = self._like
+        index = checked_rows(f"{type(self).__name__}.reorder", rows, None if like is None else like.batch)
+        if like is None or index.tolist() == list(range(like.batch)):
+            return
+        alike = {leaf.name for leaf in self.leaves if leaf.axes.startswith("batch|1")}
+        for name, x in self._state.items():
+            is_one = name in alike and len(x) == 1
+            self._state[name] = x.clone() if is_one else self._selected(x, index.to(x.device))
+        self._tokens, self._like = self._tokens.reordered(index), like._replace(batch=len(index))
+        self._shared.clear()
+
+    def crop(self, length: int) -> None:
+        """Forget all columns but the first ``length``; a cache that cannot says why, and goes back to 0 at least."""
+        where = f"{type(self).__name__}.crop"
+        check_crop(where, length, self.length)
+        if length == self.length > 0:
+            return
+        reason = self._why_not_cropped(length) if length else None
+        if reason is not None:
+            hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
+            raise unsupported(where, f"length={length}", [reason], hint=hint)
+        self._crop(length)
+
+    def fork(self) -> Self:
+        """An independent copy: what happens to one does not show in the other. Memory is shared until one writes."""
+        other = copy.copy(self)
+        other._state, other._traffic = dict(self._state), Traffic(0, 0)
+        self._shared, other._shared = set(self._state), set(self._state)
+        return other
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Numbers and tensors that say all that is held: what a file holds beside the settings."""
+        tokens, tensors = self._tokens, {}
+        for leaf in self.leaves:
+            if leaf.is_saved and leaf.name in self._state and tokens.length:
+                x = self._state[leaf.name]
+                tensors[leaf.name] = x[:, :, : tokens.length] if "columns" in leaf.axes else x
+        numbers = {"length": tokens.length} | {name: getattr(self, name) for name in self.numbers}
+        if isinstance(tokens, Places):
+            numbers["first"] = tokens.first if tokens.length else None
+            if tokens.table is not None:
+                tensors["positions"] = tokens.table
+        elif isinstance(tokens.at, Tensor):
+            numbers["next"], tensors["next"] = -1, tokens.at
+        else:
+            numbers["next"] = tokens.at
+        return numbers, tensors
+
+    def restore(self, contents: Contents) -> None:
+        """Take up the state of another cache with the same settings; nothing that a file says is believed unseen."""
+        if contents.is_empty(self.leaves):
+            return
+        state, sizes = contents.state(self.leaves, self._sizes(contents))
+        first = next(iter(state.values()))
+        known = {name: sizes[name] for name in ("batch", "kv_heads", "head_dim", "value_dim")}
+        like = Like(**known, dtype=first.dtype, device=first.device)
+        if self.keeps_order:
+            given = contents.positions(like.batch, sizes["columns"])
+            self._tokens, _ = Places().extended(given, like.batch, sizes["columns"], like.device, "load_cache")
+        else:
+            self._tokens = Upcoming(contents.position("length"), contents.upcoming(like.batch, state["table"]))
+        self._check_restored(contents, state)
+        self._state, self._like = state, like
+
+    def __repr__(self) -> str:
+        told = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    def _forget(self) -> None:
+        """Hold nothing."""
+        self._state, self._shared, self._like, self._traffic = {}, set(), None, Traffic(0, 0)
+        self._tokens = Places() if self.keeps_order else Upcoming()
+
+    def _crop(self, length: int) -> None:
+        """Forget all columns but the first, fewer than there are; here it is all of them."""
+        del length
+        self._forget()
+
+    def _why_not_cropped(self, length: int) -> str | None:
+        """Why there is no way back to so many columns, at least 1; None if there is."""
+        del length
+        return "what later tokens did to it cannot be undone"
+
+    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Raise where new keys and values do not fit together, those before, or ``max_len``."""
+        if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+            check_tensors(where, query, key, value)
+        q, k, v = query.shape, key.shape, value.shape
+        is_alike = len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and q[2] == k[2] == v[2] and k[1] == v[1]
+        if not is_alike or not query.dtype == key.dtype == value.dtype:
+            check_tensors(where, query, key, value)
+        like = (k[0], k[1], k[3], v[3], key.dtype, key.device)
+        if self._like is not None and self._like != like:
+            self._check_like(where, self._like, Like(*like))
+        if self.max_len is not None and self._tokens.length + k[2] > self.max_len:
+            got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
+            raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
+
+    def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
+        """These batch items of a leaf, in memory of their own."""
+        return x[rows]
+
+    def _check_like(self, where: str, held: Like, new: Like) -> None:
+        """Raise where new keys and values cannot stand beside those held, which are unlike them."""
+        hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
+        for name, old, own in zip(Like._fields, held, new, strict=True):
+            if old != own:
+                was, got = (str(x).removeprefix("torch.") for x in (old, own))
+                what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
+                error = type_error if name == "dtype" else value_error
+                raise error(where, what, f"be {was}, as in the cache", got, hint=hint)
+
+    def _sizes(self, contents: Contents) -> dict[str, int]:
+        """Sizes of leaves that are known before these are read."""
+        return {"columns": contents.count("length")} if self.keeps_order and contents.says("length") else {}
+
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        """Raise where a file says what no such cache could have written; reads the cache's own numbers."""

@@ -1,0 +1,97 @@
+"""Call: what a cache is asked, checked; and what it needs of those who ask."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from saccade.engine.at_positions import Positions
+from saccade.masks import Mask
+from saccade.matrix import Matrix
+
+__all__ = ["Call", "Like", "MakesMatrix", "Traffic", "table_of"]
+
+
+class MakesMatrix(Protocol):
+    """What a cache needs of a mechanism: to be called. It knows no mechanism, one is passed in."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, *, mask: object, q_positions: Positions, kv_positions: Positions
+    ) -> Matrix:
+        """The matrix of these queries and keys."""
+        ...
+
+
+class Traffic(NamedTuple):
+    """Bytes of keys and values that one call moved.
+
+    Args:
+        bytes_read: of the keys that some query needs, with their values, each counted once.
+        bytes_appended: of the new ones.
+    """
+
+    bytes_read: int
+    bytes_appended: int
+
+
+class Call(NamedTuple):
+    """One call of `LayerCache.attend`, checked.
+
+    Args:
+        mechanism, query, key, value, dropout_p: as they were given.
+        mask: the rule on positions; None for no rule.
+        positions: where the new tokens stand.
+        kv_positions: where all tokens so far stand, in a cache that keeps their order; else the new ones.
+        where: the function, for errors.
+    """
+
+    mechanism: MakesMatrix
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Mask | None
+    positions: range | Tensor
+    kv_positions: range | Tensor
+    dropout_p: float
+    where: str
+
+    @property
+    def table(self) -> Tensor:
+        """Where the new tokens stand, int64 ``[batch | 1, q_len]`` on the device of the keys."""
+        return table_of(self.positions, self.key.device)
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether autograd will record the product."""
+        if not torch.is_grad_enabled():
+            return False
+        if any(x.requires_grad for x in (self.query, self.key, self.value)):
+            return True
+        module = self.mechanism
+        return isinstance(module, torch.nn.Module) and any(x.requires_grad for x in module.parameters())
+
+
+class Like(NamedTuple):
+    """What keys and values are like: those that come must be like those held."""
+
+    batch: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, key: Tensor, value: Tensor) -> Like:
+        """Of keys and values that fit together."""
+        batch, kv_heads, _, head_dim = key.shape
+        return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)
+
+
+def table_of(positions: range | Tensor, device: torch.device) -> Tensor:
+    """Positions as int64 ``[batch | 1, len]``."""
+    if isinstance(positions, range):
+        return torch.arange(positions.start, positions.stop, positions.step, device=device)[None]
+    return torch.atleast_2d(positions.to(device))
