@@ -68,7 +68,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"q_positions": range(-1, 4)}, "q_positions must start at 0 or later; got range(-1, 4)."),
     (
         {"q_positions": torch.arange(5).float()},
-        "q_positions must be a range, an int64 tensor, a list of ints or None; got float32.",
+        "q_positions must be a range, an int64 tensor or a list of ints; got float32.",
     ),
     ({"q_positions": torch.arange(10).reshape(5, 2)}, "q_positions must have shape [5] or [2, 5]; got [5, 2]."),
     ({"q_positions": torch.tensor([0, 1, -2, 3, 4])}, "q_positions must be at least -1; got a smaller one."),

@@ -269,7 +269,7 @@ def test_distances_of_another_kind_are_refused(name: str) -> None:
         bias.values(3, query, 1.0)
     with pytest.raises(ValueError, match=r": distances must have one axis; got \[2, 2\]\."):
         bias.values(torch.zeros(2, 2, dtype=torch.int64), query, 1.0)
-    with pytest.raises(TypeError, match=r": positions must be a range or an int64 tensor; got float32\."):
+    with pytest.raises(TypeError, match=r": positions must be a range, an int64 tensor or a list of ints; got f"):
         bias.address(torch.zeros(2))
     with pytest.raises(ValueError, match=r": positions must be at least -1; got a smaller one\."):
         bias.address(torch.tensor([0, -2]))

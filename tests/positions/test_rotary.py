@@ -296,9 +296,9 @@ def test_inputs_of_another_kind_are_refused(method: str) -> None:
         call(x, torch.tensor([0, 1, -5, 2]))
     with pytest.raises(ValueError, match=r"positions must start at 0 or later; got range\(-1, 3\)"):
         call(x, range(-1, 3))
-    with pytest.raises(TypeError, match=r"positions must be a range or an int64 tensor; got int32"):
+    with pytest.raises(TypeError, match=r"positions must be a range, an int64 tensor or a list of ints; got int32"):
         call(x, torch.zeros(4, dtype=torch.int32))
-    with pytest.raises(TypeError, match=r"positions must be a range or an int64 tensor; got NoneType"):
+    with pytest.raises(TypeError, match=r"positions must be a range, an int64 tensor or a list of ints; got NoneType"):
         call(x, None)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.caches.call import Call, table_of
+from saccade.caches.call import Call
 from saccade.caches.memory import reused
 from saccade.caches.rules import sees_all_before, tells_heads_apart
 
@@ -111,10 +111,10 @@ class Seen(NamedTuple):
     @classmethod
     def of(cls, call: Call) -> Seen:
         """Of the only token of a call."""
-        device, rule, held = call.query.device, call.mask, call.kv_positions
+        device, rule, held = call.query.device, call.mask, call.kv_positions.given
         if isinstance(held, range) and sees_all_before(rule):
             return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, len(held)), True, held)
-        kv = table_of(held, device)
+        kv = call.kv_positions.on(device)
         real = kv >= 0
         allowed = real[:, None, None]
         if rule is not None:

@@ -129,7 +129,7 @@ class BlockSelectCache(KVCache):
         if call.key.shape[2] != 1 or not len(call.key) or start // size < self.budget // size:
             return super().advance(call)
         keys, _ = self._written("key", start, call.key), self._written("value", start, call.value)
-        summary = self._summary_of(keys, call.kv_positions, start // size)
+        summary = self._summary_of(keys, call.kv_positions.table, start // size)
         seen = Seen.of(call)
         ranking, age, bytes_ranked = self._ranked(call, summary, seen)
         chosen, spare = self._chosen(ranking, seen)
@@ -165,14 +165,14 @@ class BlockSelectCache(KVCache):
         if self.exact_until is not None and length <= self.exact_until:
             self.exact_until = None
 
-    def _summary_of(self, keys: Tensor, held: range | Tensor, finished: int) -> Tensor:
+    def _summary_of(self, keys: Tensor, table: Tensor | None, finished: int) -> Tensor:
         """Summaries of the finished blocks; each is made once."""
         size, done = self.block_size, self._summarized
         if done < finished:
             blocks = keys[:, :, done * size : finished * size].unflatten(2, (finished - done, size))
             real = torch.ones(1, (finished - done) * size, dtype=torch.bool, device=keys.device)
-            if isinstance(held, Tensor):
-                real = held[:, done * size : finished * size] >= 0
+            if table is not None:
+                real = table[:, done * size : finished * size] >= 0
             with torch.no_grad():
                 new = self.scorer.summarize(blocks, real.view(-1, 1, finished - done, size, 1))
             batch, kv_heads, count = blocks.shape[:3]

@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.caches.call import Call
 from saccade.caches.rules import tells_heads_apart
 from saccade.matrix import Matrix
+from saccade.positions.tokens import GivenPositions, Positions
 
 __all__ = ["attend_by_head", "treats_heads_alike"]
 
@@ -73,9 +74,9 @@ def attend_by_head(
     return tuple(torch.cat(x, 1) for x in zip(*parts, strict=True))
 
 
-def _of_rows(where: range | Tensor, batch: int, kv_heads: int) -> Callable[[slice], range | Tensor]:
+def _of_rows(where: Positions, batch: int, kv_heads: int) -> Callable[[slice], GivenPositions]:
     """Positions of batch items as those of their key heads."""
-    if isinstance(where, range):
+    if where.run is not None:
         return lambda own: where
-    table = torch.atleast_2d(where).expand(batch, -1).repeat_interleave(kv_heads, 0)
+    table = where.on().expand(batch, -1).repeat_interleave(kv_heads, 0)
     return lambda own: table[own]

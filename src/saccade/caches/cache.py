@@ -12,16 +12,16 @@ from torch import Tensor
 from saccade.arguments import integer
 from saccade.caches.call import Call, Like, MakesMatrix, Traffic
 from saccade.caches.checks import check_call, check_crop, check_tensors, checked_rows
-from saccade.caches.following import following, from_here
-from saccade.caches.places import Places
-from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
+from saccade.positions.tokens import GivenPositions, Positions, behind
 
 if TYPE_CHECKING:
     from saccade.caches.files.contents import Contents
 
 __all__ = ["LayerCache", "Leaf", "Upcoming"]
+
+_NO_TOKENS = Positions(range(0))
 
 
 class Leaf(NamedTuple):
@@ -55,19 +55,29 @@ class Upcoming(NamedTuple):
         """Bytes of a table, if there is one."""
         return self.at.nbytes if isinstance(self.at, Tensor) else 0
 
-    def next(self, q_len: int) -> range | Tensor:
+    def next(self, q_len: int) -> Positions:
         """Where the next tokens will stand."""
-        return from_here(self.at, q_len)
+        return behind(self.at, q_len)
 
-    def extended(
-        self, positions: Positions, batch: int, q_len: int, device: torch.device, where: str
-    ) -> tuple[Upcoming, range | Tensor]:
-        """With new tokens, and the positions of these; raises where they do not come after the ones before."""
-        given = check_positions(positions, "positions", batch, q_len, where)
-        given = self.next(q_len) if given is None else given
-        hint = "KVCache() takes any order"
-        after = following(self.at, given, batch, device, where, begun=self.length > 0, hint=hint)
-        return Upcoming(self.length + q_len, after), given
+    def extended(self, new: Positions, batch: int, device: torch.device, where: str) -> Upcoming:
+        """With new tokens; raises where they do not come after the ones before."""
+        rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
+        run, count = new.run, self.length + len(new)
+        if run is not None and isinstance(self.at, int):
+            goes_back = self.length > 0 and len(run) > 0 and run[0] < self.at
+            if goes_back or (run.step != 1 and len(run) > 1):
+                raise value_error(where, "positions", rule, run, hint=hint)
+            return Upcoming(count, run.stop if len(run) else self.at)
+        table = new.on(device).expand(batch, -1)
+        reached = torch.as_tensor(self.at, device=device).expand(batch)
+        floor = reached if self.length else torch.zeros_like(reached)
+        before = torch.cat([floor[:, None] - 1, table], 1).cummax(1).values
+        if bool(((table >= 0) & (table <= before[:, :-1])).any()):
+            raise value_error(where, "positions", rule, "others", hint=hint)
+        after = before[:, -1] + 1
+        # The same for all: a number, which costs nothing.
+        is_one = len(after) > 0 and bool((after == after[0]).all())
+        return Upcoming(count, int(after[0]) if is_one else after)
 
     def reordered(self, rows: Tensor) -> Upcoming:
         """Of other batch items."""
@@ -103,7 +113,7 @@ class LayerCache:
 
     _state: dict[str, Tensor]
     _shared: set[str]  # leaves whose memory a fork may hold as well: nobody writes there
-    _tokens: Places | Upcoming
+    _tokens: Positions | Upcoming
     _like: Like | None
     _traffic: Traffic
 
@@ -113,7 +123,8 @@ class LayerCache:
     @property
     def length(self) -> int:
         """Columns seen: tokens of a batch item, padding included."""
-        return self._tokens.length
+        tokens = self._tokens
+        return tokens.length if isinstance(tokens, Upcoming) else len(tokens)
 
     @property
     def nbytes(self) -> int:
@@ -125,9 +136,9 @@ class LayerCache:
         """What the last `attend` read and appended; nothing before the first."""
         return self._traffic
 
-    def positions(self, q_len: int) -> Positions:
+    def positions(self, q_len: int) -> range | Tensor | None:
         """Where the next ``q_len`` tokens will stand: a range, or int64 ``[batch, q_len]`` where items differ."""
-        return self._tokens.next(integer(f"{type(self).__name__}.positions", "q_len", q_len, 0))
+        return self._tokens.next(integer(f"{type(self).__name__}.positions", "q_len", q_len, 0)).given
 
     def attend(
         self,
@@ -137,7 +148,7 @@ class LayerCache:
         value: Tensor,
         *,
         mask: object = None,
-        positions: Positions = None,
+        positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
         """Remember new keys and values, and attend to all that is remembered.
@@ -160,10 +171,15 @@ class LayerCache:
         self._check_new(where, query, key, value)
         batch, _, q_len, _ = query.shape
         if mask is not None and not isinstance(mask, Mask):
-            mask = as_mask(mask, (*query.shape[:3], self._tokens.length + q_len), where=where)
-        tokens, placed = self._tokens.extended(positions, batch, q_len, key.device, where)
-        held = tokens.held if isinstance(tokens, Places) else placed
-        out = self.advance(Call(mechanism, query, key, value, mask, placed, held, dropout_p, where))
+            mask = as_mask(mask, (*query.shape[:3], self.length + q_len), where=where)
+        tokens = self._tokens
+        new = tokens.next(q_len) if positions is None else Positions.of(positions, where, length=q_len, batch=batch)
+        if isinstance(tokens, Upcoming):
+            tokens, held = tokens.extended(new, batch, key.device, where), new
+        else:
+            tokens, new = tokens.extended(new, batch, key.device)
+            held = tokens
+        out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p, where))
         self._tokens = tokens  # only now do the new columns count
         if self._like is None and self._state:
             self._like = Like.of(key, value)
@@ -212,12 +228,12 @@ class LayerCache:
         """Numbers and tensors that say all that is held: what a file holds beside the settings."""
         tokens, tensors = self._tokens, {}
         for leaf in self.leaves:
-            if leaf.is_saved and leaf.name in self._state and tokens.length:
+            if leaf.is_saved and leaf.name in self._state and self.length:
                 x = self._state[leaf.name]
-                tensors[leaf.name] = x[:, :, : tokens.length] if "columns" in leaf.axes else x
-        numbers = {"length": tokens.length} | {name: getattr(self, name) for name in self.numbers}
-        if isinstance(tokens, Places):
-            numbers["first"] = tokens.first if tokens.length else None
+                tensors[leaf.name] = x[:, :, : self.length] if "columns" in leaf.axes else x
+        numbers = {"length": self.length} | {name: getattr(self, name) for name in self.numbers}
+        if isinstance(tokens, Positions):
+            numbers["first"] = tokens.run.start if tokens.run else 0 if self.length else None
             if tokens.table is not None:
                 tensors["positions"] = tokens.table
         elif isinstance(tokens.at, Tensor):
@@ -236,7 +252,8 @@ class LayerCache:
         like = Like(**known, dtype=first.dtype, device=first.device)
         if self.keeps_order:
             given = contents.positions(like.batch, sizes["columns"])
-            self._tokens, _ = Places().extended(given, like.batch, sizes["columns"], like.device, "load_cache")
+            tokens = Positions.of(given, "load_cache", length=sizes["columns"], batch=like.batch)
+            self._tokens, _ = _NO_TOKENS.extended(tokens, like.batch, like.device)
         else:
             self._tokens = Upcoming(contents.position("length"), contents.upcoming(like.batch, state["table"]))
         self._check_restored(contents, state)
@@ -249,7 +266,7 @@ class LayerCache:
     def _forget(self) -> None:
         """Hold nothing."""
         self._state, self._shared, self._like, self._traffic = {}, set(), None, Traffic(0, 0)
-        self._tokens = Places() if self.keeps_order else Upcoming()
+        self._tokens = _NO_TOKENS if self.keeps_order else Upcoming()
 
     def _crop(self, length: int) -> None:
         """Forget all columns but the first, fewer than there are; here it is all of them."""
@@ -272,7 +289,7 @@ class LayerCache:
         like = (k[0], k[1], k[3], v[3], key.dtype, key.device)
         if self._like is not None and self._like != like:
             self._check_like(where, self._like, Like(*like))
-        if self.max_len is not None and self._tokens.length + k[2] > self.max_len:
+        if self.max_len is not None and self.length + k[2] > self.max_len:
             got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
             raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 

@@ -7,18 +7,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from saccade.engine.at_positions import Positions
 from saccade.masks import Mask
 from saccade.matrix import Matrix
+from saccade.positions.tokens import GivenPositions, Positions
 
-__all__ = ["Call", "Like", "MakesMatrix", "Traffic", "table_of"]
+__all__ = ["Call", "Like", "MakesMatrix", "Traffic"]
 
 
 class MakesMatrix(Protocol):
     """What a cache needs of a mechanism: to be called. It knows no mechanism, one is passed in."""
 
     def __call__(
-        self, query: Tensor, key: Tensor, *, mask: object, q_positions: Positions, kv_positions: Positions
+        self, query: Tensor, key: Tensor, *, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Matrix:
         """The matrix of these queries and keys."""
         ...
@@ -52,15 +52,15 @@ class Call(NamedTuple):
     key: Tensor
     value: Tensor
     mask: Mask | None
-    positions: range | Tensor
-    kv_positions: range | Tensor
+    positions: Positions
+    kv_positions: Positions
     dropout_p: float
     where: str
 
     @property
     def table(self) -> Tensor:
         """Where the new tokens stand, int64 ``[batch | 1, q_len]`` on the device of the keys."""
-        return table_of(self.positions, self.key.device)
+        return self.positions.on(self.key.device)
 
     @property
     def needs_graph(self) -> bool:
@@ -88,10 +88,3 @@ class Like(NamedTuple):
         """Of keys and values that fit together."""
         batch, kv_heads, _, head_dim = key.shape
         return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)
-
-
-def table_of(positions: range | Tensor, device: torch.device) -> Tensor:
-    """Positions as int64 ``[batch | 1, len]``."""
-    if isinstance(positions, range):
-        return torch.arange(positions.start, positions.stop, positions.step, device=device)[None]
-    return torch.atleast_2d(positions.to(device))

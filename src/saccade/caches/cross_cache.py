@@ -12,8 +12,8 @@ from saccade.caches.call import Like, MakesMatrix, Traffic
 from saccade.caches.checks import check_call
 from saccade.caches.files.contents import Contents
 from saccade.caches.memory import usable
-from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import value_error
+from saccade.positions.tokens import GivenPositions, Positions
 
 __all__ = ["CrossCache"]
 
@@ -71,7 +71,7 @@ class CrossCache(LayerCache):
         return self._state.get("value")
 
     @property
-    def kv_positions(self) -> Positions:
+    def kv_positions(self) -> range | Tensor | None:
         """Where the tokens of the context stand; None for one by one from 0."""
         return self._state.get("kv_positions", self._run)
 
@@ -79,7 +79,7 @@ class CrossCache(LayerCache):
         """None: the tokens that ask are not those that are remembered."""
         del q_len
 
-    def fill(self, key: Tensor, value: Tensor, *, kv_positions: Positions = None) -> None:
+    def fill(self, key: Tensor, value: Tensor, *, kv_positions: GivenPositions = None) -> None:
         """Remember a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
 
         Raises:
@@ -90,7 +90,10 @@ class CrossCache(LayerCache):
             hint = "a new context: a new cache"
             raise value_error(where, "cache", "be empty", f"one of {self.length} keys", hint=hint)
         _CONTEXT.check(where, key, value)
-        stands = check_positions(kv_positions, "kv_positions", key.shape[0], key.shape[2], where)
+        stands = None
+        if kv_positions is not None:
+            batch, _, length, _ = key.shape
+            stands = Positions.of(kv_positions, where, "kv_positions", length=length, batch=batch).given
         # As they are where gradients must reach the context; else copies, so that nothing is shared with the caller.
         self._state = {name: x if x.requires_grad else x.clone() for name, x in (("key", key), ("value", value))}
         if isinstance(stands, Tensor):
@@ -108,7 +111,7 @@ class CrossCache(LayerCache):
         value: Tensor | None = None,
         *,
         mask: object = None,
-        positions: Positions = None,
+        positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
         """Attend to the context; ``key`` and ``value`` are needed in the first call and ignored by none after it.

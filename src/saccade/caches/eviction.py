@@ -14,6 +14,7 @@ from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.errors import value_error
 from saccade.matrix import Matrix
+from saccade.positions.tokens import Positions
 from saccade.statistics import Received
 
 __all__ = ["EvictingCache", "Held"]
@@ -185,12 +186,12 @@ def _judging(call: Call, judges: int | None) -> Call | None:
         return None
     if judges is None or query.shape[2] <= judges:
         return call
-    if isinstance(where, range):
-        return call._replace(query=query[:, :, -judges:], positions=where[-judges:])
-    table = torch.atleast_2d(where)
+    if where.run is not None:
+        return call._replace(query=query[:, :, -judges:], positions=Positions(where.run[-judges:]))
+    table = where.on()
     order = _padding_first(table)[..., -judges:]
     rows = order[:, None, :, None].to(query.device).expand(*query.shape[:2], -1, query.shape[3])
-    return call._replace(query=query.gather(2, rows), positions=table.gather(1, order))
+    return call._replace(query=query.gather(2, rows), positions=Positions(None, table.gather(1, order)))
 
 
 def _padding_first(table: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from saccade.caches.by_head import attend_by_head
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
-from saccade.caches.places import Places
 from saccade.errors import value_error
 from saccade.finite import is_finite, not_finite
 from saccade.matrix import Matrix
+from saccade.positions.tokens import Positions
 
 __all__ = ["Int8Cache", "Rounded"]
 
@@ -113,7 +113,7 @@ class Int8Cache(LayerCache):
     equals = "the run with a KVCache that holds rounded keys and values"
     keeps_order = hands_on_all = True
 
-    _tokens: Places
+    _tokens: Positions
 
     def __init__(self, block_size: int = 64):
         super().__init__()

@@ -13,9 +13,9 @@ from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Like, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.caches.memory import empty
-from saccade.caches.places import Places
 from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
+from saccade.positions.tokens import Positions
 
 __all__ = ["KVCache", "check_softmax"]
 
@@ -63,7 +63,7 @@ class KVCache(LayerCache):
     needs_softmax: ClassVar[bool] = False
     block_size: int = 1  # room is taken in multiples of it
 
-    _tokens: Places
+    _tokens: Positions
 
     def __init__(self, max_len: int | None = None):
         super().__init__()
@@ -82,7 +82,7 @@ class KVCache(LayerCache):
     @property
     def kv_positions(self) -> range | Tensor:
         """Where the tokens held stand: a range, or int64 ``[batch, length]``, -1 where none does."""
-        return self._tokens.held
+        return self._tokens.given
 
     @property
     def exact_len(self) -> int:
@@ -90,7 +90,7 @@ class KVCache(LayerCache):
         return self.length
 
     def advance(self, call: Call) -> Tensor:
-        key, value, start = call.key, call.value, self._tokens.length
+        key, value, start = call.key, call.value, len(self._tokens)
         keys, values = self._written("key", start, key), self._written("value", start, value)
         if torch.is_grad_enabled() and call.needs_graph:
             # A graph must not hold views of memory that later calls write to; and new keys get their gradients.
@@ -103,7 +103,9 @@ class KVCache(LayerCache):
             check_softmax(matrix, call)
         out = matrix.matmul(values, dropout_p=call.dropout_p)
         read = keys.nbytes + values.nbytes
-        if key.shape[2] <= 1:
+        if key.shape[2] != 1:
+            read = read if key.shape[2] else 0
+        elif isinstance(matrix, AttentionMatrix) and not matrix.ingredients.plan.is_full:
             read = _bytes_read(matrix, read)
         self._traffic = Traffic(read, key.nbytes + value.nbytes)
         return out
@@ -123,7 +125,10 @@ class KVCache(LayerCache):
         if self.length:
             raise value_error(where, "cache", "be empty", f"one of {self.length} columns", hint="crop(0) empties it")
         self._check_new(where, key, key, value)
-        tokens, _ = Places().extended(positions, len(key), key.shape[2], key.device, where)
+        batch, _, length, _ = key.shape
+        given = range(length) if positions is None else positions
+        tokens = Positions.of(given, where, length=length, batch=batch)
+        tokens, _ = Positions(range(0)).extended(tokens, batch, key.device)
         self._written("key", 0, key)
         self._written("value", 0, value)
         self._tokens, self._like = tokens, Like.of(key, value)
@@ -187,12 +192,10 @@ def check_softmax(matrix: Matrix, call: Call) -> None:
         raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
 
 
-def _bytes_read(matrix: Matrix, held: int) -> int:
-    """How many of the bytes held some query needs. Under a causal rule several need nearly all; one may need few."""
-    batch, _, q_len, kv_len = matrix.shape
-    if q_len == 1 and isinstance(matrix, AttentionMatrix) and not matrix.ingredients.plan.is_full:
-        tiles = matrix.ingredients.plan.tiles
-        needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
-        columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
-        return held * min(batch * kv_len, columns) // max(1, batch * kv_len)
-    return held if q_len else 0
+def _bytes_read(matrix: AttentionMatrix, held: int) -> int:
+    """How many of the bytes held the query of a step needs. Under a causal rule several queries need nearly all."""
+    batch, _, _, kv_len = matrix.shape
+    tiles = matrix.ingredients.plan.tiles
+    needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
+    columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
+    return held * min(batch * kv_len, columns) // max(1, batch * kv_len)

@@ -10,7 +10,6 @@ from saccade.caches.cache import LayerCache
 from saccade.caches.call import Traffic
 from saccade.caches.checks import check_crop
 from saccade.caches.cross_cache import CrossCache
-from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 
 __all__ = ["Cache"]
@@ -72,7 +71,7 @@ class Cache:
         each = [layer.traffic for layer in self._layers]
         return Traffic(sum(one.bytes_read for one in each), sum(one.bytes_appended for one in each))
 
-    def positions(self, q_len: int) -> Positions:
+    def positions(self, q_len: int) -> range | Tensor | None:
         """Where the next tokens will stand: a range, or int64 ``[batch, q_len]`` where batch items differ."""
         own = self._own
         return None if own is None else own.positions(q_len)

@@ -12,7 +12,7 @@ from saccade.arguments import instance, integer
 from saccade.attention import AttentionMatrix
 from saccade.caches.by_head import treats_heads_alike
 from saccade.caches.cache import LayerCache, Leaf, Upcoming
-from saccade.caches.call import Call, Traffic, table_of
+from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.caches.memory import usable
 from saccade.caches.rules import sees_all_before
@@ -20,6 +20,7 @@ from saccade.errors import unsupported, value_error
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.positions import Rotary
+from saccade.positions.tokens import GivenPositions, Positions
 
 __all__ = ["SinkWindowCache"]
 
@@ -95,7 +96,7 @@ class SinkWindowCache(LayerCache):
     def advance(self, call: Call) -> Tensor:
         table, q_len = call.table, call.key.shape[2]
         run = range(self.length, self.length + q_len)
-        is_run = self.is_run and (call.positions == run or bool((table == table_of(run, table.device)).all()))
+        is_run = self.is_run and (call.positions.run == run or bool((table == Positions(run).on(table.device)).all()))
         if self.rotary is not None:
             self._check_inside(call, table)
         if q_len == 1 and self._state:
@@ -156,7 +157,8 @@ class SinkWindowCache(LayerCache):
 
     def _long(self, call: Call, table: Tensor) -> Tensor:
         """Several tokens: each sees its own window, of what is held and of the others."""
-        keys, values, kv_positions = call.key, call.value, call.positions
+        keys, values = call.key, call.value
+        kv_positions: GivenPositions = call.positions
         if self._state:
             held_keys, held = self._state["keys"], self._state["table"]
             if "sinks" in self._state:
@@ -166,13 +168,15 @@ class SinkWindowCache(LayerCache):
             kv_positions = torch.cat([held.expand(rows, -1), table.expand(rows, -1)], 1)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
 
-        def matrix(query: Tensor, mask: Mask, q_positions: range | Tensor) -> Matrix:
+        def matrix(query: Tensor, mask: Mask, q_positions: GivenPositions) -> Matrix:
             return call.mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
 
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return matrix(call.query, self._joined(call.mask), call.positions).matmul(values, dropout_p=call.dropout_p)
         near, first = masks.Causal() & masks.Window(self.window - 1, 0), masks.Prefix(max(1, self.sink_tokens))
-        parts = [(call.query, near & ~first if self.sink_tokens else near, call.positions)]
+        parts: list[tuple[Tensor, Mask, GivenPositions]] = [
+            (call.query, near & ~first if self.sink_tokens else near, call.positions)
+        ]
         if self.sink_tokens:
             # To move a key up by so many positions is to move the query back by as many.
             inside = table.clamp(max=self._slots - 1)
@@ -213,9 +217,9 @@ class SinkWindowCache(LayerCache):
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
         """Write the new tokens that are kept into their slots; returns what was overwritten, and where."""
         new = {"keys": call.key, "values": call.value, "sinks": call.key, "table": table[:, None, :, None]}
-        before, all_kept = [], self._kept(call.positions, table, _FARTHEST)
+        before, all_kept = [], self._kept(call.positions.run, table, _FARTHEST)
         for name, x in leaves.items():
-            kept = all_kept if name != "sinks" else self._kept(call.positions, table, self.sink_tokens)
+            kept = all_kept if name != "sinks" else self._kept(call.positions.run, table, self.sink_tokens)
             if kept is not None:
                 row, column, slot = kept
                 own, index = x[:, None, :, None] if name == "table" else x, (row, slice(None), slot)
@@ -223,10 +227,10 @@ class SinkWindowCache(LayerCache):
                 own[index] = new[name][row, :, column]
         return before
 
-    def _kept(self, positions: range | Tensor, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
+    def _kept(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
         """Items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is none."""
-        if isinstance(positions, range) and len(positions) == 1:
-            place, sinks = positions[0], self.sink_tokens
+        if run is not None and len(run) == 1:
+            place, sinks = run[0], self.sink_tokens
             slot = place if place < sinks else sinks + (place - sinks) % self.window
             return (slice(None), slice(None), slice(slot, slot + 1)) if place < stop else None
         is_kept = (table < self.sink_tokens) | (table > table.amax(1, keepdim=True) - self.window)

@@ -16,12 +16,10 @@ from saccade.masks import Mask
 from saccade.masks.domain import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.spans import Bounds, Ints, Spans, Universe
-from saccade.positions import tokens
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.tokens import GivenPositions, Positions
 
-__all__ = ["AtPositions", "GivenPositions", "check_domain", "placed"]
+__all__ = ["AtPositions", "check_domain", "placed"]
 
-Positions = None | range | Tensor
 _FEW_GAPS = 4  # positions per row, up to which a mask is asked where it would like to cut
 _FEW_ROWS = 16
 _FEWEST = 1 << 20  # keys times rows, and some more for each key, below which a plan saves less than it costs
@@ -30,13 +28,11 @@ _NOWHERE = 1 << 62
 
 def placed(
     rule: Mask,
-    q_given: GivenPositions,
-    kv_given: GivenPositions,
+    q: Positions | None,
+    kv: Positions | None,
     shape: tuple[int, int, int, int],
     device: torch.device,
     where: str,
-    *,
-    is_tensor: bool,
 ) -> tuple[Mask, tuple[int, int]]:
     """The rule as a plan counts, and what it calls the first query and the first key.
 
@@ -44,59 +40,36 @@ def placed(
 
     Args:
         rule: on positions.
-        q_given, kv_given: where the tokens stand; bottom-right when None.
+        q, kv: where the tokens stand, as `checked_positions` tells; bottom-right when None.
         shape: (batch, heads, q_len, kv_len).
         device: of the matrix.
         where: the user's function, for the error.
-        is_tensor: whether the rule was given as a tensor, which has rows and columns but no positions.
     """
     _, _, q_len, kv_len = shape
-    if q_given is None and kv_given is None:
-        if rule.domain is not EVERYWHERE:
-            check_domain(rule, None, None, q_len, kv_len, where)
-        return rule, (kv_len - q_len, 0)
-    q, kv = checked_positions(q_given, kv_given, shape, where)
-    assert q is not None  # keys are not placed alone
-    if is_tensor:
-        hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
-        rule_of_masks = "be a rule on positions (not a tensor) when positions are given"
-        raise value_error(where, "mask", rule_of_masks, "a bool tensor", hint=hint)
     if rule.domain is not EVERYWHERE:
         check_domain(rule, q, kv, q_len, kv_len, where)
+    if q is None:
+        return rule, (kv_len - q_len, 0)
     q_first, kv_first = q.first, 0 if kv is None else kv.first
     if q_first is not None and kv_first is not None:
         return rule, (q_first, kv_first)
-    return AtPositions.of(rule, q, tokens.Positions.between(0, kv_len) if kv is None else kv, device), (0, 0)
+    return AtPositions.of(rule, q, Positions.between(0, kv_len) if kv is None else kv, device), (0, 0)
 
 
 def checked_positions(
     q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int], where: str
-) -> tuple[tokens.Positions | None, tokens.Positions | None]:
+) -> tuple[Positions | None, Positions | None]:
     """Where queries and keys stand; None for what nobody said. Raises unless they fit the matrix."""
     batch, _, q_len, kv_len = shape
     if q_given is None and kv_given is not None:
         hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
         raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
-    of = tokens.Positions.of
+    of = Positions.of
     q = None if q_given is None else of(q_given, where, "q_positions", length=q_len, batch=batch)
     return q, None if kv_given is None else of(kv_given, where, "kv_positions", length=kv_len, batch=batch)
 
 
-def check_positions(given: GivenPositions, name: str, batch: int, length: int, where: str) -> range | Tensor | None:
-    return None if given is None else tokens.Positions.of(given, where, name, length=length, batch=batch).given
-
-
-def first_position(positions: range | Tensor | None, default: int) -> int | None:
-    return default if positions is None else tokens.Positions.of(positions, "").first
-
-
-def consecutive(start: int, stop: int) -> range | Tensor:
-    return tokens.Positions.between(start, stop).given
-
-
-def check_domain(
-    mask: Mask, q: tokens.Positions | None, kv: tokens.Positions | None, q_len: int, kv_len: int, where: str
-) -> None:
+def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int, where: str) -> None:
     """Raise unless the mask covers the positions of all queries and keys; those of no token do not count."""
     domain = mask.domain
     if domain == EVERYWHERE:
@@ -106,7 +79,7 @@ def check_domain(
         ("keys", domain.keys, kv, range(kv_len)),
         ("queries", domain.rows, q, range(last - q_len, last)),
     ):
-        ends = (tokens.Positions(default) if positions is None else positions).ends
+        ends = (Positions(default) if positions is None else positions).ends
         if own is None or ends is None:
             continue
         # Of more queries than keys the first stand before position 0, where no rule that begins there sees anything.
@@ -137,7 +110,7 @@ class AtPositions(Mask):
     kv_positions: Tensor
 
     @classmethod
-    def of(cls, mask: Mask, q: tokens.Positions, kv: tokens.Positions, device: torch.device) -> AtPositions:
+    def of(cls, mask: Mask, q: Positions, kv: Positions, device: torch.device) -> AtPositions:
         """Written out as tensors of its own: the plan is made from what they hold now, and products may come later."""
         return cls(mask, *(x.on(device) if x.table is None else x.on(device).clone() for x in (q, kv)))
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine.at_positions import placed
+from saccade.engine.at_positions import checked_positions, placed
 from saccade.engine.bias import bias_term
 from saccade.engine.bias_terms import Term
 from saccade.engine.checks import autocast, check_query_key, checked_scale, checked_sink, checked_softcap
-from saccade.errors import hidden_by_vmap
+from saccade.errors import hidden_by_vmap, value_error
 from saccade.masks import Full, Mask, as_mask
 from saccade.masks.plans import plan_of
 from saccade.plan import Plan, Strip, Tile
@@ -97,13 +97,22 @@ class Ingredients:
         else:
             scale = query.shape[3] ** -0.5 if score is None else score.default_scale(query.shape[3])
         sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
-        rule: Mask = _FULL if mask is None else as_mask(mask, shape, where=where)
+        if mask is None:
+            rule: Mask = _FULL
+        else:
+            rule = mask if isinstance(mask, Mask) and mask.shape == (1, 1) else as_mask(mask, shape, where=where)
         if mask is not None:
             for x in rule.tensors():
                 if is_mapped(x):
                     raise hidden_by_vmap(where, "tensors of the mask")
-        is_tensor = isinstance(mask, Tensor)
-        rule, origin = placed(rule, q_positions, kv_positions, shape, query.device, where, is_tensor=is_tensor)
+        q = kv = None
+        if q_positions is not None or kv_positions is not None:
+            q, kv = checked_positions(q_positions, kv_positions, shape, where)
+            if isinstance(mask, Tensor):
+                hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
+                what = "be a rule on positions (not a tensor) when positions are given"
+                raise value_error(where, "mask", what, "a bool tensor", hint=hint)
+        rule, origin = placed(rule, q, kv, shape, query.device, where)
         term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale, where)
         if score is None:
             return cls(where, shape, dtype, query, key, rule, origin, scale, softcap, term, sink_logit)

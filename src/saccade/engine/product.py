@@ -23,7 +23,7 @@ from saccade.engine.row_order import FEWEST, Reordered, reordered
 from saccade.engine.sink import with_sink
 from saccade.errors import unsupported, value_error
 
-__all__ = ["KERNELS", "Route", "checked", "finished", "product", "results_like", "route_of"]
+__all__ = ["KERNELS", "Route", "check_dropout", "finished", "product", "results_like", "route_of"]
 
 KERNELS: tuple[Kernel, ...] = (Fused(), Tiled(), Flex(), Reference())
 """In the order in which they are asked. The tiled kernel runs everything, so that those after it run by name only: the
@@ -82,7 +82,11 @@ def product(
         value = autocast(value, given.dtype)
         with torch.autocast(device, enabled=False):
             return product(given, value, dropout_p, impl, seed)
-    value = checked(given, value, dropout_p, seed)
+    check_value(given.where, value, given.query, given.key, given.dtype)
+    if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
+        check_dropout(given.where, dropout_p, seed)
+    if value.dtype != given.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
+        value = value.to(given.query.dtype)
     given.plan  # noqa: B018  made here, from what a mask's tensors hold now
     kernel, _, order = route_of(given, dropout_p, impl)
     dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
@@ -95,17 +99,15 @@ def product(
         out, lse = guard.forward(kernel, own, value, dropped)
     if order is not None:
         out, lse = order.restored(out, lse)
+    if given.sink_logit is None and out.dtype == given.dtype:
+        return out, lse
     return finished(given, out, lse)
 
 
-def checked(given: Ingredients, value: Tensor, dropout_p: float, seed: int | None) -> Tensor:
-    """The value as kernels take it; raise unless all arguments of a product are what they should be."""
-    check_value(given.where, value, given.query, given.key, given.dtype)
-    if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
-        dropout.check(dropout_p, given.where)
-        dropout.check_seed(seed, given.where)
-    # The query may have been prepared in float32, since scores are computed in float32 or wider.
-    return value if value.dtype == given.query.dtype else value.to(given.query.dtype)
+def check_dropout(where: str, dropout_p: float, seed: int | None) -> None:
+    """Raise unless both are what a product takes."""
+    dropout.check(dropout_p, where)
+    dropout.check_seed(seed, where)
 
 
 def results_like(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from saccade.engine import guard
 from saccade.engine import product as eager
 from saccade.engine.bias_terms import DenseTerm, Term
-from saccade.engine.checks import autocast
+from saccade.engine.checks import autocast, check_value
 from saccade.engine.distance_bias import DistanceTerm
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
@@ -46,7 +46,9 @@ def product(
         value = autocast(value, given.dtype)
         with torch.autocast(device, enabled=False):
             return product(given, value, dropout_p, impl, seed)
-    value = eager.checked(given, value, dropout_p, seed)
+    check_value(given.where, value, given.query, given.key, given.dtype)
+    eager.check_dropout(given.where, dropout_p, seed)
+    value = value.to(given.query.dtype)
     if device == "meta":
         return eager.finished(given, *eager.results_like(given, value))
     encoded = encode((given.rule, given.tile_function))

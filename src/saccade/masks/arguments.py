@@ -10,21 +10,17 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import integer, is_integer
-from saccade.errors import hidden_by_vmap, kind, shown, type_error, value_error
+from saccade.errors import hidden_by_vmap, shown, type_error, value_error
 from saccade.transforms import is_mapped
 
 __all__ = [
     "POSITION_BITS",
     "SIZE_BITS",
     "check_field",
-    "check_positions",
     "check_readable",
     "items_of",
-    "length_of",
-    "positions_of",
     "ints_of",
     "size_of",
-    "without_list",
 ]
 
 POSITION_BITS = 62
@@ -105,64 +101,3 @@ def size_of(where: str, name: str, size: object) -> int:
     if isinstance(size, torch.SymInt):
         return size  # type: ignore[return-value]
     return integer(where, name, size, 0, below=1 << SIZE_BITS)
-
-
-def without_list(where: str, name: str, positions: Any) -> Any:
-    """Positions as they were handed over, a list (or one for each item) as an int64 tensor.
-
-    Raises:
-        TypeError, ValueError: a list of something else, or of lists that are not equally long.
-    """
-    if not isinstance(positions, list | tuple):
-        return positions
-    rows = [row if isinstance(row, list | tuple) else [row] for row in positions]
-    if not all(is_integer(one) for row in rows for one in row):
-        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", "a list of something else")
-    if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in positions}) > 1:
-        raise value_error(where, name, "have rows of one length", "rows of several lengths")
-    if any(abs(int(one)) >> POSITION_BITS for row in rows for one in row):
-        raise value_error(where, name, f"be below 2**{POSITION_BITS}", "a larger one")
-    return torch.tensor(positions, dtype=torch.int64)
-
-
-def check_positions(where: str, name: str, positions: object, batch: int, length: int) -> None:
-    """Accept None, a range, or an int64 (or int32) tensor ``[length]`` or ``[batch, length]``.
-
-    Raises:
-        TypeError: nothing of the kind.
-        ValueError: another length or shape, a range that holds a position below 0, or a tensor that cannot be read.
-    """
-    if positions is None:
-        return
-    rule = "be a range, an int64 tensor, a list of ints or None"
-    if isinstance(positions, range):
-        count = length_of(positions)
-        if count != length:
-            raise value_error(where, name, f"hold {length} positions", count)
-        if length and min(positions[0], positions[-1]) < 0:
-            raise value_error(where, name, "start at 0 or later", positions)
-        return
-    if not isinstance(positions, Tensor):
-        raise type_error(where, name, rule, kind(positions))
-    check_readable(where, name, positions)
-    if positions.dtype not in (torch.int64, torch.int32):
-        raise type_error(where, name, rule, str(positions.dtype).removeprefix("torch."))
-    shape = tuple(positions.shape)
-    if shape not in ((length,), (1, length), (batch, length)):
-        raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(shape))
-
-
-def length_of(span: range) -> int:
-    """Of any range: ``len`` itself counts no further than 2**63."""
-    try:
-        return len(span)
-    except OverflowError:
-        return max(0, -((span.start - span.stop) // span.step))
-
-
-def positions_of(given: range | Tensor | None, first: int, length: int) -> Tensor:
-    """Checked positions as a tensor; one by one from ``first`` where none are given."""
-    if isinstance(given, Tensor):
-        return given
-    span = range(first, first + length) if given is None else given
-    return torch.arange(span.start, span.stop, span.step)

@@ -9,6 +9,7 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.plan import ALL, Groups
 from saccade.plan.spans import Spans, Universe
+from saccade.positions.tokens import Positions
 
 __all__ = ["sees_later"]
 
@@ -29,7 +30,7 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
         return len(positions) > 0 if isinstance(positions, range) else positions.numel() > 0
     if mask.is_causal:
         return False
-    table = torch.atleast_2d(torch.tensor(positions, dtype=torch.int64) if isinstance(positions, range) else positions)
+    table = (Positions(positions) if isinstance(positions, range) else Positions(None, positions)).on()
     items = max(len(table), mask.shape[0])
     table = table.cpu().expand(items, -1)
     some = (table >= 0).any(1)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.errors import kind, type_error, value_error
-from saccade.masks.arguments import check_positions, positions_of, size_of, without_list
+from saccade.masks.arguments import size_of
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.plans import plan_of
 from saccade.plan import Box, Groups, Plan
 from saccade.plan.spans import Bounds, Ints, Universe
+from saccade.positions.tokens import GivenPositions, Positions
 
 __all__ = ["Mask"]
 
@@ -143,8 +144,8 @@ class Mask(ABC):
         *,
         batch: int | None = None,
         heads: int | None = None,
-        q_positions: range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
-        kv_positions: range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> Tensor:
         """The rule written out: bool ``[batch, heads, q_len, kv_len]``.
 
@@ -163,21 +164,18 @@ class Mask(ABC):
         """
         where = "Mask.to_dense"
         batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
-        rows = without_list(where, "q_positions", q_positions)
-        columns = without_list(where, "kv_positions", kv_positions)
-        check_positions(where, "q_positions", rows, batch, q_len)
-        check_positions(where, "kv_positions", columns, batch, kv_len)
-        q, kv = positions_of(rows, kv_len - q_len, q_len), positions_of(columns, 0, kv_len)
-        allowed = self.allows(
-            torch.arange(batch)[:, None, None, None],
-            torch.arange(heads)[None, :, None, None],
-            q.reshape(*q.shape[:-1], 1, q_len, 1),
-            kv.reshape(*kv.shape[:-1], 1, 1, kv_len),
-        )
+        q, kv = torch.arange(kv_len - q_len, kv_len)[None], torch.arange(kv_len)[None]
         if q_positions is not None:
-            allowed = allowed & (q.reshape(*q.shape[:-1], 1, q_len, 1) >= 0)
+            q = Positions.of(q_positions, where, "q_positions", length=q_len, batch=batch).on()
         if kv_positions is not None:
-            allowed = allowed & (kv.reshape(*kv.shape[:-1], 1, 1, kv_len) >= 0)
+            kv = Positions.of(kv_positions, where, "kv_positions", length=kv_len, batch=batch).on()
+        q, kv = q[:, None, :, None], kv[:, None, None, :]
+        b, h = torch.arange(batch)[:, None, None, None], torch.arange(heads)[None, :, None, None]
+        allowed = self.allows(b, h, q, kv)
+        if q_positions is not None:
+            allowed = allowed & (q >= 0)
+        if kv_positions is not None:
+            allowed = allowed & (kv >= 0)
         return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
 
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:

@@ -7,9 +7,9 @@ from abc import abstractmethod
 from torch import Tensor, nn
 
 from saccade.caches import KVCache, LayerCache
-from saccade.engine.at_positions import GivenPositions
 from saccade.masks import Mask
 from saccade.matrix import Matrix
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["Mechanism"]
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from saccade.arguments import instance, is_integer
 from saccade.attention import AttentionMatrix, Impl
-from saccade.engine.at_positions import GivenPositions
 from saccade.errors import type_error, value_error
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
+from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
 
 __all__ = ["Softmax"]

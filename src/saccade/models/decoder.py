@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches import Cache
-from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
@@ -20,6 +19,7 @@ from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Learned, Rotary
+from saccade.positions.tokens import GivenPositions, Positions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
         write_decoder("Decoder.save_pretrained", path, self.config, self.state_dict(), self.tokenizer)
 
     def forward(
-        self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None
+        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
         """Read, and say what may come next.
 
@@ -124,21 +124,21 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
 
     def hidden(
-        self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None
+        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
         """What the last layer makes of each token, ``[batch, len, embed_dim]``; arguments as in `forward`.
 
         The projection to the vocabulary, often the largest tensor of all, is then made of the tokens that need it:
         ``logits(hidden(tokens, cache=cache)[:, -1:])`` after a long prompt.
         """
-        x = self._embedded(tokens, positions, cache)
+        x, positions = self._embedded(tokens, positions, cache)
         return self.stack(x, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
         return F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
-    def matrices(self, tokens: Tensor, *, mask: object = None, positions: Positions = None) -> list[Matrix]:
+    def matrices(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
         """Say who attends to whom in every layer when `forward` gets the same arguments.
 
         Returns:
@@ -146,7 +146,8 @@ class Decoder(nn.Module):
 
         Cost: a forward pass; memory linear in len.
         """
-        return self.stack.matrices(self._embedded(tokens, positions, None), mask=mask, positions=positions)
+        x, positions = self._embedded(tokens, positions, None)
+        return self.stack.matrices(x, mask=mask, positions=positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
         """An empty cache for this model.
@@ -156,20 +157,23 @@ class Decoder(nn.Module):
         """
         return self.stack.new_cache(max_len)
 
-    def _embedded(self, tokens: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
+    def _embedded(
+        self, tokens: Tensor, positions: GivenPositions, cache: Cache | None
+    ) -> tuple[Tensor, Positions | None]:
+        """The vectors of tokens, and where these stand, checked."""
         check_tokens("Decoder", "tokens", tokens, self.config.vocab_size)
-        check_positions(positions, "positions", tokens.shape[0], tokens.shape[1], "Decoder")
+        batch, length = tokens.shape
+        given = None if positions is None else Positions.of(positions, "Decoder", length=length, batch=batch)
         x = self.embedding(tokens)
         if self.position is not None:
-            length = tokens.shape[1]
-            place = cache.positions(length) if positions is None and cache is not None else positions
-            place = range(length) if place is None else place
-            if isinstance(place, range) and place and max(place[0], place[-1]) >= self.config.max_len:
+            place = cache.positions(length) if given is None and cache is not None else given
+            place = Positions.of(range(length) if place is None else place, "Decoder")
+            if place.run and place.ends is not None and place.ends[1] >= self.config.max_len:
                 hint = "its position vectors are learned, and there are no more"
                 rule = f"be at most {self.config.max_len} long"
-                raise value_error("Decoder", "text", rule, max(place[0], place[-1]) + 1, hint=hint)
+                raise value_error("Decoder", "text", rule, place.ends[1] + 1, hint=hint)
             x = x + self.position(place)
-        return self.dropout(x)
+        return self.dropout(x), given
 
 
 def _layer(config: DecoderConfig) -> DecoderLayer:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches import Cache
-from saccade.engine.at_positions import Positions, check_positions
 from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
@@ -19,6 +18,7 @@ from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
+from saccade.positions.tokens import GivenPositions, Positions
 
 __all__ = ["EncoderDecoder", "Given"]
 
@@ -74,9 +74,9 @@ class EncoderDecoder(nn.Module):
         source: Tensor,
         tokens: Tensor,
         *,
-        source_positions: Positions = None,
+        source_positions: GivenPositions = None,
         mask: object = None,
-        positions: Positions = None,
+        positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Read ``source``, and say what may come next in ``tokens``.
@@ -100,7 +100,7 @@ class EncoderDecoder(nn.Module):
         given = self.given(source, source_positions=source_positions)
         return given(tokens, mask=mask, positions=positions, cache=cache)
 
-    def given(self, source: Tensor, *, source_positions: Positions = None) -> Given:
+    def given(self, source: Tensor, *, source_positions: GivenPositions = None) -> Given:
         """Read ``source`` once, to write a text about it.
 
         Args:
@@ -111,7 +111,7 @@ class EncoderDecoder(nn.Module):
         """
         return Given(self, self.encode(source, source_positions=source_positions), source_positions)
 
-    def encode(self, source: Tensor, *, source_positions: Positions = None) -> Tensor:
+    def encode(self, source: Tensor, *, source_positions: GivenPositions = None) -> Tensor:
         """What the encoder makes of a text: ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
         x = self._embedded("source", source, source_positions, None)
         return self.encoder(x, positions=source_positions)
@@ -121,9 +121,9 @@ class EncoderDecoder(nn.Module):
         encoded: Tensor | None,
         tokens: Tensor,
         *,
-        encoded_positions: Positions = None,
+        encoded_positions: GivenPositions = None,
         mask: object = None,
-        positions: Positions = None,
+        positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """What the last layer makes of each token, ``[batch, len, embed_dim]``.
@@ -146,7 +146,12 @@ class EncoderDecoder(nn.Module):
         return F.linear(hidden, self.embedding.weight)
 
     def cross_matrices(
-        self, source: Tensor, tokens: Tensor, *, source_positions: Positions = None, positions: Positions = None
+        self,
+        source: Tensor,
+        tokens: Tensor,
+        *,
+        source_positions: GivenPositions = None,
+        positions: GivenPositions = None,
     ) -> list[Matrix]:
         """Say which tokens of ``source`` each of ``tokens`` looks at, in every layer of the decoder.
 
@@ -168,11 +173,12 @@ class EncoderDecoder(nn.Module):
         """
         return self.decoder.new_cache(max_len)
 
-    def _embedded(self, name: str, tokens: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
+    def _embedded(self, name: str, tokens: Tensor, positions: GivenPositions, cache: Cache | None) -> Tensor:
         where = "EncoderDecoder"
         check_tokens(where, name, tokens, self.config.vocab_size)
         batch, length = tokens.shape
-        check_positions(positions, f"positions of {name}", batch, length, where)
+        if positions is not None:
+            positions = Positions.of(positions, where, f"positions of {name}", length=length, batch=batch)
         x = self.embedding(tokens) * math.sqrt(self.config.embed_dim)
         if self.position is None:
             return self.dropout(x)
@@ -190,18 +196,18 @@ class Given(nn.Module):
         encoded_positions: where the tokens of the source stand.
     """
 
-    def __init__(self, model: EncoderDecoder, encoded: Tensor, encoded_positions: Positions = None):
+    def __init__(self, model: EncoderDecoder, encoded: Tensor, encoded_positions: GivenPositions = None):
         super().__init__()
         self.model, self.encoded, self.encoded_positions = model, encoded, encoded_positions
 
     def forward(
-        self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None
+        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
         """Logits ``[batch, len, vocab_size]`` of ``tokens``; see `EncoderDecoder.forward`."""
         return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
 
     def hidden(
-        self, tokens: Tensor, *, mask: object = None, positions: Positions = None, cache: Cache | None = None
+        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
         """What the last layer makes of each token; see `EncoderDecoder.hidden`."""
         # What the cache knows may since have been put in another order, or repeated, with the texts.

@@ -153,12 +153,12 @@ class MultiHeadAttention(nn.Module):
         if cache is None:
             return self._product(self._matrix(heads), heads)
         q, k, v, joined, own, kv_own = heads
-        at, dropout_p = None if own is None else own.given, self.dropout_p if self.training else 0.0
+        dropout_p = self.dropout_p if self.training else 0.0
         if not isinstance(cache, CrossCache):
-            return self._merged(cache.attend(self.mechanism, q, k, v, mask=joined, positions=at, dropout_p=dropout_p))
+            return self._merged(cache.attend(self.mechanism, q, k, v, mask=joined, positions=own, dropout_p=dropout_p))
         if is_new:
-            cache.fill(k, v, kv_positions=None if kv_own is None else kv_own.given)
-        return self._merged(cache.attend(self.mechanism, q, mask=joined, positions=at, dropout_p=dropout_p))
+            cache.fill(k, v, kv_positions=kv_own)
+        return self._merged(cache.attend(self.mechanism, q, mask=joined, positions=own, dropout_p=dropout_p))
 
     def matrix(
         self,
@@ -240,22 +240,20 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and not is_across:
             own = kv_own = check_causal(joined, cache.positions(q_len) if own is None else own.given, cache)
         q = self._split(self.query_projection(query), self.num_heads)
-        q = self._rotated(q, own, kv_len - q_len)
+        rotary = self.rotary
+        if rotary is not None:
+            q = rotary(q, (Positions.between(kv_len - q_len, kv_len) if own is None else own).given)
         if is_known:
             return _Heads(q, q, q, joined, own, kv_own)
         k = self._split(self.key_projection(key), self.num_kv_heads)
         v = self._split(self.value_projection(value), self.num_kv_heads)
-        return _Heads(q, self._rotated(k, kv_own, 0), v, joined, own, kv_own)
-
-    def _rotated(self, x: Tensor, positions: Positions | None, first: int) -> Tensor:
-        if self.rotary is None:
-            return x
-        positions = Positions.between(first, first + x.shape[2]) if positions is None else positions
-        return self.rotary(x, positions.given)
+        if rotary is not None:
+            k = rotary(k, (Positions.between(0, kv_len) if kv_own is None else kv_own).given)
+        return _Heads(q, k, v, joined, own, kv_own)
 
     def _matrix(self, heads: _Heads) -> Matrix:
-        own, kv_own = (None if x is None else x.given for x in (heads.positions, heads.kv_positions))
-        return self.mechanism(heads.query, heads.key, mask=heads.mask, q_positions=own, kv_positions=kv_own)
+        query, key, _, mask, own, kv_own = heads
+        return self.mechanism(query, key, mask=mask, q_positions=own, kv_positions=kv_own)
 
     def _product(self, matrix: Matrix, heads: _Heads) -> Tensor:
         return self._merged(matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0))

@@ -117,7 +117,7 @@ def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: Lay
     """
     if positions is None:
         return None
-    if not sees_later(mask, positions):
+    if (mask is not None and mask.is_causal) or not sees_later(mask, positions):
         return Positions(positions) if isinstance(positions, range) else Positions(None, positions)
     hint = (
         "mask=masks.Causal(), or your_mask & masks.Causal(); keys that may be seen go in with the queries that see them"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from saccade.caches import LayerCache
-from saccade.engine.at_positions import Positions
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn.attention import MultiHeadAttention
 from saccade.positions import Rotary
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["AttentionBlock"]
 
@@ -69,8 +69,8 @@ class AttentionBlock(nn.Module):
         value: Tensor | None = None,
         *,
         mask: object = None,
-        positions: Positions = None,
-        kv_positions: Positions = None,
+        positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
@@ -83,8 +83,8 @@ class AttentionBlock(nn.Module):
         key: Tensor | None = None,
         *,
         mask: object = None,
-        positions: Positions = None,
-        kv_positions: Positions = None,
+        positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> Matrix:
         """The attention matrix of this call, not built."""
         return self.attention.matrix(query, key, mask=mask, positions=positions, kv_positions=kv_positions)
@@ -96,8 +96,8 @@ class AttentionBlock(nn.Module):
         value: Tensor | None = None,
         *,
         mask: object = None,
-        positions: Positions = None,
-        kv_positions: Positions = None,
+        positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
     ) -> tuple[Tensor, Tensor]:
         """Output and per-head weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
         where = {"positions": positions, "kv_positions": kv_positions}

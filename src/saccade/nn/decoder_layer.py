@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from saccade.caches import Cache, CrossCache, LayerCache
-from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.norms import Norm
 from saccade.nn.residual import ResidualLayer
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["DecoderLayer"]
 
@@ -71,8 +71,8 @@ class DecoderLayer(ResidualLayer):
         *,
         mask: object = None,
         encoded_mask: object = None,
-        positions: Positions = None,
-        encoded_positions: Positions = None,
+        positions: GivenPositions = None,
+        encoded_positions: GivenPositions = None,
         cache: LayerCache | Cache | None = None,
     ) -> Tensor:
         """Transform.
@@ -124,8 +124,8 @@ class DecoderLayer(ResidualLayer):
         *,
         mask: object = None,
         encoded_mask: object = None,
-        positions: Positions = None,
-        encoded_positions: Positions = None,
+        positions: GivenPositions = None,
+        encoded_positions: GivenPositions = None,
     ) -> Matrix:
         """Who of x attends to what of ``encoded`` in `forward`: ``[batch, num_heads, len, encoded_len]``, not built."""
         self._check_encoded(encoded, False)
@@ -174,7 +174,7 @@ class DecoderLayer(ResidualLayer):
             raise value_error("DecoderLayer", "encoded", rule, None, hint=hint)
 
 
-def _in_own_text(positions: Positions, x: Tensor, encoded_mask: object) -> Positions:
+def _in_own_text(positions: GivenPositions, x: Tensor, encoded_mask: object) -> GivenPositions:
     """Where tokens stand when they look across: where they stand in their own text, whatever the other's length.
 
     A mask that is a tensor goes by rows, not by positions.

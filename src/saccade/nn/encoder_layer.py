@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from saccade.engine.at_positions import Positions
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.norms import Norm
 from saccade.nn.residual import ResidualLayer
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["EncoderLayer"]
 
@@ -59,7 +59,7 @@ class EncoderLayer(ResidualLayer):
     ):
         super().__init__({"attention": attention}, feed_forward, norm, norm_eps, norm_first, dropout_p)
 
-    def forward(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
         """Transform.
 
         Args:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from saccade.arguments import flag, instance
 from saccade.engine import dropout
-from saccade.engine.at_positions import Positions
 from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.norms import Norm, make_norm
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["ResidualLayer"]
 
@@ -51,7 +51,7 @@ class ResidualLayer(nn.Module):
             setattr(self, f"{name}_norm", None if module is None else make_norm(norm, width, norm_eps, where))
         self.dropout = nn.Dropout(dropout_p)
 
-    def matrix(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Matrix:
+    def matrix(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Matrix:
         """The self-attention matrix that `forward` multiplies by: ``[batch, num_heads, len, len]``, not built."""
         tokens = self.attention_norm(x) if self.norm_first else x
         return self.attention.matrix(tokens, mask=mask, positions=positions)

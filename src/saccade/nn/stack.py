@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache
-from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
 
@@ -43,13 +43,13 @@ class EncoderStack(nn.Module):
         self.layers = _checked("EncoderStack", layers, EncoderLayer, final_norm)
         self.final_norm = final_norm
 
-    def forward(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
         """``[batch, len, embed_dim]`` to the same; arguments as in `EncoderLayer.forward`, for all layers alike."""
         for layer in self.layers:
             x = layer(x, mask=mask, positions=positions)
         return x if self.final_norm is None else self.final_norm(x)
 
-    def matrices(self, x: Tensor, *, mask: object = None, positions: Positions = None) -> list[Matrix]:
+    def matrices(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
         """The attention matrix of every layer in `forward`, not built."""
         facts = {"mask": mask, "positions": positions}
         return [layer.matrix(x, **facts) for layer, x in with_inputs(self.layers, x, **facts)]
@@ -92,8 +92,8 @@ class DecoderStack(nn.Module):
         *,
         mask: object = None,
         encoded_mask: object = None,
-        positions: Positions = None,
-        encoded_positions: Positions = None,
+        positions: GivenPositions = None,
+        encoded_positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """``[batch, len, embed_dim]`` to the same.
@@ -115,8 +115,8 @@ class DecoderStack(nn.Module):
         *,
         mask: object = None,
         encoded_mask: object = None,
-        positions: Positions = None,
-        encoded_positions: Positions = None,
+        positions: GivenPositions = None,
+        encoded_positions: GivenPositions = None,
     ) -> list[Matrix]:
         """The self-attention matrix of every layer in `forward`, not built."""
         own = {"mask": mask, "positions": positions}
@@ -130,8 +130,8 @@ class DecoderStack(nn.Module):
         *,
         mask: object = None,
         encoded_mask: object = None,
-        positions: Positions = None,
-        encoded_positions: Positions = None,
+        positions: GivenPositions = None,
+        encoded_positions: GivenPositions = None,
     ) -> list[Matrix]:
         """The cross-attention matrix of every layer in `forward`, not built."""
         facts = {"mask": mask, "positions": positions}

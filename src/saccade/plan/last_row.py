@@ -58,7 +58,9 @@ class RowPlan(Plan):
     def __init__(self, rows: RowsAhead, position: int, shape: tuple[int, int, int, int]):
         tiles, width, is_sure, row = [], 0, True, position - rows.first
         for rule, step, sure, unsure in rows.terms:
-            strips = [Strip(keys, True) for keys in sure[row]]
+            strips = []
+            for keys in sure[row]:
+                strips.append(Strip(keys, True))
             for keys in unsure[row]:
                 residual = rule.residual(Box(ALL, range(position, position + 1, step), keys))
                 if residual is not False:
@@ -71,7 +73,7 @@ class RowPlan(Plan):
                 width += len(keys)
                 is_sure &= residual is True
             tiles.append(Tile(slice(0, shape[0]), slice(0, shape[1]), range(0, 1, step), tuple(strips), rule))
-        self.shape, self.memo, self._kept, self._count = shape, {}, tuple(tiles), len(tiles)
+        self.shape, self.memo, self.tiles, self.count = shape, {}, tuple(tiles), len(tiles)
         self.overlaps = len(tiles) > 1
         self.pairs = shape[0] * shape[1] * width
         self.is_full = is_sure and width == shape[3] and not self.overlaps

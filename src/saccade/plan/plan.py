@@ -30,22 +30,22 @@ class Plan:
 
     Attributes:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
+        tiles: in the order of their rows.
+        count: how many tiles there are.
         overlaps: True if a row may stand in several tiles, whose results are then merged by their lse; the keys of
             such tiles are disjoint. Otherwise every row stands in exactly one tile, which may have no columns.
         memo: what kernels derive from this plan and may keep as long as it lives (residual tensors, by key).
     """
+
+    tiles: Iterable[Tile]
 
     def __init__(self, shape: tuple[int, int, int, int], groupings: Sequence[Layout]):
         self.shape = shape
         self.overlaps = len(groupings) > 1
         self.memo: dict[Hashable, object] = {}
         self._layouts = tuple(groupings)
-        self._count = sum([len(layout.groups.first) for layout in groupings])
-
-    @property
-    def tiles(self) -> Iterable[Tile]:
-        """The tiles, in the order of their rows."""
-        return self._kept if len(self) <= _KEPT_TILES else self._made()
+        self.count = sum([len(layout.groups.first) for layout in groupings])
+        self.tiles = _Tiles(self._layouts, self.count)
 
     @cached_property
     def pairs(self) -> int:
@@ -59,18 +59,25 @@ class Plan:
         return sure and self.pairs == math.prod(self.shape)
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __repr__(self) -> str:
         return f"Plan({list(self.shape)}, tiles={len(self)}, pairs={self.pairs} of {math.prod(self.shape)})"
 
-    @cached_property
-    def _kept(self) -> tuple[Tile, ...]:
-        return tuple(self._made())
 
-    def _made(self) -> Iterator[Tile]:
-        for layout in self._layouts:
-            yield from layout.tiles()
+class _Tiles:
+    """The tiles of some layouts; many of them are made anew each time."""
+
+    def __init__(self, groupings: tuple[Layout, ...], count: int):
+        self._layouts, self._count = groupings, count
+        self._kept: tuple[Tile, ...] | None = None
+
+    def __iter__(self) -> Iterator[Tile]:
+        if self._kept is None and self._count <= _KEPT_TILES:
+            self._kept = tuple(tile for layout in self._layouts for tile in layout.tiles())
+        if self._kept is not None:
+            return iter(self._kept)
+        return (tile for layout in self._layouts for tile in layout.tiles())
 
 
 def make(

@@ -13,7 +13,7 @@ from saccade.arguments import is_integer
 from saccade.errors import describe, hidden_by_vmap, type_error, value_error
 from saccade.transforms import is_mapped, is_transformed
 
-__all__ = ["GivenPositions", "Positions", "can_be_read"]
+__all__ = ["GivenPositions", "Positions", "behind", "can_be_read"]
 
 _LARGEST = 1 << 62  # sums of positions must fit int64
 
@@ -59,7 +59,10 @@ class Positions:
         Raises:
             TypeError, ValueError: something else, another shape, a position below -1.
         """
-        if isinstance(given, Positions):
+        if type(given) is Positions:
+            run = given.run
+            if length is None or length == (len(given) if run is None else len(run)):
+                return given
             given = given.given
         if isinstance(given, range):
             if length is not None and len(given) != length:
@@ -70,10 +73,10 @@ class Positions:
         table = _from_list(given, where, name) if isinstance(given, list | tuple) else given
         if not isinstance(table, Tensor) or table.dtype != torch.int64:
             got = str(getattr(table, "dtype", type(table).__name__)).removeprefix("torch.")
-            raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", got)
+            raise type_error(where, name, "be a range, an int64 tensor or a list of ints", got)
         if length is not None and table.shape not in ((length,), (1, length), (batch, length)):
             raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(table.shape))
-        if is_mapped(table):
+        if length is not None and is_mapped(table):
             raise hidden_by_vmap(where, name)
         # Reading the contents would wait for any other device; there, all negative positions mean "no token".
         if can_be_read(table) and int(table.min()) < -1:
@@ -115,6 +118,61 @@ class Positions:
         found = table[table >= 0]
         return (int(found.min()), int(found.max())) if len(found) else None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return 0 if self.table is None else self.table.untyped_storage().nbytes()
+
+    @property
+    def after(self) -> int | Tensor:
+        """Where the next token will stand: behind the last one, int64 ``[batch]`` where there is a table."""
+        if self.run is not None:
+            return self.run.stop
+        table = torch.atleast_2d(self.on())
+        return (table.amax(1) + 1).clamp(min=0) if table.shape[1] else table.new_zeros(len(table))
+
+    def next(self, count: int) -> Positions:
+        """Where the next tokens will stand, one by one behind the last token of each item."""
+        if self.run is not None:
+            return Positions(range(self.run.stop, self.run.stop + count))
+        return behind(self.after, count)
+
+    def extended(self, new: Positions, batch: int, device: torch.device) -> tuple[Positions, Positions]:
+        """These and then new ones, and the new ones: as runs where all follow one by one, else as tables."""
+        run, added = self.run, new.run
+        if not (added if new.table is None else new.table.shape[-1]):
+            return self, new  # a call of no tokens says nothing of where tokens stand
+        if run is not None and added is not None and added.step == 1 and (not run or run.stop == added.start):
+            return Positions(range(run.start if run else added.start, added.stop)), new
+        first = None if run is None else new.one_by_one()
+        if run is not None and first is not None and (not run or run.stop == first):
+            added = range(first, first + len(new))
+            return Positions(range(run.start if run else first, added.stop)), Positions(added)
+        old, table = (x.on(device).expand(batch, -1) for x in (self, new))
+        return Positions(None, torch.cat([old, table], 1)), Positions(None, table)
+
+    def one_by_one(self) -> int | None:
+        """The first position if all items have the same ones, each behind the one before; None if not."""
+        if self.run is not None:
+            return self.run.start if self.run.step == 1 or len(self.run) == 1 else None
+        table = self.on()
+        if not table.numel():
+            return None
+        first = int(table[0, 0])
+        run = torch.arange(first, first + table.shape[1], device=table.device)
+        return first if first >= 0 and bool((table == run).all()) else None
+
+    def reordered(self, rows: Tensor) -> Positions:
+        """Of other batch items."""
+        return self if self.table is None else Positions(None, self.table[rows.to(self.table.device)])
+
+    def cropped(self, length: int) -> Positions:
+        """Of the first tokens."""
+        if self.table is None:
+            assert self.run is not None
+            return Positions(self.run[:length])
+        return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
+
     def on(self, device: torch.device | str | None = None) -> Tensor:
         """Written out, int64 ``[batch | 1, len]``."""
         run = self.run
@@ -128,6 +186,13 @@ GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[
 """Positions as users hand them over; None for those that are usual."""
 
 
+def behind(after: int | Tensor, count: int) -> Positions:
+    """So many positions one by one: from a number on, or from one for each item, int64 ``[batch]``."""
+    if isinstance(after, int):
+        return Positions(range(after, after + count))
+    return Positions(None, after[:, None] + torch.arange(count, device=after.device))
+
+
 def can_be_read(x: Tensor) -> bool:
     """Whether x has elements that can be read: without waiting for a device, outside of a compiler and of ``vmap``."""
     return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling() and not is_mapped(x)
@@ -136,7 +201,7 @@ def can_be_read(x: Tensor) -> bool:
 def _from_list(given: Sequence[Any], where: str, name: str) -> Tensor:
     rows = [row if isinstance(row, list | tuple) else [row] for row in given]
     if not all(is_integer(one) for row in rows for one in row):
-        raise type_error(where, name, "be a range, an int64 tensor, a list of ints or None", "a list of something else")
+        raise type_error(where, name, "be a range, an int64 tensor or a list of ints", "a list of something else")
     if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in given}) > 1:
         raise value_error(where, name, "have rows of one length", "rows of several lengths")
     if any(abs(int(one)) >= _LARGEST for row in rows for one in row):

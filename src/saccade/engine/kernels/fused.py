@@ -74,7 +74,7 @@ class Fused(KernelByHand):
             if single.tile.columns and len(single.tile.columns[0].keys) != key.shape[2]:
                 key, value = _columns(given, value, single)
             out, lse = aten.forward(given.query, key, value, *terms, single.causal, given.scale)
-        return _narrow(out, value_dim), lse
+        return (out if out.shape[3] == value_dim else out[..., :value_dim]), lse
 
     def backward(
         self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]

@@ -62,23 +62,21 @@ def single_call(given: Ingredients) -> Call | None:
     """
     plan, bias = given.plan, given.bias
     key = ("single call", bias is None, bias is None or bias.is_written_out)
-    if key not in plan.memo:
-        plan.memo[key] = _single(given) if len(plan) == 1 and key[2] else None
-    return cast("Call | None", plan.memo[key])
-
-
-def _single(given: Ingredients) -> Call | None:
-    (tile,), shape = given.plan.tiles, given.plan.shape
-    rows = (tile.batch.stop - tile.batch.start) * shape[1] * len(tile.rows)
-    if rows != math.prod(shape[:3]):
-        return None
-    if len(tile.columns) == 1 and tile.columns[0].residual is True:  # one range that every row has: most of decoding
-        call = Call(tile, False, False, True)
-        is_whole = len(tile.columns[0].keys) == shape[3]
-        return call if is_whole or given.bias is None else None
-    calls = list(calls_of(given, tile))
-    is_whole = tile.width == shape[3] or (given.bias is None and len(joined(tile.spans)) == 1)
-    return calls[0] if len(calls) == 1 and is_whole else None
+    if key in plan.memo:
+        return cast("Call | None", plan.memo[key])
+    found, shape = None, plan.shape
+    if plan.count == 1 and key[2]:
+        (tile,) = plan.tiles
+        has_all_rows = (tile.batch.stop - tile.batch.start) * shape[1] * len(tile.rows) == math.prod(shape[:3])
+        if has_all_rows and len(tile.columns) == 1 and tile.columns[0].residual is True:  # most steps of decoding
+            is_whole = len(tile.columns[0].keys) == shape[3]
+            found = Call(tile, False, False, True) if is_whole or bias is None else None
+        elif has_all_rows:
+            calls = list(calls_of(given, tile))
+            is_whole = tile.width == shape[3] or (bias is None and len(joined(tile.spans)) == 1)
+            found = calls[0] if len(calls) == 1 and is_whole else None
+    plan.memo[key] = found
+    return found
 
 
 def tiles_of(given: Ingredients) -> Iterable[Tile]:

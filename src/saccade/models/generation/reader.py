@@ -10,9 +10,9 @@ from torch import Tensor
 
 from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache, Traffic
-from saccade.engine.at_positions import Positions
 from saccade.errors import type_error, value_error
 from saccade.models.generation.prompts import left_padded
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["LanguageModel", "Reader", "new_reader"]
 
@@ -20,7 +20,7 @@ __all__ = ["LanguageModel", "Reader", "new_reader"]
 class LanguageModel(Protocol):
     """What generation needs of a model. With ``new_cache()`` it reads step by step, else everything each time."""
 
-    def __call__(self, tokens: Tensor, *, positions: Positions) -> Tensor:
+    def __call__(self, tokens: Tensor, *, positions: GivenPositions) -> Tensor:
         """Logits ``[batch, len, vocab]`` of ``tokens [batch, len]``; with a cache also ``cache=``."""
         ...
 
