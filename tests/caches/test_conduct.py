@@ -39,7 +39,7 @@ def test_bytes_are_those_of_the_tensors() -> None:
     assert half.nbytes == 10 * token // 2
     ragged = KVCache(10)
     ragged.attend(SOFTMAX, *_qkv(), mask=CAUSAL, positions=padded_positions([3, 1]))
-    assert ragged.nbytes == 10 * token + 2 * 3 * 8 + 2 * 8
+    assert ragged.nbytes == 10 * token + 2 * 3 * 8  # and where the tokens stand
 
 
 def test_growing_moves_memory_rarely() -> None:
@@ -175,7 +175,7 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
         (lambda: _filled().reorder(torch.ones(2, dtype=torch.bool)), TypeError, "rows must be an int tensor"),
         (lambda: _filled().reorder("01"), TypeError, "rows must be an int tensor"),
         (lambda: KVCache().positions(-1), ValueError, "q_len must be an int of at least 0; got -1"),
-        (lambda: padded_positions([3], side="up"), ValueError, "side must be 'right' or 'left'"),
+        (lambda: padded_positions([3], side="up"), ValueError, "side must be one of 'right', 'left'"),
         (lambda: padded_positions([3], padded_len=2), ValueError, "padded_len must be at least the longest item"),
         (lambda: padded_positions([-1]), ValueError, "lengths must be ints of at least 0"),
         (lambda: Cache([]), ValueError, "Cache: layers must be at least one; got none"),

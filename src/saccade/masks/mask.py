@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.errors import kind, type_error, value_error
-from saccade.masks.arguments import size_of
+from saccade.masks.arguments import check_readable, size_of
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.plans import plan_of
 from saccade.plan import Box, Groups, Plan
@@ -164,6 +164,9 @@ class Mask(ABC):
         """
         where = "Mask.to_dense"
         batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
+        for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
+            if isinstance(given, Tensor):
+                check_readable(where, name, given)
         q, kv = torch.arange(kv_len - q_len, kv_len)[None], torch.arange(kv_len)[None]
         if q_positions is not None:
             q = Positions.of(q_positions, where, "q_positions", length=q_len, batch=batch).on()
