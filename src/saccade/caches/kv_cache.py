@@ -123,7 +123,8 @@ class KVCache(LayerCache):
         if self.length:
             raise value_error(where, "cache", "be empty", f"one of {self.length} columns", hint="crop(0) empties it")
         self._check_new(where, key, key, value)
-        tokens, _ = Places().extended(positions, len(key), key.shape[2], key.device, where)
+        given = range(key.shape[2]) if positions is None else positions
+        tokens, _ = self._tokens.extended(given, len(key), key.shape[2], key.device, where)
         self._written("key", 0, key)
         self._written("value", 0, value)
         self._tokens, self._like = tokens, Like.of(key, value)
@@ -168,6 +169,9 @@ class KVCache(LayerCache):
 
     def _why_not_cropped(self, length: int) -> None:
         del length
+
+    def _empty(self) -> None:
+        self._crop(0)
 
     def _crop(self, length: int) -> None:
         self._tokens = self._tokens.cropped(length)  # the room stays, and what is in it does not count
