@@ -276,6 +276,15 @@ def test_a_context_keeps_its_own_memory() -> None:
         CrossCache().fill(k, v[:, :, :1])
 
 
+def test_positions_of_a_context_that_all_items_share_stay_when_items_are_reordered() -> None:
+    cache, (q, k, v) = CrossCache(), _qkv(3, batch=3)
+    cache.fill(k, v, kv_positions=torch.tensor([4, 5, -1]))
+    cache.reorder([2, 0])
+    expected = SOFTMAX(q[[2, 0]], k[[2, 0], :, :2], mask=CAUSAL, q_positions=range(4, 7), kv_positions=range(4, 6))
+    out = cache.attend(SOFTMAX, q[[2, 0]], mask=CAUSAL, positions=range(4, 7))
+    torch.testing.assert_close(out, expected @ v[[2, 0], :, :2])
+
+
 def test_layers_refuse_what_a_cache_cannot_mean() -> None:
     mha = MultiHeadAttention(16, 4, mask=CAUSAL).eval()
     x = torch.randn(2, 3, 16)

@@ -143,7 +143,7 @@ class BlockSelectCache(KVCache):
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor]:
             check_softmax(matrix, call)
-            return (matrix.matmul(v, dropout_p=call.dropout_p),)
+            return call.product(matrix, v)
 
         kv_heads, portions, sees_all = chosen.shape[1], reading.portions(), seen.allowed is None
         (out,) = attend_by_head(call, kv_heads, reading.read, stand, finish, portions=portions, sees_all=sees_all)

@@ -12,12 +12,7 @@ from saccade.caches.rules import tells_heads_apart
 from saccade.matrix import Matrix
 from saccade.positions.tokens import GivenPositions, Positions
 
-__all__ = ["attend_by_head", "treats_heads_alike"]
-
-
-def treats_heads_alike(call: Call) -> bool:
-    """Whether the mechanism says that products and the mask alone matter to its matrices, the same in every head."""
-    return getattr(call.mechanism, "treats_heads_alike", False)
+__all__ = ["attend_by_head"]
 
 
 def attend_by_head(
@@ -30,11 +25,11 @@ def attend_by_head(
     portions: Sequence[slice] = (),
     sees_all: bool = False,
 ) -> tuple[Tensor, ...]:
-    """What is made of each key head's matrix, put together over heads and items.
+    """Run attention in which each key head reads its own columns, and put the results of all heads together.
 
-    Key heads of all items are numbered together, ``item * kv_heads + head``. Where nothing tells heads apart they are
-    run as batch items, many at once. Else they are run together, if all hold the same tokens, or one head of all items
-    at a time, with the arithmetic of all.
+    Key heads of all items are rows of one table, ``item * kv_heads + head``. Where nothing tells heads apart, rows are
+    run as batch items, many at once. Otherwise heads are run together, if all hold the same tokens, or one by one: each
+    time with the arithmetic of all heads.
 
     Args:
         call: what was asked.
@@ -42,14 +37,14 @@ def attend_by_head(
         read: keys and values of such rows, ``[rows, columns, width]``.
         stand: where these keys stand, int64 ``[rows, columns]``, -1 for nobody; None where all heads hold the same
             tokens, those of the call's ``kv_positions``.
-        finish: what is to be made of a matrix and its values; each result begins with ``[batch, heads, ...]``.
-        portions: rows to be run at once, in their order; all of them when empty.
+        finish: what to compute of a matrix and its values; each result is ``[batch, heads, ...]``.
+        portions: rows to run at once, in their order; all of them when empty.
         sees_all: whether every query sees every column that is read.
     """
     batch, heads, q_len, width = call.query.shape
     rows, group = batch * kv_heads, heads // kv_heads
     parts: list[tuple[Tensor, ...]] = []
-    if treats_heads_alike(call) and not tells_heads_apart(call.mask):
+    if call.treats_heads_alike and not tells_heads_apart(call.mask):
         folded = call.query.reshape(rows, group, q_len, width)
         q_rows = _of_rows(call.positions, batch, kv_heads)
         kv_rows = _of_rows(call.kv_positions, batch, kv_heads) if stand is None else stand

@@ -32,7 +32,7 @@ class Leaf(NamedTuple):
         axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
             ``columns`` where only the first `LayerCache.length` count.
         dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
-            where no token stands) or ``int8``.
+            where no token stands), ``int8`` or ``bool``.
         is_optional: whether a cache may go without it.
         is_saved: whether files hold it.
     """
@@ -209,13 +209,14 @@ class LayerCache:
         """Forget all columns but the first ``length``; a cache that cannot says why, and goes back to 0 at least."""
         where = f"{type(self).__name__}.crop"
         check_crop(where, length, self.length)
-        if length == self.length > 0:
-            return
-        reason = self._why_not_cropped(length) if length else None
-        if reason is not None:
-            hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
-            raise unsupported(where, f"length={length}", [reason], hint=hint)
-        self._crop(length)
+        if length == 0:
+            self._empty()
+        elif length < self.length:
+            reason = self._why_not_cropped(length)
+            if reason is not None:
+                hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
+                raise unsupported(where, f"length={length}", [reason], hint=hint)
+            self._crop(length)
 
     def fork(self) -> Self:
         """An independent copy: what happens to one does not show in the other. Memory is shared until one writes."""
@@ -231,15 +232,14 @@ class LayerCache:
             if leaf.is_saved and leaf.name in self._state and self.length:
                 x = self._state[leaf.name]
                 tensors[leaf.name] = x[:, :, : self.length] if "columns" in leaf.axes else x
-        numbers = {"length": self.length} | {name: getattr(self, name) for name in self.numbers}
+        numbers = {name: getattr(self, name) for name in self.numbers}
         if isinstance(tokens, Positions):
             numbers["first"] = tokens.run.start if tokens.run else 0 if self.length else None
             if tokens.table is not None:
                 tensors["positions"] = tokens.table
-        elif isinstance(tokens.at, Tensor):
-            numbers["next"], tensors["next"] = -1, tokens.at
         else:
-            numbers["next"] = tokens.at
+            numbers |= {"length": tokens.length, "next": -1 if isinstance(tokens.at, Tensor) else tokens.at}
+            tensors |= {"next": tokens.at} if isinstance(tokens.at, Tensor) else {}
         return numbers, tensors
 
     def restore(self, contents: Contents) -> None:
@@ -268,13 +268,15 @@ class LayerCache:
         self._state, self._shared, self._like, self._traffic = {}, set(), None, Traffic(0, 0)
         self._tokens = _NO_TOKENS if self.keeps_order else Upcoming()
 
-    def _crop(self, length: int) -> None:
-        """Forget all columns but the first, fewer than there are; here it is all of them."""
-        del length
+    def _empty(self) -> None:
+        """Forget all columns; the room for them may stay."""
         self._forget()
 
+    def _crop(self, length: int) -> None:
+        """Forget all columns but the first ``length``: at least 1, and fewer than there are."""
+
     def _why_not_cropped(self, length: int) -> str | None:
-        """Why there is no way back to so many columns, at least 1; None if there is."""
+        """Why there is no way back to so many columns; None if there is."""
         del length
         return "what later tokens did to it cannot be undone"
 
@@ -308,8 +310,9 @@ class LayerCache:
                 raise error(where, what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Sizes of leaves that are known before these are read."""
-        return {"columns": contents.count("length")} if self.keeps_order and contents.says("length") else {}
+        """Sizes of leaves that settings or numbers tell before these are read."""
+        del contents
+        return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         """Raise where a file says what no such cache could have written; reads the cache's own numbers."""

@@ -15,7 +15,10 @@ __all__ = ["Call", "Like", "MakesMatrix", "Traffic"]
 
 
 class MakesMatrix(Protocol):
-    """What a cache needs of a mechanism: to be called. It knows no mechanism, one is passed in."""
+    """What a cache needs of a mechanism: to be called. It knows no mechanism, one is passed in.
+
+    One that declares ``treats_heads_alike``, as `saccade.mechanisms.Mechanism` does, may be faster.
+    """
 
     def __call__(
         self, query: Tensor, key: Tensor, *, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
@@ -63,6 +66,11 @@ class Call(NamedTuple):
         return self.positions.on(self.key.device)
 
     @property
+    def treats_heads_alike(self) -> bool:
+        """Whether the mechanism declares that products and the mask alone matter to it, the same in every head."""
+        return getattr(self.mechanism, "treats_heads_alike", False)
+
+    @property
     def needs_graph(self) -> bool:
         """Whether autograd will record the product."""
         if not torch.is_grad_enabled():
@@ -71,6 +79,10 @@ class Call(NamedTuple):
             return True
         module = self.mechanism
         return isinstance(module, torch.nn.Module) and any(x.requires_grad for x in module.parameters())
+
+    def product(self, matrix: Matrix, value: Tensor) -> tuple[Tensor]:
+        """The product with values, as the only result."""
+        return (matrix.matmul(value, dropout_p=self.dropout_p),)
 
 
 class Like(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from saccade.arguments import Shapes
@@ -97,7 +98,7 @@ class CrossCache(LayerCache):
         # As they are where gradients must reach the context; else copies, so that nothing is shared with the caller.
         self._state = {name: x if x.requires_grad else x.clone() for name, x in (("key", key), ("value", value))}
         if isinstance(stands, Tensor):
-            self._state["kv_positions"] = stands.clone()
+            self._state["kv_positions"] = torch.atleast_2d(stands).clone()
         else:
             self._run = stands
         self._like = Like.of(key, value)

@@ -149,8 +149,7 @@ class EvictingCache(LayerCache):
         """The product of a call's queries with all keys, and what these receive, ``[batch, heads, columns]``."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
-            out = (matrix.matmul(v, dropout_p=call.dropout_p),) if product else ()
-            return (*out, *(matrix.ask(Received()) if received else ()))
+            return (*(call.product(matrix, v) if product else ()), *(matrix.ask(Received()) if received else ()))
 
         if not self._state:  # all heads hold the same tokens yet
             where = {"q_positions": call.positions, "kv_positions": call.kv_positions}

@@ -14,7 +14,6 @@ from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.errors import value_error
 from saccade.finite import is_finite, not_finite
-from saccade.matrix import Matrix
 from saccade.positions.tokens import Positions
 
 __all__ = ["Int8Cache", "Rounded"]
@@ -110,6 +109,7 @@ class Int8Cache(LayerCache):
             Leaf(f"{name}.steps", f"batch kv_heads blocks {width}", "wide"),
         )
     )
+    numbers = ("length",)
     equals = "the run with a KVCache that holds rounded keys and values"
     keeps_order = hands_on_all = True
 
@@ -126,13 +126,10 @@ class Int8Cache(LayerCache):
         def read(rows: slice) -> tuple[Tensor, Tensor]:
             return held["key"].read(call.key, rows), held["value"].read(call.value, rows)
 
-        def finish(matrix: Matrix, values: Tensor) -> tuple[Tensor]:
-            return (matrix.matmul(values, dropout_p=call.dropout_p),)
-
         batch, kv_heads, q_len, width = call.key.shape
         each = max(1, _AT_ONCE // max(1, (self.length + q_len) * width * call.key.element_size()))
         portions = [slice(start, start + each) for start in range(0, batch * kv_heads, each)]
-        (out,) = attend_by_head(call, kv_heads, read, None, finish, portions=portions)
+        (out,) = attend_by_head(call, kv_heads, read, None, call.product, portions=portions)
         moved = call.key.nbytes + call.value.nbytes
         self._traffic = Traffic(sum(x.nbytes for x in self._state.values()) + moved, moved)
         for name, x in new.items() if q_len else ():
@@ -158,9 +155,6 @@ class Int8Cache(LayerCache):
         return f"the first {rounded} columns are rounded in blocks, which cannot be opened again"
 
     def _crop(self, length: int) -> None:
-        if not length:
-            self._forget()
-            return
         for name in ("key.rest", "value.rest"):
             self._state[name] = self._state[name][:, :, : length % self.block_size].clone()
         self._tokens = self._tokens.cropped(length)

@@ -174,6 +174,9 @@ class KVCache(LayerCache):
     def _why_not_cropped(self, length: int) -> None:
         del length
 
+    def _empty(self) -> None:
+        self._crop(0)
+
     def _crop(self, length: int) -> None:
         self._tokens = self._tokens.cropped(length)  # the room stays, and what is in it does not count
 

@@ -78,10 +78,10 @@ class RecurrentCache(LayerCache):
 
     settings = ("max_len",)
     leaves: ClassVar[tuple[Leaf, ...]] = (
-        Leaf("state", "batch kv_heads features sums", "wide", is_saved=False),
-        Leaf("peak", "batch kv_heads", "wide", is_saved=False),
-        Leaf("segment", "batch|1", "positions", is_optional=True, is_saved=False),
-        Leaf("tainted", "batch kv_heads", is_saved=False),
+        Leaf("state", "batch kv_heads features sums", "wide"),
+        Leaf("peak", "batch kv_heads", "wide"),
+        Leaf("segment", "batch|1", "positions", is_optional=True),
+        Leaf("tainted", "batch kv_heads", "bool"),
     )
 
     def __init__(self, max_len: int | None = None):

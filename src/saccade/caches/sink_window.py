@@ -10,7 +10,6 @@ from torch import Tensor
 from saccade import masks
 from saccade.arguments import instance, integer
 from saccade.attention import AttentionMatrix
-from saccade.caches.by_head import treats_heads_alike
 from saccade.caches.cache import LayerCache, Leaf, Upcoming
 from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
@@ -120,11 +119,7 @@ class SinkWindowCache(LayerCache):
         return None
 
     def _crop(self, length: int) -> None:
-        if not length:
-            self._forget()
-            return
-        table = self._state["table"]
-        self._state["table"] = table.masked_fill(table >= length, -1)
+        self._state["table"] = self._state["table"].masked_fill(self._state["table"] >= length, -1)
         self._tokens = self._tokens._replace(length=length, at=length)
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
@@ -142,7 +137,7 @@ class SinkWindowCache(LayerCache):
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             keys, values = keys[:, :, :used], values[:, :, :used]
-            if is_run and sees_all_before(call.mask) and treats_heads_alike(call):
+            if is_run and sees_all_before(call.mask) and call.treats_heads_alike:
                 matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
             else:
                 mask = call.mask if self.rotary is not None else self._joined(call.mask)
