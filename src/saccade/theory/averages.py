@@ -30,7 +30,6 @@ def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Ten
 
 
 @claim(
-    "averages",
     latex=r"o_i\in\mathrm{conv}\{v_j: j\in V(i)\}",
     source="tutorials; rows of weights are not below 0 and sum to 1",
     verdict="holds if",
@@ -59,7 +58,6 @@ def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attenti
 
 
 @claim(
-    "averages",
     latex=r"\alpha_{ij}=\tfrac1m\ \Rightarrow\ o_i=\tfrac1m\sum_j v_j",
     source="tutorials",
     verdict="holds if",
@@ -83,7 +81,6 @@ def uniform_weights_are_mean_pooling(
 
 
 @claim(
-    "averages",
     latex=r"\sum_j \mathrm{dropout}(A)_{ij}=1",
     source="code of tutorials that drops weights and returns them",
     verdict="refuted",

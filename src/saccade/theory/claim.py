@@ -88,12 +88,13 @@ class Claim:
         return f"{self.name} ({self.verdict}): {self.statement}"
 
 
-def claim(topic: str, *, latex: str, source: str, verdict: Verdict, conditions: str = "") -> Callable[[Check], Claim]:
-    """Make a claim of a function: its name is the claim's, the first paragraph of its docstring the statement."""
+def claim(*, latex: str, source: str, verdict: Verdict, conditions: str = "") -> Callable[[Check], Claim]:
+    """Make a claim of a function: its name is the claim's, its module the topic, its first paragraph the statement."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
+        topic = trial.__module__.rpartition(".")[2]
         return Claim(name, topic, statement, latex, source, verdict, conditions, trial)
 
     return make

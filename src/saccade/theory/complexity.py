@@ -60,7 +60,6 @@ def _counted(
 
 
 @claim(
-    "complexity",
     latex=r"2n^2(d_k+d_v)",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
     verdict="holds",
@@ -68,7 +67,6 @@ def _counted(
 )
 def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Measurements:
     """Exact attention takes O(n² d) operations: twice the length costs four times as many."""
-    del draw
     count = _counted(attend)
     yield equal("operations, n = 1,024, d = 64, against 2 n² (d + d)", count(1024), 4 * 1024**2 * 64)
     yield equal("growth for twice the length", growth(count, 1024), 4.0)
@@ -78,7 +76,6 @@ def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Measureme
 
 
 @claim(
-    "complexity",
     latex=r"O(n^2d)\ \text{is linear}",
     source='a table of a tutorial, under "linear complexity"; against it Keles et al. 2023, arXiv:2209.04881',
     verdict="refuted",
@@ -87,7 +84,6 @@ def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Measureme
 )
 def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Measurements:
     """Standard attention has linear complexity."""
-    del draw
     yield apart("growth of the operations for twice the length", growth(_counted(attend), 2048), 2.0, 1.5)
 
     def windowed(length: int) -> int:
@@ -99,7 +95,6 @@ def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Measu
 
 
 @claim(
-    "complexity",
     latex=r"n^2\ \text{weights}",
     source="tutorials; against it Rabe and Staats 2021, arXiv:2112.05682, and Dao et al. 2022, arXiv:2205.14135",
     verdict="holds if",
@@ -107,7 +102,6 @@ def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Measu
 )
 def memory_is_quadratic(draw: Draw, *, attend: Attend = attention) -> Measurements:
     """Attention needs memory for n² weights: 1 M of them for n = 1,024, 16 M for 4,096, 10 G for 100,000."""
-    del draw
     for length, said in ((1024, 1e6), (4096, 16e6), (100_000, 10e9)):
         weights = AttentionMatrix(_on_meta(length), _on_meta(length)).shape
         share = weights[2] * weights[3] / said
@@ -121,7 +115,6 @@ def memory_is_quadratic(draw: Draw, *, attend: Attend = attention) -> Measuremen
 
 
 @claim(
-    "complexity",
     latex=r"n=100\,000:\ 10^{10}\ \text{weights, infeasible}",
     source="tutorials",
     verdict="refuted",
@@ -153,7 +146,6 @@ def a_hundred_thousand_tokens_are_infeasible(
 
 
 @claim(
-    "complexity",
     latex=r"n^2d\ \text{against}\ nd^2",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
     verdict="holds",
@@ -163,7 +155,6 @@ def recurrence_is_cheaper_for_long_sequences(
     draw: Draw, *, step: Callable[[Tensor], Tensor] = recurrence
 ) -> Measurements:
     """A recurrent network takes O(n d²) operations: as many as attention when n is about d."""
-    del draw
     width = 16
 
     attentive = _counted(dense, made=lambda length: _on_meta(length, width))

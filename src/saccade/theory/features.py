@@ -47,7 +47,6 @@ def _unit(draw: Draw, width: int, length: float) -> Tensor:
 
 
 @claim(
-    "features",
     latex=r"e^{x\cdot y}=\mathbb{E}_\omega\bigl[e^{\omega\cdot x-|x|^2/2}e^{\omega\cdot y-|y|^2/2}\bigr]",
     source=_CHOROMANSKI + ", lemma 1",
     verdict="holds",
@@ -63,7 +62,6 @@ def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] =
 
 
 @claim(
-    "features",
     latex=r"\mathbb{E}\,\frac{\phi(q)\cdot\phi(k_j)}{\sum_l\phi(q)\cdot\phi(k_l)}=A_{ij}",
     source="a conclusion often drawn from " + _CHOROMANSKI + ", lemma 1",
     verdict="refuted",
@@ -88,7 +86,6 @@ def performer_attention_is_unbiased(draw: Draw, *, samples: Callable[..., Tensor
 
 
 @claim(
-    "features",
     latex=r"\mathrm{Var}_+(x,y)=\tfrac1m e^{|x+y|^2}e^{2x\cdot y}\bigl(1-e^{-|x+y|^2}\bigr)",
     source=_CHOROMANSKI + ", lemma 2",
     verdict="holds",
@@ -111,7 +108,6 @@ def how_many_features(
 
 
 @claim(
-    "features",
     latex=r"\mathrm{Var}_+(x,y)\le\mathrm{Var}_{\text{trig}}(x,y)",
     source="summaries of " + _CHOROMANSKI + ", which says: where the kernel is near 0",
     verdict="refuted",
@@ -140,7 +136,6 @@ def positive_features_are_always_better(
 
 
 @claim(
-    "features",
     latex=r"\lVert\tilde P w-Pw\rVert\le\varepsilon\lVert Pw\rVert,\quad\mathrm{rank}\tilde P=\Theta(\log n)",
     source=_WANG + ", theorem 1",
     verdict="refuted",
@@ -176,7 +171,6 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
 
 
 @claim(
-    "features",
     latex=r"\lVert\mathrm{softmax}(qK^\top E^\top)FV-\mathrm{softmax}(qK^\top)V\rVert\le\varepsilon",
     source=_WANG + ", theorem 2 and its proof",
     verdict="refuted",

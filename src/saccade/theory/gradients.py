@@ -51,7 +51,6 @@ def _weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
 
 
 @claim(
-    "gradients",
     latex=r"dV=A^\top dO,\quad dS=A\circ(dO\,V^\top-D),\quad dQ=\tfrac{1}{\sqrt{d_k}}dS\,K,"
     r"\quad dK=\tfrac{1}{\sqrt{d_k}}dS^\top Q",
     source="by differentiation; D as in Dao et al. 2022, arXiv:2205.14135, appendix B.2",
@@ -72,7 +71,7 @@ def attention_gradients(
         yield same(f"gradient of the {name}", own, other[0, 0])
 
 
-@claim("gradients", latex=r"\sum_j (dS)_{ij}=0", source="the rows of softmax's Jacobian sum to 0", verdict="holds")
+@claim(latex=r"\sum_j (dS)_{ij}=0", source="the rows of softmax's Jacobian sum to 0", verdict="holds")
 def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients] = backward) -> Measurements:
     """The gradients of the scores of one query sum to 0: raising all of its scores alike changes nothing."""
     q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
@@ -83,7 +82,6 @@ def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients
 
 
 @claim(
-    "gradients",
     latex=r"\frac{\partial O}{\partial V}=A^\top",
     source="tutorials; Magnus and Neudecker 2019, chapter 9, on layouts",
     verdict="holds if",

@@ -37,7 +37,6 @@ def _bigbird(seed: int) -> Mask:
 
 
 @claim(
-    "graphs",
     latex=r"D\supseteq S\ \Rightarrow\ \text{universal approximation},\quad|D|=O(n)",
     source="Zaheer et al. 2020, arXiv:2007.14062, theorem 1; what a run can check is the condition, not the theorem",
     verdict="holds if",
@@ -59,7 +58,6 @@ def bigbird_has_what_the_theorem_needs(draw: Draw, *, pattern: Callable[[int], M
 
 
 @claim(
-    "graphs",
     latex=r"\text{window}+\text{random}\ \Rightarrow\ \text{universal}",
     source="summaries of Zaheer et al. 2020, arXiv:2007.14062, whose theorem 1 asks for the star; proposition 1 there "
     "bounds what few pairs can do in few layers",

@@ -25,7 +25,6 @@ def best_of_one_head(first: float, second: float) -> float:
 
 
 @claim(
-    "heads",
     latex=r"\sum_h A_h X W_h,\qquad y_i=x_{i-1}-x_{i+1}",
     source='tutorials ("several heads attend to several subspaces"); Cordonnier et al. 2020, arXiv:1911.03584',
     verdict="holds",
@@ -53,7 +52,6 @@ def two_heads_do_what_one_cannot(
 
 
 @claim(
-    "heads",
     latex=r"h\cdot 2n^2(d_k+d_v)=2n^2\cdot(h d_k+h d_v)",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
     verdict="holds if",
@@ -63,7 +61,6 @@ def heads_cost_what_one_costs(
     draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
 ) -> Measurements:
     """Eight heads of width 64 cost what one head of width 512 costs."""
-    del draw
     several, one = (torch.empty(1, heads, 128, 512 // heads, device="meta") for heads in (8, 1))
     counted = [flops(partial(attend, x, x, x)) for x in (several, one)]
     yield equal("operations in matrix products, as a multiple", counted[0] / counted[1], 1.0)

@@ -50,7 +50,6 @@ def patterns(n: int) -> dict[str, Tensor]:
 
 
 @claim(
-    "information",
     latex=r"A\ \text{sparse}\ \Rightarrow\ I(X;AX)\ \text{small}",
     source='tutorials; against it Saxe et al. 2018, "On the information bottleneck theory of deep learning"',
     verdict="refuted",
@@ -81,7 +80,6 @@ def sparse_weights_bound_information(
 
 
 @claim(
-    "information",
     latex=r"I=H(\bar a)-\tfrac1n\sum_i H(a_i)=\tfrac1n\sum_i\mathrm{KL}(a_i\Vert\bar a),\qquad 0\le I\le\ln n",
     source="Cover and Thomas 2006, section 2.4, for a query drawn at random and the key drawn from its row",
     verdict="holds",
@@ -103,7 +101,6 @@ def position_information(
 
 
 @claim(
-    "information",
     latex=r"O=AV\ \Rightarrow\ A\ \text{is determined}",
     source='tutorials ("interpretable"); against it Jain and Wallace 2019, arXiv:1902.10186, and Brunner et al. 2020, '
     "arXiv:1908.04211",

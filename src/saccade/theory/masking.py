@@ -30,7 +30,6 @@ def _raises(compute: Callable[[], object]) -> bool:
 
 
 @claim(
-    "masking",
     latex=r"s_{ij}\leftarrow-10^9\ \text{masks}",
     source="code of tutorials, with -1e9 or -1e20",
     verdict="holds if",
@@ -59,7 +58,6 @@ def a_large_negative_number_masks(
 
 
 @claim(
-    "masking",
     latex=r"s_{ij}+(1-m_{ij})\cdot(-10^9)",
     source="code that adds a mask to the scores",
     verdict="holds if",
@@ -82,7 +80,6 @@ def an_added_number_masks(
 
 
 @claim(
-    "masking",
     latex=r"V(i)=\emptyset\ \Rightarrow\ o_i=0,\ \log Z_i=-\infty,\ \nabla=0",
     source="the empty sum; what this library promises for every kernel",
     verdict="holds",

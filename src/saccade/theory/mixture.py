@@ -35,7 +35,6 @@ def _step(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
 
 
 @claim(
-    "mixture",
     latex=r"A_{ij}=p(z_i=j\mid q_i),\quad q\mid z=j\sim\mathcal{N}(k_j,\sqrt{d_k}\,I)",
     source="tutorials; Bayes' rule, as in Nguyen et al. 2022, arXiv:2110.08678",
     verdict="holds if",
@@ -63,7 +62,6 @@ def weights_are_a_posterior(
 
 
 @claim(
-    "mixture",
     latex=r"o_i=\sum_j A_{ij}v_j\ \text{is the M-step}",
     source="tutorials; Dempster, Laird and Rubin 1977 for the M-step",
     verdict="refuted",
@@ -91,7 +89,6 @@ def weighted_sum_is_an_m_step(
 
 
 @claim(
-    "mixture",
     latex=r"q\leftarrow\sum_j p(j\mid q)\,k_j\ \Rightarrow\ \textstyle\sum_j e^{-|q-k_j|^2/2\sigma^2}\ \text{grows}",
     source='Cheng 1995, "Mean shift, mode seeking, and clustering"',
     verdict="holds",
@@ -116,7 +113,6 @@ def mean_shift_climbs(
 
 
 @claim(
-    "mixture",
     latex=r"\xi\leftarrow X^\top\mathrm{softmax}(\beta X\xi)\ \Rightarrow\ "
     r"E(\xi)=-\tfrac1\beta\mathrm{lse}(\beta X\xi)+\tfrac12|\xi|^2\ \text{falls}",
     source="Ramsauer et al. 2021, arXiv:2008.02217, theorem 1",

@@ -66,7 +66,6 @@ def _attention(draw: Draw) -> Callable[[Tensor], Tensor]:
 
 
 @claim(
-    "paths",
     latex=r"\Bigl\lVert\frac{\partial o_n}{\partial x_{n-t}}\Bigr\rVert\ \text{does not depend on}\ t",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
     verdict="holds if",
@@ -84,7 +83,6 @@ def distance_does_not_matter(
 
 
 @claim(
-    "paths",
     latex=r"\Bigl\lVert\frac{\partial h_n}{\partial x_{n-t}}\Bigr\rVert\to 0",
     source="tutorials; Hochreiter 1991, Bengio et al. 1994; the forget gate: Gers et al. 2000",
     verdict="holds if",
@@ -103,7 +101,6 @@ def recurrent_influence_fades(draw: Draw, *, network: Callable[..., Callable[[Te
 
 
 @claim(
-    "paths",
     latex=r"\frac{\partial o_n}{\partial x_{n-t}}=0\ \text{for}\ t>L(k-1)",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
     verdict="holds",

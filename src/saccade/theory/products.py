@@ -51,14 +51,12 @@ def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 @claim(
-    "products",
     latex=r"O=\mathrm{softmax}\!\left(QK^\top/\sqrt{d_k}\right)V",
     source="two queries, three keys, d_k = 4, d_v = 5: an example of the tutorials, computed with Python's floats",
     verdict="holds",
 )
 def worked_example(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """Attention computed one number after the other is what the library gives."""
-    del draw
     q, k, v = (torch.tensor(EXAMPLE[name], dtype=torch.float64)[None, None] for name in ("query", "key", "value"))
     weights, output = by_hand(EXAMPLE["query"], EXAMPLE["key"], EXAMPLE["value"])
     eye = torch.eye(3, dtype=torch.float64)[None, None]
@@ -68,7 +66,6 @@ def worked_example(draw: Draw, *, attention: Callable[..., Tensor] = attention) 
 
 
 @claim(
-    "products",
     latex=r"a=\sum_i\alpha_i x_i=\alpha^\top X,\qquad e_i=q^\top x_i\ \Rightarrow\ e=Xq",
     source="the tutorials' derivation; Bahdanau et al. 2015, arXiv:1409.0473, section 3.1",
     verdict="holds",
@@ -96,7 +93,6 @@ def sums_are_matrix_products(
 
 
 @claim(
-    "products",
     latex=r"\mathrm{Attention}(Q,K,V)=Q K^\top V",
     source='tutorials, "attention is essentially matrix multiplication"',
     verdict="refuted",
@@ -115,7 +111,6 @@ def nothing_but_matrix_products(draw: Draw, *, attention: Callable[..., Tensor] 
 
 
 @claim(
-    "products",
     latex=r"O=A(Q,K)\,V",
     source="by definition; the tutorials call it a data-dependent linear map",
     verdict="holds if",
@@ -138,7 +133,6 @@ def linear_in_the_values(draw: Draw, *, attention: Callable[..., Tensor] = atten
 
 
 @claim(
-    "products",
     latex=r"\exists\,Q,K:\ \mathrm{softmax}(QK^\top/\sqrt{d_k})=P"
     r"\iff\mathrm{rank}\bigl(\log P\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
     source="tutorials; Bhojanapalli et al. 2020, arXiv:2002.07028, theorem 1",

@@ -27,7 +27,6 @@ def spread_of_rows(x: Tensor) -> float:
 
 
 @claim(
-    "rank",
     latex=r"\mathrm{rank}\,\mathrm{softmax}(QK^\top/\sqrt{d_k})\le d_k",
     source="tutorials; against it Bhojanapalli et al. 2020, arXiv:2002.07028",
     verdict="refuted",
@@ -45,7 +44,6 @@ def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Te
 
 
 @claim(
-    "rank",
     latex=r"\mathrm{rank}\bigl(\log A\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
     source="the row's constant is all that softmax adds to the scores; Bhojanapalli et al. 2020, arXiv:2002.07028",
     verdict="holds",
@@ -61,7 +59,6 @@ def logits_have_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tens
 
 
 @claim(
-    "rank",
     latex=r"\det A=\prod_i A_{ii}>0",
     source="a triangular matrix",
     verdict="holds",
@@ -78,7 +75,6 @@ def causal_attention_is_invertible(
 
 
 @claim(
-    "rank",
     latex=r"\lVert X_L-\mathbf{1}\bar{x}_L^\top\rVert\to 0",
     source="Dong et al. 2021, arXiv:2103.03404",
     verdict="holds if",

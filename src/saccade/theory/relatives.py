@@ -30,7 +30,6 @@ def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Ten
 
 
 @claim(
-    "relatives",
     latex=r"s=\sigma(W_2\,\delta(W_1 z))\ \text{is attention with}\ q=k=z",
     source="tutorials; Hu et al. 2018, arXiv:1709.01507, section 3",
     verdict="refuted",
@@ -61,7 +60,6 @@ def squeeze_and_excitation_is_attention(
 
 
 @claim(
-    "relatives",
     latex=r"\hat x_i=\frac{\sum_j e^{-\lVert P_i-P_j\rVert^2/h^2}x_j}{\sum_j e^{-\lVert P_i-P_j\rVert^2/h^2}}"
     r"=\mathrm{softmax}\!\Bigl(\tfrac{2P_i\cdot P_j-\lVert P_j\rVert^2}{h^2}\Bigr)x",
     source='Buades, Coll and Morel 2005, "A non-local algorithm for image denoising"',
@@ -85,7 +83,6 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
 
 
 @claim(
-    "relatives",
     latex=r"m=\mathrm{softmax}(-\log P,-\log R)\cdot(m^-,z)",
     source="tutorials; Kalman 1960; for transformers Goel and Bartlett 2024, arXiv:2312.06937",
     verdict="holds if",

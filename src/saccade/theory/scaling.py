@@ -39,7 +39,6 @@ def movability(scores: Tensor) -> Tensor:
 
 
 @claim(
-    "scaling",
     latex=r"\mathrm{Var}(q\cdot k)=\mathrm{tr}(\Sigma_q\Sigma_k)"
     r"+\mu_q^\top\Sigma_k\mu_q+\mu_k^\top\Sigma_q\mu_k",
     source="by expansion; " + _VASWANI + ", footnote 4, is the case of independent standardised entries",
@@ -61,7 +60,6 @@ def variance_of_dot_products(
 
 
 @claim(
-    "scaling",
     latex=r"\mathrm{Var}(q\cdot k)=d_k",
     source=_VASWANI + ", footnote 4",
     verdict="holds if",
@@ -86,7 +84,6 @@ def variance_is_d_k(draw: Draw, *, variance: Callable[[int], float] = float) -> 
 
 
 @claim(
-    "scaling",
     latex=r"\mathrm{Var}\bigl(q\cdot k/\sqrt{d_k}\bigr)=1",
     source=_VASWANI,
     verdict="holds if",
@@ -105,7 +102,6 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
 
 
 @claim(
-    "scaling",
     latex=r"\mathrm{tr}\frac{\partial p}{\partial s}=1-\lVert p\rVert^2\to 0",
     source=_VASWANI,
     verdict="holds if",
@@ -135,7 +131,6 @@ def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inv
 
 
 @claim(
-    "scaling",
     latex=r"\mathbb{E}[H]\approx\ln n-\sigma^2/2",
     source="expansion of ln E[exp s] for normal scores; where it ends, Derrida 1981, Phys. Rev. B 24, 2613",
     verdict="holds if",

@@ -48,7 +48,6 @@ def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
 
 
 @claim(
-    "softmax",
     latex=r"\sum_j p_j=1,\quad p_j>0,\quad \mathrm{softmax}(s+c)=\mathrm{softmax}(s)",
     source="by definition",
     verdict="holds",
@@ -69,7 +68,6 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
 
 
 @claim(
-    "softmax",
     latex=r"\frac{\partial A_{ij}}{\partial S_{kl}}=\delta_{ik}\,A_{ij}(\delta_{jl}-A_{il})",
     source="by differentiation",
     verdict="holds",
@@ -94,7 +92,6 @@ def softmax_jacobian(
 
 
 @claim(
-    "softmax",
     latex=r"\frac{\partial A_{ij}}{\partial S_{kl}}=A_{ij}(\delta_{ik}-A_{kj})",
     source="tutorials; by differentiation it is the formula of softmax-jacobian",
     verdict="refuted",
@@ -117,7 +114,6 @@ def softmax_jacobian_as_printed(
 
 
 @claim(
-    "softmax",
     latex=r"\lVert\mathrm{softmax}(s)-\mathrm{softmax}(t)\rVert\le\tfrac12\lVert s-t\rVert",
     source="Gershgorin on diag(p) - ppᵀ; Nair 2025, arXiv:2510.23012",
     verdict="holds",
@@ -140,7 +136,6 @@ def softmax_is_half_lipschitz(
 
 
 @claim(
-    "softmax",
     latex=r"\frac{dH}{d\beta}=-\beta\mathrm{Var}_p(s)",
     source="by differentiation",
     verdict="holds",

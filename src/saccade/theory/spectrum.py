@@ -30,7 +30,6 @@ def _random(draw: Draw, n: int) -> Tensor:
 
 
 @claim(
-    "spectrum",
     latex=r"A\mathbf{1}=\mathbf{1},\quad|\lambda|\le 1,\quad|\lambda_2|\le\max_{i,k}\mathrm{TV}(a_i,a_k)",
     source="Perron and Frobenius; Dobrushin 1956",
     verdict="holds",
@@ -49,7 +48,6 @@ def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tens
 
 
 @claim(
-    "spectrum",
     latex=r"\lambda\to 1\ \Leftrightarrow\ \text{spread},\qquad\lambda\to 0\ \Leftrightarrow\ \text{concentrated}",
     source="tutorials",
     verdict="refuted",
@@ -58,7 +56,6 @@ def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tens
 )
 def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], Tensor] = moduli) -> Measurements:
     """Eigenvalues near 1 mean that attention is spread out, eigenvalues near 0 that it is concentrated."""
-    del draw
     n = 6
     eye = torch.eye(n, dtype=torch.float64)
     uniform, sink = torch.full_like(eye, 1 / n), eye[:1].expand(n, n)
@@ -72,7 +69,6 @@ def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], T
 
 
 @claim(
-    "spectrum",
     latex=r"\mathrm{spec}(A)=\{A_{11},\dots,A_{nn}\}",
     source="a triangular matrix",
     verdict="holds",
@@ -88,7 +84,6 @@ def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUS
 
 
 @claim(
-    "spectrum",
     latex=r"1\le\sigma_1\le\sqrt{\max_j\textstyle\sum_i A_{ij}}\le\sqrt n",
     source="‖A‖₂² ≤ ‖A‖₁‖A‖∞",
     verdict="holds",

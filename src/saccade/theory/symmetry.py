@@ -18,7 +18,6 @@ __all__ = ["key_order_does_not_matter", "permutation_equivariance"]
 
 
 @claim(
-    "symmetry",
     latex=r"\mathrm{Attn}(PX)=P\mathrm{Attn}(X)",
     source="tutorials; Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds if",
@@ -53,7 +52,6 @@ def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Measure
 
 
 @claim(
-    "symmetry",
     latex=r"\mathrm{Attn}(Q,PK,PV)=\mathrm{Attn}(Q,K,V)",
     source="Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds",

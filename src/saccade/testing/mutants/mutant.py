@@ -7,7 +7,7 @@ import dataclasses
 from saccade.testing.mutants.stepwise import Stepwise
 from saccade.testing.subject import Claims, Subject
 
-__all__ = ["Mutant", "mutants_of", "subject_of"]
+__all__ = ["Mutant", "subject_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,4 @@ def subject_of(implementation: Stepwise) -> Subject:
         offers=implementation.offers,
         reasons=implementation.reasons,
         claims=Claims(memory_exponent=1.0),
-    )
-
-
-def mutants_of(caught_by: dict[type[Stepwise], tuple[str, ...]]) -> tuple[Mutant, ...]:
-    """Mutants of classes; the first line of each docstring is the mistake."""
-    return tuple(
-        Mutant(made.__name__, (made.__doc__ or "").splitlines()[0], laws, made) for made, laws in caught_by.items()
     )

@@ -22,11 +22,16 @@ class Stepwise:
     dropout, and says so beforehand.
     """
 
+    caught_by: tuple[str, ...] = ()
     rows_at_once: int = 64
     offers: tuple[str, ...] | None = (
         *("bias", "scale", "softcap", "sink_logit", "score"),
         *("relative", "q_positions", "kv_positions"),
     )
+
+    def __init_subclass__(cls, *, caught_by: tuple[str, ...] = ()) -> None:
+        """A mutant names the laws that must notice its mistake."""
+        cls.caught_by = caught_by
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
         """The output, ``[batch, heads, q_len, value_dim]``; options are those of `with_lse`."""
@@ -34,7 +39,6 @@ class Stepwise:
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
         """Why it will not run these inputs; empty if it will."""
-        del query, key, value, mask
         return ("it has no dropout",) if options.get("dropout_p") else ()
 
     def with_lse(
@@ -107,7 +111,6 @@ class Stepwise:
 
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         """Raise an error for what it does not run."""
-        del softcap
         if dropout_p:
             raise unsupported("stepwise", "it", ("it has no dropout",))
 

@@ -6,20 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.testing.mutants.mutant import mutants_of
 from saccade.testing.mutants.stepwise import Stepwise
 
-__all__ = ["MUTANTS"]
 
-
-class KeyDetached(Stepwise):
+class KeyDetached(Stepwise, caught_by=("gradients_of_inputs", "gradcheck", "gradients_through_lse")):
     """Keys receive no gradient."""
 
     def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
         return super().scores(query, key.detach(), allowed, factor)
 
 
-class ConstantNormaliser(Stepwise):
+class ConstantNormaliser(Stepwise, caught_by=("gradients_of_inputs", "gradcheck")):
     """The backward pass forgets that the sum of a row depends on its scores."""
 
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,7 +25,7 @@ class ConstantNormaliser(Stepwise):
         return torch.where(allowed, (torch.where(allowed, scores, level) - level).exp(), 0.0), lse
 
 
-class GradientLeak(Stepwise):
+class GradientLeak(Stepwise, caught_by=("sensitivity", "gradients_of_inputs")):
     """Every value receives a gradient from every row, although the output is right."""
 
     def product(self, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
@@ -36,14 +33,14 @@ class GradientLeak(Stepwise):
         return super().product(weights, value, allowed) + (everyone - everyone.detach())
 
 
-class BiasDetached(Stepwise):
+class BiasDetached(Stepwise, caught_by=("gradient_of_bias",)):
     """A bias receives no gradient."""
 
     def add(self, scores: Tensor, bias: Tensor | None) -> Tensor:
         return super().add(scores, None if bias is None else bias.detach())
 
 
-class ParameterGradientMissing(Stepwise):
+class ParameterGradientMissing(Stepwise, caught_by=("gradients_of_parameters", "gradcheck")):
     """Scores, relative biases and sinks are read as if they were constants."""
 
     def trained(self, given: Any) -> Any:
@@ -52,7 +49,7 @@ class ParameterGradientMissing(Stepwise):
         return given.detach() if isinstance(given, Tensor) and given.dim() == 1 else given
 
 
-class LseDetached(Stepwise):
+class LseDetached(Stepwise, caught_by=("gradients_through_lse",)):
     """The lse is a by-product without a gradient."""
 
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +57,7 @@ class LseDetached(Stepwise):
         return weights, lse.detach()
 
 
-class HalfSoftmax(Stepwise):
+class HalfSoftmax(Stepwise, caught_by=("half_precision",)):
     """Scores leave the first product in half precision."""
 
     def block(
@@ -73,28 +70,28 @@ class HalfSoftmax(Stepwise):
         return super().scores(query, key, allowed, factor).to(self.narrow).to(query.dtype)
 
 
-class Float32Inside(Stepwise):
+class Float32Inside(Stepwise, caught_by=("oracle",)):
     """Everything is computed in float32, also for float64."""
 
     def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
         return super().scores(query.float(), key.float(), allowed, factor).to(query.dtype)
 
 
-class WideOutput(Stepwise):
+class WideOutput(Stepwise, caught_by=("dtypes",)):
     """The output stays in the dtype of the accumulators."""
 
     def give(self, out: Tensor, dtype: torch.dtype) -> Tensor:
         return out
 
 
-class InPlace(Stepwise):
+class InPlace(Stepwise, caught_by=("pure",)):
     """The caller's query is scaled where it lies."""
 
     def take(self, query: Tensor) -> Tensor:
         return query if query.requires_grad else query.mul_(1 + 1e-6)
 
 
-class DropoutLeftOn(Stepwise):
+class DropoutLeftOn(Stepwise, caught_by=("determinism", "ones")):
     """A tenth of the weights is dropped in evaluation, too."""
 
     def __init__(self) -> None:
@@ -106,14 +103,14 @@ class DropoutLeftOn(Stepwise):
         return weights * kept.to(weights.device) / 0.9, lse
 
 
-class StridesIgnored(Stepwise):
+class StridesIgnored(Stepwise, caught_by=("strides",)):
     """The query is read as if it were contiguous."""
 
     def take(self, query: Tensor) -> Tensor:
         return query.as_strided(query.shape, torch.empty(query.shape, device="meta").stride())
 
 
-class NoEmptyLengths(Stepwise):
+class NoEmptyLengths(Stepwise, caught_by=("zero_lengths",)):
     """The largest score of a row is asked for, of which there is none without keys."""
 
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,27 +119,7 @@ class NoEmptyLengths(Stepwise):
         return weights, lse + largest[..., 0]
 
 
-class HiddenSquare(Stepwise):
+class HiddenSquare(Stepwise, caught_by=("cost",)):
     """All rows are computed at once."""
 
     rows_at_once = 1 << 30
-
-
-MUTANTS = mutants_of(
-    {
-        KeyDetached: ("gradients_of_inputs", "gradcheck", "gradients_through_lse"),
-        ConstantNormaliser: ("gradients_of_inputs", "gradcheck"),
-        GradientLeak: ("sensitivity", "gradients_of_inputs"),
-        BiasDetached: ("gradient_of_bias",),
-        ParameterGradientMissing: ("gradients_of_parameters", "gradcheck"),
-        LseDetached: ("gradients_through_lse",),
-        HalfSoftmax: ("half_precision",),
-        Float32Inside: ("oracle",),
-        WideOutput: ("dtypes",),
-        InPlace: ("pure",),
-        DropoutLeftOn: ("determinism", "ones"),
-        StridesIgnored: ("strides",),
-        NoEmptyLengths: ("zero_lengths",),
-        HiddenSquare: ("cost",),
-    }
-)

@@ -6,20 +6,17 @@ import torch
 from torch import Tensor
 
 from saccade.errors import unsupported
-from saccade.testing.mutants.mutant import mutants_of
 from saccade.testing.mutants.stepwise import Stepwise
 
-__all__ = ["MUTANTS"]
 
-
-class DropoutSwallowed(Stepwise):
+class DropoutSwallowed(Stepwise, caught_by=("declined",)):
     """A dropout that is declined is accepted and not applied."""
 
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         return None
 
 
-class NeedlessReason(Stepwise):
+class NeedlessReason(Stepwise, caught_by=("declined",)):
     """A reason is given against a softcap, which is then applied as if nothing had been said."""
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
@@ -27,7 +24,7 @@ class NeedlessReason(Stepwise):
         return (*own, "it has no softcap") if "softcap" in options else own
 
 
-class OtherReason(Stepwise):
+class OtherReason(Stepwise, caught_by=("declined",)):
     """A softcap is refused for another reason than the one given beforehand."""
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
@@ -40,7 +37,7 @@ class OtherReason(Stepwise):
             raise unsupported("stepwise", "it", ("it wants another scale",))
 
 
-class UnknownSwallowed(Stepwise):
+class UnknownSwallowed(Stepwise, caught_by=("declined",)):
     """Options that it does not know vanish in a `**options`."""
 
     def with_lse(self, *tensors: Tensor, dropout_p: float = 0.0, **options: Any) -> tuple[Tensor, Tensor]:
@@ -50,7 +47,7 @@ class UnknownSwallowed(Stepwise):
         return ()
 
 
-class EmptyPromise(Stepwise):
+class EmptyPromise(Stepwise, caught_by=("offered",)):
     """A softcap is offered, and refused when asked for."""
 
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
@@ -59,7 +56,7 @@ class EmptyPromise(Stepwise):
             raise unsupported("stepwise", "it", ("it has no softcap",))
 
 
-class LateRefusal(Stepwise):
+class LateRefusal(Stepwise, caught_by=("offered",)):
     """The gradient of a bias is refused, but only once it is asked for."""
 
     def add(self, scores: Tensor, bias: Tensor | None) -> Tensor:
@@ -74,15 +71,3 @@ class _NoGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
         raise unsupported("stepwise", "it", ("it has no gradient for bias",))
-
-
-MUTANTS = mutants_of(
-    {
-        DropoutSwallowed: ("declined",),
-        NeedlessReason: ("declined",),
-        OtherReason: ("declined",),
-        UnknownSwallowed: ("declined",),
-        EmptyPromise: ("offered",),
-        LateRefusal: ("offered",),
-    }
-)

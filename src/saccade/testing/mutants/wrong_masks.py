@@ -3,34 +3,31 @@
 import torch
 from torch import Tensor
 
-from saccade.testing.mutants.mutant import mutants_of
 from saccade.testing.mutants.stepwise import Stepwise
 
-__all__ = ["MUTANTS"]
 
-
-class FlippedPolarity(Stepwise):
+class FlippedPolarity(Stepwise, caught_by=("polarity", "oracle", "sensitivity", "empty_rows")):
     """True is taken to mean that a query may *not* attend."""
 
     def read(self, mask: Tensor) -> Tensor:
         return ~mask
 
 
-class OneTooFar(Stepwise):
+class OneTooFar(Stepwise, caught_by=("causality", "polarity", "oracle", "sensitivity")):
     """Every row also sees the key behind each that it may see: `<=` where `<` was meant."""
 
     def read(self, mask: Tensor) -> Tensor:
         return mask | torch.nn.functional.pad(mask[..., :-1], (1, 0))
 
 
-class OneShort(Stepwise):
+class OneShort(Stepwise, caught_by=("oracle", "sensitivity")):
     """No query sees its last key: `<` where `<=` was meant."""
 
     def read(self, mask: Tensor) -> Tensor:
         return mask & torch.nn.functional.pad(mask[..., 1:], (0, 1))
 
 
-class UpperLeft(Stepwise):
+class UpperLeft(Stepwise, caught_by=("decode", "oracle")):
     """A causal mask is recognised and handed to a kernel that counts from the first key, not to the last."""
 
     def read(self, mask: Tensor) -> Tensor:
@@ -39,21 +36,21 @@ class UpperLeft(Stepwise):
         return ones.tril().expand_as(mask) if (mask == ones.tril(kv_len - q_len)).all() else mask
 
 
-class DecodeSeesAll(Stepwise):
+class DecodeSeesAll(Stepwise, caught_by=("decode", "oracle", "polarity")):
     """A single query skips the mask: the newest token may see everything, may it not?"""
 
     def read(self, mask: Tensor) -> Tensor:
         return torch.ones_like(mask) if mask.shape[2] == 1 else mask
 
 
-class FirstItemsMask(Stepwise):
+class FirstItemsMask(Stepwise, caught_by=("batch", "oracle")):
     """The mask of the first batch item is used for all of them."""
 
     def read(self, mask: Tensor) -> Tensor:
         return mask[:1].expand_as(mask)
 
 
-class LastBlockDropped(Stepwise):
+class LastBlockDropped(Stepwise, caught_by=("key_order", "oracle", "sensitivity")):
     """Keys are read four at a time, and those left over at the end never."""
 
     def read(self, mask: Tensor) -> Tensor:
@@ -61,38 +58,22 @@ class LastBlockDropped(Stepwise):
         return mask & (torch.arange(mask.shape[3], device=mask.device) < whole)
 
 
-class RepeatedGroups(Stepwise):
+class RepeatedGroups(Stepwise, caught_by=("gqa", "oracle")):
     """Grouped keys are tiled, so that head h reads group h % groups."""
 
     def share(self, x: Tensor, repeats: int) -> Tensor:
         return x.repeat(1, repeats, 1, 1)
 
 
-class FirstHeadsKeys(Stepwise):
+class FirstHeadsKeys(Stepwise, caught_by=("heads", "oracle")):
     """All heads read the keys and values of the first."""
 
     def share(self, x: Tensor, repeats: int) -> Tensor:
         return x[:, :1].expand(-1, x.shape[1] * repeats, -1, -1)
 
 
-class ItemsMixed(Stepwise):
+class ItemsMixed(Stepwise, caught_by=("batch", "oracle")):
     """Batch and heads are folded in one order and unfolded in the other."""
 
     def share(self, x: Tensor, repeats: int) -> Tensor:
         return super().share(x.transpose(0, 1).reshape(x.shape), repeats)
-
-
-MUTANTS = mutants_of(
-    {
-        FlippedPolarity: ("polarity", "oracle", "sensitivity", "empty_rows"),
-        OneTooFar: ("causality", "polarity", "oracle", "sensitivity"),
-        OneShort: ("oracle", "sensitivity"),
-        UpperLeft: ("decode", "oracle"),
-        DecodeSeesAll: ("decode", "oracle", "polarity"),
-        FirstItemsMask: ("batch", "oracle"),
-        LastBlockDropped: ("key_order", "oracle", "sensitivity"),
-        RepeatedGroups: ("gqa", "oracle"),
-        FirstHeadsKeys: ("heads", "oracle"),
-        ItemsMixed: ("batch", "oracle"),
-    }
-)

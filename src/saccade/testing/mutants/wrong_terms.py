@@ -7,20 +7,17 @@ from torch import Tensor
 
 from saccade.positions import T5, Bias, Clipped
 from saccade.scores import Score
-from saccade.testing.mutants.mutant import mutants_of
 from saccade.testing.mutants.stepwise import Stepwise
 
-__all__ = ["MUTANTS"]
 
-
-class SinkIgnored(Stepwise):
+class SinkIgnored(Stepwise, caught_by=("sink", "oracle", "gradients_of_parameters")):
     """A sink is accepted and not used."""
 
     def sink(self, weights: Tensor, lse: Tensor, sink_logit: Tensor | None) -> tuple[Tensor, Tensor]:
         return weights, lse
 
 
-class SinkAddsItsValue(Stepwise):
+class SinkAddsItsValue(Stepwise, caught_by=("sink", "ones")):
     """What the sink takes is not lost, but spread over all keys that the row sees."""
 
     def sink(self, weights: Tensor, lse: Tensor, sink_logit: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -30,14 +27,14 @@ class SinkAddsItsValue(Stepwise):
         return left + taken * seen / seen.sum(-1, keepdim=True).clamp_min(1), whole
 
 
-class SinkOutsideLse(Stepwise):
+class SinkOutsideLse(Stepwise, caught_by=("sink", "lse")):
     """The lse does not count the sink."""
 
     def sink(self, weights: Tensor, lse: Tensor, sink_logit: Tensor | None) -> tuple[Tensor, Tensor]:
         return super().sink(weights, lse, sink_logit)[0], lse
 
 
-class SinkOnEmptyRows(Stepwise):
+class SinkOnEmptyRows(Stepwise, caught_by=("empty_rows", "lse")):
     """A row that sees nothing has the sink's logit for its lse."""
 
     def sink(self, weights: Tensor, lse: Tensor, sink_logit: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -45,42 +42,42 @@ class SinkOnEmptyRows(Stepwise):
         return left, whole if sink_logit is None else torch.logaddexp(lse, sink_logit)
 
 
-class ScoreIgnored(Stepwise):
+class ScoreIgnored(Stepwise, caught_by=("score", "oracle")):
     """A score is accepted, and the dot product used, as far as both are of one width."""
 
     def trained(self, given: Any) -> Any:
         return None if isinstance(given, Score) else given
 
 
-class ScoreWithDotsScale(Stepwise):
+class ScoreWithDotsScale(Stepwise, caught_by=("score",)):
     """The default scale is that of dot products, whatever the score."""
 
     def factor(self, scale: float | None, query: Tensor, score: Score | None) -> float:
         return super().factor(scale, query, None)
 
 
-class GaussianWithoutKeyNorm(Stepwise):
+class GaussianWithoutKeyNorm(Stepwise, caught_by=("oracle",)):
     """The squared length of the key is left out, as if only that of the query mattered to no weight."""
 
     def gaussian(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
         return super().gaussian(score, q, k) + self.half_square(k) * torch.exp(-2 * score.log_bandwidth.to(q.dtype))
 
 
-class CosineOfQueryOnly(Stepwise):
+class CosineOfQueryOnly(Stepwise, caught_by=("score", "oracle")):
     """Only the query is brought to length 1."""
 
     def cosine(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
         return (torch.nn.functional.normalize(q, dim=-1) * k).sum(-1)
 
 
-class AdditiveWithoutTanh(Stepwise):
+class AdditiveWithoutTanh(Stepwise, caught_by=("score", "oracle")):
     """The hidden layer of the additive score is linear."""
 
     def bend(self, hidden: Tensor) -> Tensor:
         return hidden
 
 
-class BilinearTransposed(Stepwise):
+class BilinearTransposed(Stepwise, caught_by=("oracle", "gradients_of_parameters")):
     """The matrix of the bilinear score is applied from the wrong side, where both widths are alike."""
 
     def bilinear(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
@@ -89,14 +86,14 @@ class BilinearTransposed(Stepwise):
         return (q @ score.weight.T.to(q.dtype) * k).sum(-1)
 
 
-class DistanceReversed(Stepwise):
+class DistanceReversed(Stepwise, caught_by=("relative", "oracle")):
     """A distance is the key's position minus the query's."""
 
     def distances(self, q: Tensor, kv: Tensor) -> Tensor:
         return kv - q
 
 
-class DistanceFromIndices(Stepwise):
+class DistanceFromIndices(Stepwise, caught_by=("relative", "decode", "key_order", "oracle")):
     """Distances are taken between indices, whatever the positions: the first query stands with the first key."""
 
     def standing(
@@ -106,21 +103,21 @@ class DistanceFromIndices(Stepwise):
         return q, kv
 
 
-class RelativeBeforeScale(Stepwise):
+class RelativeBeforeScale(Stepwise, caught_by=("relative", "oracle")):
     """A relative bias is scaled together with the scores."""
 
     def relative(self, bias: Bias, query: Tensor, apart: Tensor, factor: float) -> Tensor:
         return super().relative(bias, query, apart, factor) * factor
 
 
-class RelativeHeadsMixed(Stepwise):
+class RelativeHeadsMixed(Stepwise, caught_by=("relative", "heads", "oracle")):
     """Each head reads the numbers of the head before it."""
 
     def table(self, bias: Bias, distances: Tensor, query: Tensor, factor: float) -> Tensor:
         return super().table(bias, distances, query, factor).roll(1, 1)
 
 
-class BucketOffByOne(Stepwise):
+class BucketOffByOne(Stepwise, caught_by=("oracle",)):
     """The buckets of T5 begin one distance later than they should."""
 
     def table(self, bias: Bias, distances: Tensor, query: Tensor, factor: float) -> Tensor:
@@ -128,7 +125,7 @@ class BucketOffByOne(Stepwise):
         return super().table(bias, late, query, factor)
 
 
-class ReachOneShort(Stepwise):
+class ReachOneShort(Stepwise, caught_by=("relative", "oracle")):
     """Clipped distances are clipped one too early."""
 
     def table(self, bias: Bias, distances: Tensor, query: Tensor, factor: float) -> Tensor:
@@ -137,31 +134,8 @@ class ReachOneShort(Stepwise):
         return super().table(bias, distances, query, factor)
 
 
-class ShawUnscaled(Stepwise):
+class ShawUnscaled(Stepwise, caught_by=("oracle",)):
     """Products with the vectors of distances are not scaled, although those with keys are."""
 
     def shaw_factor(self, factor: float) -> float:
         return 1.0
-
-
-MUTANTS = mutants_of(
-    {
-        SinkIgnored: ("sink", "oracle", "gradients_of_parameters"),
-        SinkAddsItsValue: ("sink", "ones"),
-        SinkOutsideLse: ("sink", "lse"),
-        SinkOnEmptyRows: ("empty_rows", "lse"),
-        ScoreIgnored: ("score", "oracle"),
-        ScoreWithDotsScale: ("score",),
-        GaussianWithoutKeyNorm: ("oracle",),
-        CosineOfQueryOnly: ("score", "oracle"),
-        AdditiveWithoutTanh: ("score", "oracle"),
-        BilinearTransposed: ("oracle", "gradients_of_parameters"),
-        DistanceReversed: ("relative", "oracle"),
-        DistanceFromIndices: ("relative", "decode", "key_order", "oracle"),
-        RelativeBeforeScale: ("relative", "oracle"),
-        RelativeHeadsMixed: ("relative", "heads", "oracle"),
-        BucketOffByOne: ("oracle",),
-        ReachOneShort: ("relative", "oracle"),
-        ShawUnscaled: ("oracle",),
-    }
-)
