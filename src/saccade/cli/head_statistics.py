@@ -17,6 +17,7 @@ __all__ = ["SCHEMA", "Format", "written"]
 
 SCHEMA = "saccade.look/1"
 """Names the fields and their meaning. Fields may be added under the same number; none changes or goes."""
+_Row = tuple[str, str, float | None, float | None]  # name, unit, value, and what uniform attention has
 
 
 class Format(Enum):
@@ -40,7 +41,6 @@ def written(matrices: Sequence[Matrix], model: str, form: Format, *, is_cross: b
 
 
 def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, is_cross: bool) -> str:
-    first = summaries[0]
     heads = [
         {
             "layer": layer,
@@ -57,7 +57,7 @@ def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: st
             "attention": "cross" if is_cross else "self",
             "queries": matrices[0].shape[2],
             "keys": matrices[0].shape[3],
-            "measures": [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in first.measures],
+            "measures": [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in summaries[0].measures],
             "heads": heads,
         },
         ensure_ascii=False,
@@ -67,7 +67,6 @@ def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: st
 
 
 def _as_csv(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, is_cross: bool) -> str:
-    del matrices
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["schema", "model", "attention", "layer", "head", "measure", "unit", "value", "uniform"])
@@ -80,19 +79,14 @@ def _as_csv(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str
     return out.getvalue().rstrip("\n")
 
 
-def _heads(
-    summaries: Sequence[Summary],
-) -> Iterator[tuple[int, int, list[tuple[str, str, float | None, float | None]]]]:
+def _heads(summaries: Sequence[Summary]) -> Iterator[tuple[int, int, list[_Row]]]:
     for layer, summary in enumerate(summaries):
         for head in range(summary.measures[0].values.shape[1]):
-            yield (
-                layer,
-                head,
-                [
-                    (one.name, one.unit, _number(one.values[0, head].item()), _number(one.uniform[0, head].item()))
-                    for one in summary.measures
-                ],
-            )
+            rows = [
+                (one.name, one.unit, _number(one.values[0, head].item()), _number(one.uniform[0, head].item()))
+                for one in summary.measures
+            ]
+            yield layer, head, rows
 
 
 def _number(value: float) -> float | None:

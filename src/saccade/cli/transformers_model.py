@@ -43,27 +43,18 @@ class TransformersModel:
 
     def matrices(self, ids: list[int]) -> list[Matrix]:
         """One lazy matrix for each layer; of an encoder-decoder, those of the encoder."""
-        model = self.module.get_encoder() if self.is_pair else self.module
-        return self._heard(
-            model, input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)
-        )
+        return self._heard(self.module.get_encoder() if self.is_pair else self.module, ids)
 
     def cross_matrices(self, ids: list[int], other: list[int]) -> list[Matrix]:
         """What each token of the other text looks at in the first, layer by layer."""
-        mask = torch.ones(1, len(ids), dtype=torch.long)
-        return self._heard(
-            self.module,
-            cross=True,
-            input_ids=torch.tensor([ids]),
-            attention_mask=mask,
-            decoder_input_ids=torch.tensor([other]),
-        )
+        return self._heard(self.module, ids, decoder_input_ids=torch.tensor([other]), use_cache=False)
 
     @staticmethod
-    def _heard(model: Any, *, cross: bool = False, **inputs: torch.Tensor) -> list[Matrix]:
+    def _heard(model: Any, ids: list[int], **other: Any) -> list[Matrix]:
+        mask = torch.ones(1, len(ids), dtype=torch.long)
         with torch.no_grad(), record(model, keep="qk") as recording:
-            model(**inputs, use_cache=False) if "decoder_input_ids" in inputs else model(**inputs)
-        names = [name for name in recording if any(mark in name.lower() for mark in _CROSS) == cross]
+            model(input_ids=torch.tensor([ids]), attention_mask=mask, **other)
+        names = [name for name in recording if any(mark in name.lower() for mark in _CROSS) == bool(other)]
         return [recording[name].matrix for name in names]
 
 

@@ -32,13 +32,12 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
 
     Reference: Olsson et al. 2022, arXiv:2209.11895.
     """
-    where = "induction"
-    random = begin(where, seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
+    random = begin("induction", seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
     if copied < 2 or length < 2 * copied:
-        raise value_error(where, "copied", f"be from 2 to half of length {length}", copied)
+        raise value_error("induction", "copied", f"be from 2 to half of length {length}", copied)
     first = length - copied
     if vocab_size - 1 < first:
-        raise value_error(where, "vocab_size", f"have {first} tokens besides 0", vocab_size)
+        raise value_error("induction", "vocab_size", f"have {first} tokens besides 0", vocab_size)
     tokens = torch.stack([1 + torch.randperm(vocab_size - 1, generator=random)[:first] for _ in range(examples)])
     start = torch.randint(first - copied + 1, (examples, 1), generator=random)
     again = tokens.gather(1, start + torch.arange(copied))

@@ -33,13 +33,12 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
 
     Reference: Arora et al. 2023, arXiv:2312.04927, section 3.2; here with uniform gaps.
     """
-    where = "mqar"
-    random = begin(where, seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
+    random = begin("mqar", seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
     if length < 4 * num_pairs:
-        raise value_error(where, "length", f"hold {num_pairs} pairs and as many questions, {4 * num_pairs}", length)
+        raise value_error("mqar", "length", f"hold {num_pairs} pairs and as many questions, {4 * num_pairs}", length)
     keys = (vocab_size - 1) // 2
     if keys < num_pairs:
-        raise value_error(where, "vocab_size", f"have {num_pairs} keys, at least {2 * num_pairs + 1}", vocab_size)
+        raise value_error("mqar", "vocab_size", f"have {num_pairs} keys, at least {2 * num_pairs + 1}", vocab_size)
     tokens = torch.zeros(examples, length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)
     places = (length - 2 * num_pairs) // 2

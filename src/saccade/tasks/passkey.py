@@ -33,13 +33,12 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
 
     Reference: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, with token numbers for words.
     """
-    where = "passkey"
-    random = begin(where, seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
+    random = begin("passkey", seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
     context = length - key_len - 1
     if context < key_len + 1:
-        raise value_error(where, "length", f"hold a key of {key_len} and its sign twice", length)
+        raise value_error("passkey", "length", f"hold a key of {key_len} and its sign twice", length)
     if vocab_size < 9 + key_len:
-        raise value_error(where, "vocab_size", f"be at least {9 + key_len}", vocab_size)
+        raise value_error("passkey", "vocab_size", f"be at least {9 + key_len}", vocab_size)
     filler = 1 + torch.arange(context) % 8
     tokens = torch.zeros(examples, length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)

@@ -4,9 +4,8 @@ import torch
 
 from saccade.masks import Causal, Dense, Documents, Full, Global, Padding, Predicate, Window
 from saccade.testing.case import Case
-from saccade.testing.grids import GRIDS
-from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
-from saccade.testing.patterns import LARGE_PATTERNS, PATTERNS
+from saccade.testing.ingredients import EVICTED, INGREDIENTS, LARGE_INGREDIENTS, RAGGED, SHUFFLED
+from saccade.testing.patterns import GRIDS, LARGE_PATTERNS, PATTERNS
 
 __all__ = ["CASES", "LARGE_CASES"]
 
@@ -115,31 +114,13 @@ _POSITIONS = (
         "evicted-cache",
         Causal() & (Window(3, 0) | Global((0,))),
         lambda b, h, q, kv: kv <= q and (kv >= q - 3 or 0 in (q, kv)),
-        q_len=2,
-        kv_len=6,
-        q_positions=(40, 41),
-        kv_positions=(0, 1, 37, 38, 40, 41),
+        **EVICTED,
     ),
-    Case(
-        "ragged",
-        *_CAUSAL,
-        q_len=3,
-        kv_len=5,
-        q_positions=((2, 3, 4), (0, 1, -1)),
-        kv_positions=((0, 1, 2, 3, 4), (0, 1, -1, -1, -1)),
-    ),
+    Case("ragged", *_CAUSAL, **RAGGED),
     Case(
         "holes", None, lambda b, h, q, kv: True, q_len=3, kv_len=4, q_positions=(1, -1, 3), kv_positions=(0, -1, 2, -1)
     ),
-    Case(
-        "shuffled",
-        Window(2, 0),
-        lambda b, h, q, kv: q - 2 <= kv <= q,
-        q_len=4,
-        kv_len=6,
-        q_positions=(3, 0, 5, 2),
-        kv_positions=(4, 1, 0, 5, 3, 2),
-    ),
+    Case("shuffled", Window(2, 0), lambda b, h, q, kv: q - 2 <= kv <= q, **SHUFFLED),
 )
 
 _LARGE = tuple(

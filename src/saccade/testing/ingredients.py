@@ -11,20 +11,22 @@ from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian
 from saccade.testing.case import Case
 from saccade.testing.seeded import seeded
 
-__all__ = ["INGREDIENTS", "LARGE_INGREDIENTS"]
+__all__ = ["EVICTED", "INGREDIENTS", "LARGE_INGREDIENTS", "RAGGED", "SHUFFLED"]
 
 
 def _is_past(b: int, h: int, q: int, kv: int) -> bool:
     return kv <= q
 
 
-_RAGGED: dict[str, Any] = {
+# Where tokens may stand: lines of different lengths, a cache from which keys are gone, and any order.
+RAGGED: dict[str, Any] = {
     "q_len": 3,
     "kv_len": 5,
     "q_positions": ((2, 3, 4), (0, 1, -1)),
     "kv_positions": ((0, 1, 2, 3, 4), (0, 1, -1, -1, -1)),
 }
-_EVICTED: dict[str, Any] = {"q_len": 2, "kv_len": 6, "q_positions": (40, 41), "kv_positions": (0, 1, 37, 38, 40, 41)}
+EVICTED: dict[str, Any] = {"q_len": 2, "kv_len": 6, "q_positions": (40, 41), "kv_positions": (0, 1, 37, 38, 40, 41)}
+SHUFFLED: dict[str, Any] = {"q_len": 4, "kv_len": 6, "q_positions": (3, 0, 5, 2), "kv_positions": (4, 1, 0, 5, 3, 2)}
 
 _SCORES = (
     Case("dot-unscaled", Causal(), _is_past, score=Dot(scaled=False)),
@@ -48,7 +50,7 @@ _SCORES = (
         score=seeded(lambda: Additive(8, 3, 4)),
     ),
     Case("cosine", Documents((3, 4)), lambda b, h, q, kv: (q < 3) == (kv < 3), scale=10.0, score=Cosine()),
-    Case("cosine-evicted-cache", Causal(), _is_past, score=Cosine(), **_EVICTED),
+    Case("cosine-evicted-cache", Causal(), _is_past, score=Cosine(), **EVICTED),
     Case("gaussian", None, None, q_len=5, kv_len=9, score=seeded(lambda: Gaussian(trainable=True))),
     Case("gaussian-decode", Causal(), _is_past, q_len=1, kv_len=9, score=Gaussian(2.0)),
     Case(
@@ -68,7 +70,7 @@ def _relative(name: str, build: Callable[[], Bias], **options: Any) -> Iterator[
     yield Case(name, Window(2, 3), lambda b, h, q, kv: q - 2 <= kv <= q + 3, relative=bias, **options)
     yield Case(f"{name}-extend", None, None, q_len=3, kv_len=9, relative=bias, **options)
     yield Case(f"{name}-decode", Causal(), _is_past, q_len=1, kv_len=9, relative=bias, **options)
-    yield Case(f"{name}-ragged", Causal(), _is_past, relative=bias, **_RAGGED, **options)
+    yield Case(f"{name}-ragged", Causal(), _is_past, relative=bias, **RAGGED, **options)
 
 
 _RELATIVE = (
@@ -78,7 +80,7 @@ _RELATIVE = (
     *_relative("shaw-keys", lambda: ShawKeys(8, 2)),
     *_relative("grid-table", lambda: GridTable(4, 2, 5)),
     Case("alibi-six-heads", Causal(), _is_past, num_heads=6, relative=ALiBi(6)),
-    Case("alibi-evicted-cache", Causal(), _is_past, relative=ALiBi(4), **_EVICTED),
+    Case("alibi-evicted-cache", Causal(), _is_past, relative=ALiBi(4), **EVICTED),
     Case(
         "t5-decoder",
         Causal(),
@@ -106,11 +108,8 @@ _RELATIVE = (
         "shaw-keys-shuffled",
         Window(2, 2),
         lambda b, h, q, kv: abs(q - kv) <= 2,
-        q_len=4,
-        kv_len=6,
-        q_positions=(3, 0, 5, 2),
-        kv_positions=(4, 1, 0, 5, 3, 2),
         relative=seeded(lambda: ShawKeys(8, 3)),
+        **SHUFFLED,
     ),
     Case("clipped-more-queries", None, None, q_len=9, kv_len=4, relative=seeded(lambda: Clipped(4, 3))),
 )
@@ -147,7 +146,7 @@ _TOGETHER = (
         sink=True,
         score=seeded(lambda: Additive(8, 5, 4)),
         relative=seeded(lambda: Clipped(4, 2)),
-        **_RAGGED,
+        **RAGGED,
     ),
     Case(
         "everything-with-a-table",

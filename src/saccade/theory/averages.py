@@ -42,19 +42,19 @@ def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attenti
     q, k, v = (draw.normal(1, 1, n, 3) for _ in range(3))
     directions = torch.nn.functional.normalize(draw.normal(2000, 3), dim=-1)
     causal = torch.ones(n, n, dtype=torch.bool).tril()
-    out = attention(q, k, v, Causal())[0, 0]
-    yield at_most(
-        "causal: reach beyond the hull of visible values", beyond_hull(out, v[0, 0], causal, directions), 0, 1e-12
-    )
-    everything = attention(q, k, v)[0, 0]
     every = torch.ones_like(causal)
-    yield at_most("no mask: reach beyond the hull", beyond_hull(everything, v[0, 0], every, directions), 0, 1e-12)
-    future = beyond_hull(everything, v[0, 0], causal, directions)
-    yield apart("no mask: reach beyond the hull of earlier values", max(future, 0.0), 0.0, 0.01)
-    projected = everything @ (100 * torch.eye(3, dtype=torch.float64))
-    yield apart(
-        "after an output projection by 100", max(beyond_hull(projected, v[0, 0], every, directions), 0), 0, 0.01
+
+    def reach(outputs: Tensor, allowed: Tensor) -> float:
+        return beyond_hull(outputs[0, 0], v[0, 0], allowed, directions)
+
+    yield at_most(
+        "causal: reach beyond the hull of visible values", reach(attention(q, k, v, Causal()), causal), 0, 1e-12
     )
+    out = attention(q, k, v)
+    yield at_most("no mask: reach beyond the hull", reach(out, every), 0, 1e-12)
+    yield apart("no mask: reach beyond the hull of earlier values", max(reach(out, causal), 0.0), 0.0, 0.01)
+    projected = out @ (100 * torch.eye(3, dtype=torch.float64))
+    yield apart("after an output projection by 100", max(reach(projected, every), 0), 0, 0.01)
 
 
 @claim(

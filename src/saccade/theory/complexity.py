@@ -6,19 +6,27 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from saccade.attention import AttentionMatrix, attention
 from saccade.masks import Window
 from saccade.mechanisms import Linear
+from saccade.testing.laws.memory import largest_tensor
 from saccade.theory.claim import claim
-from saccade.theory.counting import flops, largest_tensor
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
-__all__ = ["Attend", "dense", "growth", "recurrence"]
+__all__ = ["Attend", "dense", "flops", "growth", "recurrence"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries, keys and values."""
+
+
+def flops(compute: Callable[[], object]) -> int:
+    """Floating-point operations of all matrix products, two for each multiplication and addition."""
+    with FlopCounterMode(display=False) as counter:
+        compute()
+    return int(counter.get_total_flops())
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -130,11 +138,8 @@ def a_hundred_thousand_tokens_are_infeasible(
     whole = matrix(q, k)
     row = whole[0, 0, n - 1]
     expected = (q[0, 0, -1].double() @ k[0, 0].double().T / 2).softmax(-1)
-    yield at_most(
-        "one row of the matrix, largest error relative to the largest weight",
-        float((row - expected).abs().max() / expected.max()),
-        1e-5,
-    )
+    error = float((row - expected).abs().max() / expected.max())
+    yield at_most("one row of the matrix, largest error relative to the largest weight", error, 1e-5)
     made = largest_tensor(lambda: whole[0, 0, n - 1]) / (4 * n**2)
     yield apart("largest tensor made for it, as a share of the 40 GB of all weights", made, 1.0, 0.99)
     near = matrix(q, k, Window(255, 0))

@@ -11,8 +11,7 @@ from torch import Tensor
 from saccade.attention import attention
 from saccade.masks import Window
 from saccade.theory.claim import claim
-from saccade.theory.complexity import dense
-from saccade.theory.counting import flops
+from saccade.theory.complexity import dense, flops
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 

@@ -65,18 +65,14 @@ def sparse_weights_bound_information(
     yield equal("one key each (entropy 0): nats, by hand", found["one key each"], n / 2 * math.log(101), 1e-9)
     yield equal("sink (entropy 0): nats, by hand", found["sink"], math.log(1 + n * 100) / 2, 1e-9)
     yield equal("uniform (entropy ln 16): nats, by hand", found["uniform"], math.log(101) / 2, 1e-9)
-    claimed = found["uniform"]
-    yield apart("one key each, which is sparser than uniform weights", found["one key each"], claimed, 30.0)
+    yield apart("one key each, which is sparser than uniform weights", found["one key each"], found["uniform"], 30.0)
     soft = weights_of(draw.normal(n, 4), draw.normal(n, 4))
     between = information(soft, variance)
     yield at_least("random weights, which are dense, against a sink, which is sparse", between - found["sink"], 1.0)
-    bits = {  # two fair coins as tokens, no noise: outcomes of AX that can be told apart
-        name: len({(round(a * x + (1 - a) * y, 9), round((1 - a) * x + a * y, 9)) for x in (0, 1) for y in (0, 1)})
-        for name, a in (("permutation", 0.0), ("weights 0.7 and 0.3", 0.7), ("uniform", 0.5))
-    }
-    yield equal("two coins, permutation: outcomes told apart", bits["permutation"], 4)
-    yield equal("two coins, weights 0.7 and 0.3: outcomes told apart", bits["weights 0.7 and 0.3"], 4)
-    yield equal("two coins, uniform: outcomes told apart", bits["uniform"], 3)
+    # Two fair coins as tokens, no noise: outcomes of AX that can be told apart.
+    for name, a, expected in (("permutation", 0.0, 4), ("weights 0.7 and 0.3", 0.7, 4), ("uniform", 0.5, 3)):
+        told = {(round(a * x + (1 - a) * y, 9), round((1 - a) * x + a * y, 9)) for x in (0, 1) for y in (0, 1)}
+        yield equal(f"two coins, {name}: outcomes told apart", len(told), expected)
 
 
 @claim(

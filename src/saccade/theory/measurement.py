@@ -18,6 +18,7 @@ __all__ = [
     "apart",
     "at_least",
     "at_most",
+    "differ",
     "equal",
     "estimate",
     "same",
@@ -95,9 +96,12 @@ def apart(what: str, seen: float, claimed: float, margin: float) -> Measurement:
 
 def same(what: str, seen: Tensor, expected: Tensor, tolerance: float = 1e-12) -> Measurement:
     """Two tensors ought to be equal: the largest difference of their entries ought to be 0."""
-    alike = seen.shape == expected.shape
-    difference = float((seen.detach() - expected.detach()).abs().max()) if alike else math.inf
-    return equal(f"{what}, largest difference", difference, 0.0, tolerance)
+    return equal(f"{what}, largest difference", _farthest(seen, expected), 0.0, tolerance)
+
+
+def differ(what: str, seen: Tensor, claimed: Tensor, margin: float) -> Measurement:
+    """The claim says that two tensors are equal; some entry is a counter-example, further off than ``margin``."""
+    return apart(f"{what}, largest difference", _farthest(seen, claimed), 0.0, margin)
 
 
 def estimate(what: str, samples: Tensor, expected: float, bias: float = 0.0) -> Measurement:
@@ -108,6 +112,10 @@ def estimate(what: str, samples: Tensor, expected: float, bias: float = 0.0) -> 
     why = f"± {tolerance:.2g}, {SIGMAS:.0f} standard errors of {samples.numel():,} samples"
     mean = float(torch.mean(samples))
     return Measurement(what, "=", float(expected), mean, tolerance, why, chance=1e-6)
+
+
+def _farthest(seen: Tensor, expected: Tensor) -> float:
+    return float((seen.detach() - expected.detach()).abs().max()) if seen.shape == expected.shape else math.inf
 
 
 def _room(tolerance: float) -> str:

@@ -11,7 +11,7 @@ from saccade.attention import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, apart, at_least, at_most, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, same
 from saccade.theory.rank import weights_of
 
 __all__ = ["hopfield_energy", "posterior"]
@@ -52,13 +52,10 @@ def weights_are_a_posterior(
     flat, tilted = torch.zeros(n, dtype=torch.float64), k.square().sum(-1) / (2 * variance)
     yield same("weights against the posterior, prior tilted by the norms", posterior(q, k, tilted, variance), weights)
     unit = k / k.norm(dim=-1, keepdim=True)
-    equal_norms = weights_of(q, unit)
-    yield same("keys of one norm, flat prior", posterior(q, unit, flat, variance), equal_norms)
-    difference = float((posterior(q, k, flat, variance) - weights).abs().max())
-    yield apart("keys of different norms, flat prior, largest difference", difference, 0.0, 0.01)
+    yield same("keys of one norm, flat prior", posterior(q, unit, flat, variance), weights_of(q, unit))
+    yield differ("keys of different norms, flat prior", posterior(q, k, flat, variance), weights, 0.01)
     prior = draw.normal(n)
-    biased = weights_of(q, unit, bias=prior)
-    yield same("a bias against a prior", posterior(q, unit, prior, variance), biased)
+    yield same("a bias against a prior", posterior(q, unit, prior, variance), weights_of(q, unit, bias=prior))
 
 
 @claim(

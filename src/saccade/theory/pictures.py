@@ -12,8 +12,7 @@ from torch import Tensor
 from saccade.attention import AttentionMatrix, attention
 from saccade.masks import Window
 from saccade.scores import Gaussian
-from saccade.theory.complexity import dense, recurrence
-from saccade.theory.counting import flops
+from saccade.theory.complexity import dense, flops, recurrence
 from saccade.theory.draw import Draw
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
 from saccade.theory.information import gaussian_information, patterns
@@ -283,14 +282,7 @@ def _legend(axes: Axes, **place: Any) -> None:
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
-    "theory-scaling": scaling,
-    "theory-softmax": softmax,
-    "theory-averages": averages,
-    "theory-matrices": matrices,
-    "theory-inference": inference,
-    "theory-relatives": relatives,
-    "theory-cost": cost,
-    "theory-features": features,
-    "theory-mistakes": mistakes,
+    f"theory-{picture.__name__}": picture
+    for picture in (scaling, softmax, averages, matrices, inference, relatives, cost, features, mistakes)
 }
 """Functions that draw, by the name of the page that shows the picture."""

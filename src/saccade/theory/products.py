@@ -11,8 +11,8 @@ from torch import Tensor
 from saccade.attention import AttentionMatrix, attention
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
-from saccade.theory.rank import weights_of
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
+from saccade.theory.rank import centred_logs, weights_of
 
 __all__ = ["EXAMPLE", "by_hand", "factors_of_logits"]
 
@@ -44,8 +44,7 @@ def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     Softmax ignores a constant in each row, so the logarithms are centred first; of what is left the ``head_dim``
     largest singular values are kept.
     """
-    logits = weights.log()
-    u, s, vh = torch.linalg.svd(logits - logits.mean(-1, keepdim=True))
+    u, s, vh = torch.linalg.svd(centred_logs(weights))
     root = (s[:head_dim] * math.sqrt(head_dim)).sqrt()
     return u[:, :head_dim] * root, vh[:head_dim].T * root
 
@@ -125,9 +124,7 @@ def linear_in_the_values(draw: Draw, *, attention: Callable[..., Tensor] = atten
     matrix = AttentionMatrix(q, k).to_dense()
     yield same("output against the matrix times the values", attention(q, k, v), matrix @ v)
     other = AttentionMatrix(draw.normal(1, 1, 5, 4), k).to_dense()
-    yield apart(
-        "entries of the matrix for other queries, largest difference", float((other - matrix).abs().max()), 0, 0.01
-    )
+    yield differ("entries of the matrix for other queries", other, matrix, 0.01)
     twice = attention(2 * k, 2 * k, 2 * k) - 2 * attention(k, k, k)
     yield apart("self-attention of 2X against twice that of X", float(twice.abs().max()), 0.0, 0.01)
 
@@ -151,17 +148,12 @@ def any_weighted_average(
         return weights_of(*factors(wanted, head_dim))
 
     yield same("weights reached with d_k = 7, against those wanted, n = 8", reached(n - 1), wanted, 1e-9)
-    centred = wanted.log() - wanted.log().mean(-1, keepdim=True)
+    centred = centred_logs(wanted)
     singular = torch.linalg.svdvals(centred)
     yield equal("rank of the centred logarithms", int(torch.linalg.matrix_rank(centred)), n - 1)
     # No scores of rank 2 come nearer to the centred logarithms than this, whatever queries and keys are.
     yield at_least("distance that d_k = 2 must leave in the logarithms", float(singular[2:].norm()), 0.1)
-    narrow = reached(2).log()
-    left = float((narrow - narrow.mean(-1, keepdim=True) - centred).norm())
-    yield at_least("distance that is left", left, float(singular[2:].norm()), 1e-9)
-    yield apart("weights reached with d_k = 2, largest difference", float((reached(2) - wanted).abs().max()), 0, 0.01)
-    yield at_most(
-        "rank of their centred logarithms",
-        int(torch.linalg.matrix_rank(narrow - narrow.mean(-1, keepdim=True), rtol=1e-9)),
-        2,
-    )
+    narrow = centred_logs(reached(2))
+    yield at_least("distance that is left", float((narrow - centred).norm()), float(singular[2:].norm()), 1e-9)
+    yield differ("weights reached with d_k = 2", reached(2), wanted, 0.01)
+    yield at_most("rank of their centred logarithms", int(torch.linalg.matrix_rank(narrow, rtol=1e-9)), 2)

@@ -13,12 +13,18 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
-__all__ = ["spread_of_rows", "weights_of"]
+__all__ = ["centred_logs", "spread_of_rows", "weights_of"]
 
 
 def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
     """The matrix of softmax attention of one head, ``[q_len, kv_len]``."""
     return AttentionMatrix(query[None, None], key[None, None], mask, bias=bias).to_dense()[0, 0]
+
+
+def centred_logs(weights: Tensor) -> Tensor:
+    """Logarithms of weights, less the mean of each row: all of the scores that softmax does not ignore."""
+    logits = weights.log()
+    return logits - logits.mean(-1, keepdim=True)
 
 
 def spread_of_rows(x: Tensor) -> float:
@@ -52,8 +58,7 @@ def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Te
 def logits_have_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
     """What has low rank is the matrix of logarithms of the weights, centred row by row."""
     for width in (2, 5):
-        logits = weights(draw.normal(30, width), draw.normal(30, width)).log()
-        centred = logits - logits.mean(-1, keepdim=True)
+        centred = centred_logs(weights(draw.normal(30, width), draw.normal(30, width)))
         rank = int(torch.linalg.matrix_rank(centred, rtol=1e-9))
         yield equal(f"rank of centred log A, n = 30, d_k = {width}", rank, width)
 

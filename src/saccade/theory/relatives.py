@@ -11,7 +11,7 @@ from saccade.attention import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.vision import ChannelAttention
 
 __all__ = ["kalman_update", "non_local_means_of"]
@@ -47,11 +47,8 @@ def squeeze_and_excitation_is_attention(
     with torch.no_grad():
         gates = (module(features) / features).mean((2, 3))[0]
         matrix = gates.diag()
-        yield same(
-            "output against diag(gates) times the input",
-            module(features)[0].flatten(1),
-            matrix @ features[0].flatten(1),
-        )
+        gated = matrix @ features[0].flatten(1)
+        yield same("output against diag(gates) times the input", module(features)[0].flatten(1), gated)
     yield at_most("largest gate", float(gates.max()), 1.0)
     yield at_least("smallest gate", float(gates.min()), 0.0)
     sums = matrix.sum(-1)
@@ -79,7 +76,7 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
     dot = attend(*(one[None, None] for one in longer), x, scale=1.0)[0, 0]
     yield same("dot products with the norm of the key as one more column", dot, expected)
     plain = attend(p, p, x, scale=2 / h**2)[0, 0]
-    yield apart("plain dot products, largest difference", float((plain - expected).abs().max()), 0.0, 0.01)
+    yield differ("plain dot products", plain, expected, 0.01)
 
 
 @claim(

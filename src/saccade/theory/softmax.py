@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 
 __all__ = ["entropy_slope", "jacobian", "jacobian_as_printed", "jacobian_of_rows", "softmax"]
 
@@ -63,8 +63,7 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
     yield same("weights after adding a constant to each row", softmax(scores + 50 * draw.normal(100, 1)), weights)
     order = (weights.argsort(-1) == scores.argsort(-1)).double().mean()
     yield equal("share of places where the order is kept", float(order), 1.0)
-    doubled = float((softmax(2 * scores) - weights).abs().max())
-    yield apart("weights after doubling the scores, largest difference", doubled, 0.0, 0.01)
+    yield differ("weights after doubling the scores", softmax(2 * scores), weights, 0.01)
 
 
 @claim(
@@ -109,8 +108,7 @@ def softmax_jacobian_as_printed(
     yield apart("derivative of weight 1 by score 2, two equal scores", float(seen[1]), float(said[1]), 0.1)
     scores = draw.normal(3, 5)
     every = torch.autograd.functional.jacobian(softmax, scores)
-    worst = float((every - printed(softmax(scores))).abs().max())
-    yield apart("all derivatives of 3 rows of 5, largest difference", worst, 0.0, 0.05)
+    yield differ("all derivatives of 3 rows of 5", every, printed(softmax(scores)), 0.05)
 
 
 @claim(
@@ -149,6 +147,5 @@ def cooling_lowers_entropy(draw: Draw, *, slope: Callable[[Tensor, Tensor], Tens
         weights = (beta * scores).softmax(-1)
         entropy = -(weights * weights.log()).sum()
         (seen,) = torch.autograd.grad(entropy, beta)
-        expected = float(slope(scores, beta.detach()))
-        yield equal(f"slope of the entropy at β = {number}", float(seen), expected)
+        yield equal(f"slope of the entropy at β = {number}", float(seen), float(slope(scores, beta.detach())))
         yield at_most(f"the same, against 0, at β = {number}", float(seen), 0.0)

@@ -2,13 +2,13 @@
 
 from saccade.viz.bars import channel_weights
 from saccade.viz.bipartite import bipartite
+from saccade.viz.canvas import save
 from saccade.viz.fonts import MissingGlyphsWarning
 from saccade.viz.grids import head_grid
 from saccade.viz.heatmaps import heatmap
 from saccade.viz.mosaics import mosaic
 from saccade.viz.overlays import spatial_map
 from saccade.viz.profiles import profile
-from saccade.viz.saving import save
 from saccade.viz.tradeoffs import tradeoff
 
 __all__ = [

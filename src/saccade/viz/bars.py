@@ -8,8 +8,7 @@ import numpy as np
 from saccade.errors import value_error
 from saccade.viz.arrays import as_matrix, as_numbers, limits_of, max_pool
 from saccade.viz.canvas import DPI, blank, colours, dress, whole_pixels
-from saccade.viz.labels import check_labels
-from saccade.viz.ticks import name_columns
+from saccade.viz.ticks import check_labels, name_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix
 from saccade.viz.canvas import PLAIN, blank, colours
 from saccade.viz.fonts import drawable_labels
-from saccade.viz.labels import check_labels
+from saccade.viz.ticks import check_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

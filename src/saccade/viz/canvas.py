@@ -1,7 +1,9 @@
 """A figure that grows around a map of a given size, measured rather than guessed."""
 
+import os
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["DPI", "INK", "PLAIN", "Canvas", "blank", "colours", "dress", "whole_pixels"]
+__all__ = ["DPI", "INK", "PLAIN", "Canvas", "blank", "colours", "dress", "save", "whole_pixels"]
 
 DPI = 150
 _NOTHING = "#c9d1d3"  # cells that hold no finite number: a grey that is not in the scale
@@ -128,3 +130,26 @@ def dress(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
+
+
+def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
+    """Write ``figure`` to ``path``, whose ending names the format (``.png``, ``.svg``, ``.pdf``).
+
+    The picture is written beside its destination and renamed when it is complete: a reader sees the old file
+    or the new one, and an interrupted run leaves neither half.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: matplotlib knows no such format.
+        OSError: the folder does not exist or may not be written.
+    """
+    destination = Path(path)
+    beside = destination.with_name(f".{destination.name}.{os.getpid()}.part")
+    try:
+        figure.savefig(beside, format=destination.suffix.removeprefix(".") or "png")
+        os.replace(beside, destination)
+    finally:
+        beside.unlink(missing_ok=True)
+    return destination

@@ -8,8 +8,7 @@ import numpy as np
 from saccade.errors import value_error
 from saccade.viz.arrays import Array, as_matrix, limits_of, log_limits_of, masked, max_pool
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
-from saccade.viz.labels import check_labels
-from saccade.viz.ticks import name_columns, name_rows
+from saccade.viz.ticks import check_labels, name_columns, name_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,7 @@ from saccade.errors import value_error
 from saccade.viz.arrays import Array, as_numbers
 from saccade.viz.canvas import PLAIN, blank, dress
 from saccade.viz.fonts import drawable_title
-from saccade.viz.labels import check_labels
-from saccade.viz.ticks import name_axis
+from saccade.viz.ticks import check_labels, name_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,9 +1,10 @@
-"""Names along the two axes of a map: as many as can be read, none on top of another."""
+"""Labels that users hand over, and names along the two axes of a map: as many as can be read."""
 
 from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
+from saccade.errors import type_error, value_error
 from saccade.text.labels import display_width
 from saccade.viz.canvas import INK, PLAIN
 from saccade.viz.fonts import drawable_labels, drawable_title
@@ -12,10 +13,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["name_axis", "name_columns", "name_rows"]
+__all__ = ["check_labels", "name_axis", "name_columns", "name_rows"]
 
 _SIZE = 9.0  # points
 _COLUMN = 0.62 * _SIZE  # points that one column of text takes, a little more than it needs
+
+
+def check_labels(where: str, argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
+    """Raise unless there are no labels, or one for each of so many lines, such as "columns"."""
+    if isinstance(labels, str):
+        hint = "list(text) is one label per character."
+        raise type_error(where, argument, "be a list of strings", "one string", hint=hint)
+    if labels is not None and len(labels) != count:
+        raise value_error(where, argument, f"have one label for each of the {count} {lines}", len(labels))
 
 
 def name_columns(axes: "Axes", labels: Sequence[str] | None, name: str, count: int, width: float) -> None:

@@ -51,23 +51,13 @@ def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Transposed, sliced and expanded inputs, and gradients so laid out, give what contiguous copies give."""
     problem = case.problem(dtype, subject.device)
+    given = {"query": problem.query, "key": problem.key, "value": problem.value, "allowed": problem.allowed}
+    given |= {} if problem.bias is None else {"bias": problem.bias}
     for how, layout in _LAYOUTS.items():
-        laid = problem.but(
-            query=layout(problem.query),
-            key=layout(problem.key),
-            value=layout(problem.value),
-            allowed=layout(problem.allowed),
-            bias=None if problem.bias is None else layout(problem.bias),
-            sink_logit=None if problem.sink_logit is None else _sliced(problem.sink_logit),
-        )
-        plain = laid.but(
-            query=laid.query.contiguous(),
-            key=laid.key.contiguous(),
-            value=laid.value.contiguous(),
-            allowed=laid.allowed.contiguous(),
-            bias=None if laid.bias is None else laid.bias.contiguous(),
-            sink_logit=problem.sink_logit,
-        )
+        laid = problem.but(**{name: layout(tensor) for name, tensor in given.items()})
+        plain = problem.but(**{name: getattr(laid, name).contiguous() for name in given})
+        if problem.sink_logit is not None:
+            laid = laid.but(sink_logit=_sliced(problem.sink_logit))
         same(f"the output for {how} inputs", subject.output(laid), subject.output(plain), dtype)
         upstream = layout(random_like(problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[3])))
         got, want = _pull_back(subject, laid, upstream), _pull_back(subject, plain, upstream.contiguous())

@@ -24,12 +24,8 @@ class NeedlessReason(Stepwise, caught_by=("declined",)):
         return (*own, "it has no softcap") if "softcap" in options else own
 
 
-class OtherReason(Stepwise, caught_by=("declined",)):
+class OtherReason(NeedlessReason, caught_by=("declined",)):
     """A softcap is refused for another reason than the one given beforehand."""
-
-    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
-        own = super().reasons(query, key, value, mask, **options)
-        return (*own, "it has no softcap") if "softcap" in options else own
 
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         super().refuse(None, dropout_p)
