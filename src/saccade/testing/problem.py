@@ -184,13 +184,10 @@ class Problem:
         mask, forward, last = self.mask, self.mask, self.query.shape[1] - 1
         if forward is not None and (forward.shape[1] > 1 or not _alike(self.allowed, 1)):
             mask = Predicate(lambda b, h, q, kv: forward.allows(b, last - h, q, kv))
+        names = [name for name in ("query", "key", "value", "allowed", "bias") if getattr(self, name) is not None]
         return self.but(
-            query=self.query.flip(1),
-            key=self.key.flip(1),
-            value=self.value.flip(1),
-            allowed=self.allowed.flip(1),
+            **{name: getattr(self, name).flip(1) for name in names},
             mask=mask,
-            bias=None if self.bias is None else self.bias.flip(1),
             sink_logit=None if self.sink_logit is None else self.sink_logit.flip(0),
             relative=None if self.relative is None else ReversedHeads(self.relative),
         )

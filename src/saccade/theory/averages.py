@@ -15,7 +15,6 @@ from saccade.theory.measurement import Measurements, apart, at_most, equal, same
 
 __all__ = ["beyond_hull"]
 
-
 _CAUSAL = Causal()
 
 

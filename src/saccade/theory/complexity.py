@@ -146,8 +146,7 @@ def a_hundred_thousand_tokens_are_infeasible(
     share = near.explain().flops / whole.explain().flops
     yield at_most("operations of a window of 256, as a share of all", share, 1 / 100)
     yield at_least("the same", share, 1 / 400)
-    bytes_needed = largest_tensor(lambda: near @ k)
-    yield at_most("largest tensor of the windowed product, bytes", bytes_needed, 40e6)
+    yield at_most("largest tensor of the windowed product, bytes", largest_tensor(lambda: near @ k), 40e6)
 
 
 @claim(

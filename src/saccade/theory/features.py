@@ -103,8 +103,7 @@ def how_many_features(
     # q and k of 64 normal entries, each divided by the fourth root of 64.
     total = (draw.normal(20_000, 64) + draw.normal(20_000, 64)).square().sum(-1) / 8
     yield estimate("|x + y|² for heads of 64 with normal entries", total, 16.0)
-    needed = (math.exp(16) - 1) / 0.1**2
-    yield at_least("features for an error of 10 % there", needed, 8e8)
+    yield at_least("features for an error of 10 % there", (math.exp(16) - 1) / 0.1**2, 8e8)
 
 
 @claim(

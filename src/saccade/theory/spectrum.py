@@ -16,7 +16,6 @@ from saccade.theory.rank import weights_of
 
 __all__ = ["moduli"]
 
-
 _CAUSAL = Causal()
 
 
@@ -64,8 +63,7 @@ def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], T
     yield equal("entropy of a sink", entropies[1], 0.0)
     yield same("absolute eigenvalues of the two", spectrum(uniform), spectrum(sink), 1e-7)
     for name, one in (("each token to itself", eye), ("each token to the one before", eye.roll(1, 0))):
-        least = float(spectrum(one)[-1])
-        yield apart(f"smallest eigenvalue of {name}, of entropy 0", least, 0.0, 0.99)
+        yield apart(f"smallest eigenvalue of {name}, of entropy 0", float(spectrum(one)[-1]), 0.0, 0.99)
 
 
 @claim(

@@ -15,8 +15,6 @@ from saccade.testing.subject import Subject
 __all__ = ["LAWS"]
 
 _NOT_FINITE = {"NaN": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
-
-
 _LEAST = 1e-7  # of weights that every type holds
 
 
