@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import NoneType
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from torch import Tensor, nn
 
@@ -17,6 +17,15 @@ from saccade.nn.encoder_layer import EncoderLayer
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
+
+
+class Facts(TypedDict, total=False):
+    """What a decoder layer may be told of a batch, each None unless it is given; see `DecoderLayer.forward`."""
+
+    mask: object
+    encoded_mask: object
+    positions: GivenPositions
+    encoded_positions: GivenPositions
 
 
 class EncoderStack(nn.Module):
@@ -90,11 +99,8 @@ class DecoderStack(nn.Module):
         x: Tensor,
         encoded: Tensor | None = None,
         *,
-        mask: object = None,
-        encoded_mask: object = None,
-        positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
         cache: Cache | None = None,
+        **facts: Unpack[Facts],
     ) -> Tensor:
         """``[batch, len, embed_dim]`` to the same.
 
@@ -102,40 +108,17 @@ class DecoderStack(nn.Module):
             x, encoded, mask, encoded_mask, positions, encoded_positions: as in `DecoderLayer.forward`, for all layers.
             cache: what the layers remember of earlier calls, as `new_cache` makes it.
         """
-        facts = {"mask": mask, "positions": positions}
-        facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
         for layer, own in zip(self.layers, self._caches(cache), strict=True):
             x = layer(x, encoded, cache=own, **facts)
         return x if self.final_norm is None else self.final_norm(x)
 
-    def matrices(
-        self,
-        x: Tensor,
-        encoded: Tensor | None = None,
-        *,
-        mask: object = None,
-        encoded_mask: object = None,
-        positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
-    ) -> list[Matrix]:
-        """The self-attention matrix of every layer in `forward`, not built."""
-        own = {"mask": mask, "positions": positions}
-        facts = own | {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
+    def matrices(self, x: Tensor, encoded: Tensor | None = None, **facts: Unpack[Facts]) -> list[Matrix]:
+        """The self-attention matrix of every layer in `forward`, not built; arguments as there."""
+        own = {"mask": facts.get("mask"), "positions": facts.get("positions")}
         return [layer.matrix(x, **own) for layer, x in with_inputs(self.layers, x, encoded, **facts)]
 
-    def cross_matrices(
-        self,
-        x: Tensor,
-        encoded: Tensor,
-        *,
-        mask: object = None,
-        encoded_mask: object = None,
-        positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
-    ) -> list[Matrix]:
-        """The cross-attention matrix of every layer in `forward`, not built."""
-        facts = {"mask": mask, "positions": positions}
-        facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
+    def cross_matrices(self, x: Tensor, encoded: Tensor, **facts: Unpack[Facts]) -> list[Matrix]:
+        """The cross-attention matrix of every layer in `forward`, not built; arguments as there."""
         inputs = with_inputs(self.layers, x, encoded, **facts)
         return [layer.cross_matrix(x, encoded, **facts) for layer, x in inputs]
 
