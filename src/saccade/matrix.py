@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
+from saccade.arguments import instance, is_integer
 from saccade.engine import dropout
 from saccade.engine.checks import autocast
 from saccade.engine.grouping import groups_of, product, take
@@ -25,7 +25,7 @@ from saccade.statistics.received import Received
 from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
 from saccade.statistics.summary import Summary, summary_of
 from saccade.statistics.topk import Strongest, TopK
-from saccade.transposed import Transposed
+from saccade.statistics.transposed import Transposed
 
 __all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
 
@@ -72,7 +72,7 @@ class Matrix(ABC):
         return True
 
     @property
-    def mT(self) -> Transposed:
+    def mT(self) -> Transposed[Matrix]:
         """The transpose, for ``A.mT @ x``: how much each key is looked at, weighted by x."""
         return Transposed(self)
 
@@ -281,8 +281,7 @@ class Matrix(ABC):
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
         """What the matrix is multiplied with, checked; in its dtype under autocast."""
-        if not isinstance(x, Tensor):
-            raise type_error("Matrix", name, "be a tensor", type(x).__name__)
+        instance("Matrix", name, x, Tensor, "be a tensor")
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:
             rule = f"have shape [{', '.join(map(str, expected))}, width]"

@@ -78,21 +78,24 @@ class AttentionBlock(nn.Module):
         key: Tensor | None = None,
         value: Tensor | None = None,
         *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
         cache: LayerCache | None = None,
-        **facts: Unpack[Facts],
     ) -> Tensor:
         """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
+        facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions}
         return self._add(query, self.attention(query, key, value, cache=cache, **facts))
 
-    def matrix(self, query: Tensor, key: Tensor | None = None, **facts: Unpack[Facts]) -> Matrix:
+    def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[Facts]) -> Matrix:
         """The attention matrix of this call, not built; arguments as in `forward`."""
-        return self.attention.matrix(query, key, **facts)
+        return self.attention.matrix(query, key, **kwargs)
 
     def with_weights(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **facts: Unpack[Facts]
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **kwargs: Unpack[Facts]
     ) -> tuple[Tensor, Tensor]:
         """Output and per-head weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
-        attended, weights = self.attention.with_weights(query, key, value, **facts)
+        attended, weights = self.attention.with_weights(query, key, value, **kwargs)
         return self._add(query, attended), weights
 
     def _add(self, query: Tensor, attended: Tensor) -> Tensor:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from saccade.statistics.matrix_like import MatrixLike
 from saccade.statistics.sparse import DENSE_LIMIT
-
-if TYPE_CHECKING:
-    from saccade.matrix import Matrix
 
 __all__ = ["Transposed"]
 
+M = TypeVar("M", bound=MatrixLike)
 
-class Transposed:
+
+class Transposed(Generic[M]):
     """``A.mT``: columns of A as rows. Its rows are not distributions, so it answers products only."""
 
-    def __init__(self, matrix: Matrix):
+    def __init__(self, matrix: M):
         self._matrix = matrix
 
     @property
@@ -27,7 +27,7 @@ class Transposed:
         return (batch, heads, kv_len, q_len)
 
     @property
-    def mT(self) -> Matrix:
+    def mT(self) -> M:
         """The matrix itself."""
         return self._matrix
 
