@@ -1,4 +1,4 @@
-"""Whether numbers are numbers: NaN and infinity, looked for."""
+"""What numbers are: NaN and infinity, looked for, and the dtype that they are computed in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["is_finite", "not_finite"]
+__all__ = ["is_finite", "not_finite", "wide_dtype"]
 
 
 def is_finite(*tensors: Tensor) -> bool:
@@ -23,3 +23,8 @@ def is_finite(*tensors: Tensor) -> bool:
 def not_finite(x: Tensor) -> Tensor:
     """Which rows of ``x [..., rows, width]`` hold NaN or inf, bool ``[..., rows]``."""
     return ~torch.isfinite(x.detach()).all(-1)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which numbers of another are computed: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

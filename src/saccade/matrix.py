@@ -10,25 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
+from saccade.arguments import instance, is_integer
 from saccade.engine import dropout
 from saccade.engine.checks import autocast
 from saccade.engine.grouping import groups_of, product, take
 from saccade.errors import describe, type_error, unsupported, value_error
+from saccade.finite import wide_dtype
 from saccade.plan import Ranges
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.pooled import How, Pooled
 from saccade.statistics.received import Received
-from saccade.statistics.sparse import SPARSE_LIMIT, sparse_of
+from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
 from saccade.statistics.summary import Summary, summary_of
 from saccade.statistics.topk import Strongest, TopK
+from saccade.statistics.transposed import Transposed
 
 __all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
-
-DENSE_LIMIT = 1 << 26
-"""Most weights that `Matrix.to_dense` writes out unless told otherwise: 64 million, 256 MB in float32."""
 
 
 class Matrix(ABC):
@@ -73,7 +72,7 @@ class Matrix(ABC):
         return True
 
     @property
-    def mT(self) -> Transposed:
+    def mT(self) -> Transposed[Matrix]:
         """The transpose, for ``A.mT @ x``: how much each key is looked at, weighted by x."""
         return Transposed(self)
 
@@ -94,7 +93,7 @@ class Matrix(ABC):
         dropout.check_seed(seed, type(self).__name__)
         seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
         batch, heads, q_len, _ = self.shape
-        out = value.new_zeros(batch, heads, q_len, value.shape[3], dtype=_wide(value))
+        out = value.new_zeros(batch, heads, q_len, value.shape[3], dtype=wide_dtype(value.dtype))
         for block in self.blocks():
             weights, groups = block.weights, groups_of(block.heads, heads, self.kv_heads)
             if seed is not None and dropout_p > 0.0:
@@ -118,14 +117,13 @@ class Matrix(ABC):
         """
         batch, heads, q_len, kv_len = self.shape
         x = self._operand(x, "x", heads, q_len)
-        out = x.new_zeros(batch, heads, kv_len, x.shape[3], dtype=_wide(x))
+        out = x.new_zeros(batch, heads, kv_len, x.shape[3], dtype=wide_dtype(x.dtype))
         for block in self.blocks():
             rows = x[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
             with torch.autocast(self.device.type, enabled=False):
-                part, start = block.weights.mT @ rows, 0
-            for span in block.columns:
-                out[block.batch, block.heads, as_slice(span)] += part[:, :, start : start + len(span)]
-                start += len(span)
+                part = block.weights.mT @ rows
+            for span, own in block.by_range(part.mT):
+                out[block.batch, block.heads, as_slice(span)] += own.mT
         return out.to(x.dtype)
 
     def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
@@ -160,7 +158,7 @@ class Matrix(ABC):
                 raise unsupported("Matrix.ask", type(fold).__name__, [reason], hint=hint)
         if not folds:
             return ()
-        outline = Outline(self.shape, _wide_dtype(self.dtype), self.device)
+        outline = Outline.of(self)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             states = [fold.start(outline) for fold in folds]
             for block in self.blocks():
@@ -214,12 +212,10 @@ class Matrix(ABC):
             rule = "be three ints, A[batch, head, query]"
             raise type_error("Matrix", "index", rule, repr(index), hint="A.to_dense() gives everything")
         b, h, i = (self._checked_index(own, axis) for axis, own in enumerate(index))
-        row = torch.zeros(self.shape[3], dtype=_wide_dtype(self.dtype), device=self.device)
+        row = torch.zeros(self.shape[3], dtype=wide_dtype(self.dtype), device=self.device)
         for block in self.blocks(b, h, range(i, i + 1)):
-            start = 0
-            for span in block.columns:
-                row[as_slice(span)] = block.weights[0, 0, 0, start : start + len(span)]
-                start += len(span)
+            for span, weights in block.by_range(block.weights[0, 0, 0]):
+                row[as_slice(span)] = weights
         return row
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
@@ -235,13 +231,10 @@ class Matrix(ABC):
             got = f"{math.prod(self.shape):,} weights, {list(self.shape)}"
             hint = "A[b, h, i] gives a row, A @ value and A.mT @ x products; to_dense(limit=...) insists"
             raise value_error("Matrix.to_dense", "size", f"be at most {limit:,} weights", got, hint=hint)
-        dense = torch.zeros(self.shape, dtype=_wide_dtype(self.dtype), device=self.device)
+        dense = torch.zeros(self.shape, dtype=wide_dtype(self.dtype), device=self.device)
         for block in self.blocks():
-            start = 0
-            for span in block.columns:
-                part = block.weights[..., start : start + len(span)]
-                dense[block.batch, block.heads, as_slice(block.rows), as_slice(span)] = part
-                start += len(span)
+            for span, weights in block.by_range(block.weights):
+                dense[block.batch, block.heads, as_slice(block.rows), as_slice(span)] = weights
         return dense
 
     def __repr__(self) -> str:
@@ -288,8 +281,7 @@ class Matrix(ABC):
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
         """What the matrix is multiplied with, checked; in its dtype under autocast."""
-        if not isinstance(x, Tensor):
-            raise type_error("Matrix", name, "be a tensor", type(x).__name__)
+        instance("Matrix", name, x, Tensor, "be a tensor")
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:
             rule = f"have shape [{', '.join(map(str, expected))}, width]"
@@ -300,40 +292,3 @@ class Matrix(ABC):
             rule = f"be {self.dtype} on {self.device}, like the matrix"
             raise value_error("Matrix", name, rule, got, facts=[describe(name, x)])
         return x
-
-
-class Transposed:
-    """``A.mT``: columns of A as rows. Its rows are not distributions, so it answers products only."""
-
-    def __init__(self, matrix: Matrix):
-        self._matrix = matrix
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, kv_len, q_len)."""
-        batch, heads, q_len, kv_len = self._matrix.shape
-        return (batch, heads, kv_len, q_len)
-
-    @property
-    def mT(self) -> Matrix:
-        """The matrix itself."""
-        return self._matrix
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        """``A.mT @ x``; see `Matrix.rmatmul`."""
-        return self._matrix.rmatmul(x)
-
-    def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
-        """All weights, ``[batch, heads, kv_len, q_len]``."""
-        return self._matrix.to_dense(limit=limit).mT
-
-    def __repr__(self) -> str:
-        return f"{self._matrix!r}.mT"
-
-
-def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return _wide_dtype(x.dtype)

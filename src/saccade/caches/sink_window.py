@@ -131,9 +131,8 @@ class SinkWindowCache(LayerCache):
             if self.rotary is not None:
                 q_positions, kv_positions = self._turn_sinks(self.rotary, table, kv_positions)
             keys, values = self._state["keys"], self._state["values"]
-            if (
-                call.needs_graph
-            ):  # it must not hold memory that is written to later; and the new token gets its gradients
+            # It must not hold memory that is written to later; and the new token gets its gradients.
+            if call.needs_graph:
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             keys, values = keys[:, :, :used], values[:, :, :used]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from saccade.arguments import instance, number
 from saccade.errors import describe, type_error, value_error
+from saccade.finite import wide_dtype
 from saccade.scores import Score
 
 __all__ = [
@@ -117,4 +118,4 @@ def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int], 
         raise type_error(where, "sink_logit", "be a float tensor", str(sink.dtype).removeprefix("torch."))
     if sink.device != query.device:
         raise value_error(where, "device", "be the same for query and sink_logit", f"{query.device} and {sink.device}")
-    return sink.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
+    return sink.to(wide_dtype(query.dtype))

@@ -13,6 +13,7 @@ from saccade.engine.at_positions import AtPositions
 from saccade.engine.bias_terms import Term, entry, rows_of, summed_to
 from saccade.engine.grouping import take
 from saccade.errors import value_error
+from saccade.finite import wide_dtype
 from saccade.masks import Mask
 from saccade.plan import Tile
 from saccade.positions import Bias
@@ -173,9 +174,7 @@ def distance_term(
         got = f"{name} for {table.shape[1]} heads" if table.dim() == 4 else name
         raise value_error(where, "bias", f"be made for {heads} heads, or one", got)
     # In the dtype of the scores: float64 for float64, else float32.
-    return DistanceTerm(
-        table.to(torch.float64 if query.dtype == torch.float64 else torch.float32), lowest, first, q, kv
-    )
+    return DistanceTerm(table.to(wide_dtype(query.dtype)), lowest, first, q, kv)
 
 
 def _addresses(

@@ -15,6 +15,7 @@ from saccade.engine.bias import bias_term
 from saccade.engine.bias_terms import Term
 from saccade.engine.checks import autocast, check_query_key, checked_scale, checked_sink, checked_softcap
 from saccade.errors import hidden_by_vmap, value_error
+from saccade.finite import wide_dtype
 from saccade.masks import Full, Mask, as_mask
 from saccade.masks.plans import plan_of
 from saccade.plan import Plan, Strip, Tile
@@ -133,7 +134,7 @@ class Ingredients:
     @property
     def compute_dtype(self) -> torch.dtype:
         """float64 for float64 inputs, else float32."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
+        return wide_dtype(self.dtype)
 
     @property
     def device(self) -> torch.device:

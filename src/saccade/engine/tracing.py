@@ -23,6 +23,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
 from saccade.errors import unsupported
+from saccade.finite import wide_dtype
 from saccade.masks.convert import check_told_apart
 from saccade.masks.program import decode, encode
 from saccade.scores.base import TileFunction
@@ -198,7 +199,7 @@ def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     query, _, value, *_ = arguments
     batch, heads, q_len, _ = query.shape
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    wide = wide_dtype(query.dtype)
     out = value.new_empty(batch, q_len, heads, value.shape[3]).transpose(1, 2)
     return out, query.new_empty(batch, heads, q_len, dtype=wide)
 

@@ -100,7 +100,6 @@ class LazyMask(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch leaves the last two out, too
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        del types
         kwargs = kwargs or {}
         if str(func) in _SAME:
             return args[0]._again()

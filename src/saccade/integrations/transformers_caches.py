@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from saccade.arguments import instance
 from saccade.attention import AttentionMatrix
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
-from saccade.errors import missing_extra, type_error, unsupported
+from saccade.errors import missing_extra, unsupported
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.transformers import _check, lazy_mask
@@ -78,14 +79,11 @@ def transformers_cache(cache: Cache) -> TransformersCache:
         (2, 0)
     """
     where = "transformers_cache"
-    if not isinstance(cache, Cache):
-        hint = "Cache(KVCache() for _ in range(model.config.num_hidden_layers))"
-        raise type_error(where, "cache", "be a saccade.caches.Cache", type(cache).__name__, hint=hint)
-    for layer in cache:
-        if not isinstance(layer, LayerCache):
-            raise type_error(where, "cache", "hold one cache for each layer", type(layer).__name__)
+    hint = "Cache(KVCache() for _ in range(model.config.num_hidden_layers))"
+    instance(where, "cache", cache, Cache, "be a saccade.caches.Cache", hint=hint)
+    layers = [instance(where, "cache", layer, LayerCache, "hold one cache for each layer") for layer in cache]
     whole, layer_class = _classes()
-    return whole([layer_class(layer) for layer in cache])
+    return whole([layer_class(layer) for layer in layers])
 
 
 def _attend(

@@ -71,7 +71,6 @@ class Blocks(Mask):
         return Domain(range(rows), range(columns))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del b
         table = self._table.on(q.device)
         heads, rows, columns = table.shape
         row, column = q.div(self.block_size, rounding_mode="floor"), kv.div(self.block_size, rounding_mode="floor")
@@ -105,7 +104,6 @@ class Blocks(Mask):
         return (self, box.rows, box.keys)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch, rows
         return np.arange(len(self.layout[0]) + 1) * self.block_size
 
     def __repr__(self) -> str:

@@ -35,7 +35,6 @@ class Causal(Mask):
     is_relative = True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del b, h
         return kv <= q
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:

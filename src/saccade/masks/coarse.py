@@ -81,5 +81,4 @@ class Coarse(Mask):
         return (Coarse, size, inside, residual)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch
         return np.arange(rows.start // self.block_size * self.block_size, rows.stop, self.block_size)

@@ -157,7 +157,6 @@ class Documents(Mask):
         return [(step, Documents(self.lengths, term)) for step, term in terms]
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del rows
         items = self._texts if batch == ALL else [self._texts[0 if len(self._texts) == 1 else batch]]
         edges = []
         for lengths, ends in items:

@@ -67,7 +67,6 @@ class Global(Mask):
         return not self.sees
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del b, h
         by_query = self._is_global(q) if self.sees else q != q
         by_key = self._is_global(kv) if self.seen else kv != kv
         return by_query | by_key
@@ -95,7 +94,6 @@ class Global(Mask):
         return (Global, len(box.rows), len(box.keys), rows, columns)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch, rows
         return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:

@@ -106,7 +106,6 @@ class Mask(ABC):
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         """Keys that some row of each group needs, and keys that all its rows have; default: (everything, nothing)."""
-        del groups
         return Bounds.unknown(keys)
 
     def residual(self, box: Box) -> bool | Hashable:

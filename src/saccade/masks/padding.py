@@ -81,7 +81,6 @@ class Padding(Mask):
         return (len(self.lengths), 1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del h, q
         item = b if len(self.lengths) > 1 else 0
         start, stop = self._table.on(kv.device).unbind(0)
         return (kv >= start[item]) & (kv < stop[item])

@@ -43,11 +43,9 @@ class Prefix(Mask):
         check_field(self, "length", 0)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del b, h
         return (kv < self.length) & (q == q)
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        del groups
         return Bounds.exactly(Spans.within(keys, keys.first, self.length))
 
     def residual(self, box: Box) -> bool | Hashable:

@@ -68,7 +68,6 @@ class Random(Mask):
         return np.sort(np.stack(list(self._draws(np.asarray(rows, dtype=np.int64))), axis=-1), axis=-1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del b, h
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
         seen = column != column
         for drawn in self._draws(row):
@@ -120,7 +119,6 @@ class Random(Mask):
         return (self, box.rows, box.keys)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch
         return np.arange(max(rows.start, 0) // self.block_size * self.block_size, rows.stop, self.block_size)
 
 

@@ -44,7 +44,6 @@ class Strided(Mask):
         check_field(self, "step", 1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del b, h
         return (q - kv) % self.step == 0
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:

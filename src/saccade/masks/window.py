@@ -58,7 +58,6 @@ class Window(Mask):
         return self.right == 0
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del b, h
         distance = q - kv
         if self.left is None:
             return distance == distance if self.right is None else distance >= -self.right

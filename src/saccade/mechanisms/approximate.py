@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.engine.at_positions import check_domain, checked_positions
 from saccade.engine.checks import autocast, check_query_key
 from saccade.errors import unsupported
+from saccade.finite import wide_dtype
 from saccade.masks import And, Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms.base import Mechanism
@@ -40,7 +41,7 @@ class Inputs(NamedTuple):
     @property
     def wide(self) -> torch.dtype:
         """What is computed in: float64 for float64 inputs, else float32."""
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return wide_dtype(self.query.dtype)
 
     @property
     def is_placed(self) -> bool:

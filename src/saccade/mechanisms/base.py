@@ -27,7 +27,6 @@ class Mechanism(nn.Module):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         """Why this mask cannot be had; an empty tuple means that it can."""
-        del mask
         return ()
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:

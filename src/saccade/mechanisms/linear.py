@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.arguments import number, one_of
+from saccade.arguments import instance, number, one_of
 from saccade.errors import kind, type_error, value_error
 from saccade.mechanisms.features.matrix import Features
 from saccade.mechanisms.features.mechanism import FeatureMechanism
@@ -78,9 +78,7 @@ class Linear(FeatureMechanism):
         return *made, None
 
     def _features(self, x: Tensor) -> Features:
-        values = self._map(x)
-        if not isinstance(values, Tensor):
-            raise type_error("Linear", "feature_map", "return a tensor", type(values).__name__)
+        values = instance("Linear", "feature_map", self._map(x), Tensor, "return a tensor")
         if values.dim() != 4 or values.shape[:3] != x.shape[:3]:
             rule = f"return [{', '.join(map(str, x.shape[:3]))}, features]"
             raise value_error("Linear", "feature_map", rule, list(values.shape))

@@ -20,15 +20,20 @@ class LinearTimeMatrix(Matrix):
     """What matrices in linear time share: a product that needs no weights, except those that dropout leaves out.
 
     Args:
+        shape: (batch, heads, q_len, kv_len).
+        kv_heads: number of key and value heads.
         dtype: of the inputs and of the products.
+        device: where the ingredients are.
     """
 
-    def __init__(self, dtype: torch.dtype):
-        self._dtype = dtype
+    # Values in the class, since attributes alone do not stand for the abstract properties of a matrix.
+    shape: tuple[int, int, int, int] = (0, 0, 0, 0)
+    kv_heads: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
+    def __init__(self, shape: tuple[int, int, int, int], kv_heads: int, *, dtype: torch.dtype, device: torch.device):
+        self.shape, self.kv_heads, self.dtype, self.device = shape, kv_heads, dtype, device
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""

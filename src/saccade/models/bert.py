@@ -67,12 +67,10 @@ class Bert(FileFormat):
         return EncoderConfig(**words)
 
     def sides(self, config: EncoderConfig) -> tuple[str, ...]:
-        del config
         return ("vocab_size", "max_len", "num_token_types", "embed_dim", "feed_forward_dim")
 
     def plain(self, where: str, weights: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
         """Keep what belongs to the encoder, under plain names: no ``bert.`` before, no ``gamma`` and ``beta``."""
-        del where, config
         found = {
             name.removeprefix("bert.")
             .replace("LayerNorm.gamma", "LayerNorm.weight")

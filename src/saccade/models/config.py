@@ -18,18 +18,21 @@ Token = Annotated[int, {"least": 0}]
 _NUMBERS: dict[Any, Any] = {bool: flag, int: integer, float: number}
 
 
+@dataclasses.dataclass(frozen=True)
 class Config:
     """The base of the frozen dataclasses that hold a model's sizes: each field is checked by its annotation.
 
     An ``int`` is at least 1, a ``bool`` is True or False, a ``Literal`` one of its names; ``| None`` allows None.
     """
 
+    vocab_size: int
+    max_len: int
     embed_dim: int
     num_heads: int
 
     def __post_init__(self) -> None:
         where, hints = type(self).__name__, get_type_hints(type(self), include_extras=True)
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             given = getattr(self, field.name)
             object.__setattr__(self, field.name, _checked(where, field.name, given, hints[field.name]))
         if self.embed_dim % self.num_heads:

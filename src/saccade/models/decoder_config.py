@@ -46,10 +46,6 @@ class DecoderConfig(Config):
         TypeError: a value of a wrong type.
     """
 
-    vocab_size: int
-    max_len: int
-    embed_dim: int
-    num_heads: int
     num_layers: int
     feed_forward_dim: int
     num_kv_heads: int | None = None

@@ -34,10 +34,6 @@ class EncoderConfig(Config):
         TypeError: a value of a wrong type.
     """
 
-    vocab_size: int
-    max_len: int
-    embed_dim: int
-    num_heads: int
     num_layers: int
     feed_forward_dim: int
     num_token_types: int = 2

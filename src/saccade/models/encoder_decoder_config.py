@@ -36,10 +36,6 @@ class EncoderDecoderConfig(Config):
         TypeError: a value of a wrong type.
     """
 
-    vocab_size: int
-    max_len: int
-    embed_dim: int
-    num_heads: int
     num_encoder_layers: int
     num_decoder_layers: int
     feed_forward_dim: int

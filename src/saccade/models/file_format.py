@@ -71,7 +71,6 @@ class FileFormat(ABC):
 
     def _is_transposed(self, name: str) -> bool:
         """Whether a tensor of a file is the transpose of ours."""
-        del name
         return False
 
     def _required(self, where: str, config: Mapping[str, Any]) -> dict[str, Any]:

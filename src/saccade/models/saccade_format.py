@@ -32,7 +32,6 @@ class SaccadeFormat(DecoderFormat):
         return reasons + rope_reasons(config)
 
     def read_config(self, where: str, config: Mapping[str, Any]) -> DecoderConfig:
-        del where
         window = config.get("window")
         given = {name: config[name] for name in _FIELDS if name in config}
         is_rotary = given.get("position_encoding", "rotary") == "rotary"

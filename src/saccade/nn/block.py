@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict, Unpack
+
 from torch import Tensor, nn
 
 from saccade.caches import LayerCache
@@ -13,6 +15,14 @@ from saccade.positions import Rotary
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["AttentionBlock"]
+
+
+class Facts(TypedDict, total=False):
+    """What may be told of a batch, each None unless it is given; see `MultiHeadAttention.forward`."""
+
+    mask: object
+    positions: GivenPositions
+    kv_positions: GivenPositions
 
 
 class AttentionBlock(nn.Module):
@@ -74,34 +84,18 @@ class AttentionBlock(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
-        where = {"positions": positions, "kv_positions": kv_positions}
-        return self._add(query, self.attention(query, key, value, mask=mask, cache=cache, **where))
+        facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions}
+        return self._add(query, self.attention(query, key, value, cache=cache, **facts))
 
-    def matrix(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        *,
-        mask: object = None,
-        positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> Matrix:
-        """The attention matrix of this call, not built."""
-        return self.attention.matrix(query, key, mask=mask, positions=positions, kv_positions=kv_positions)
+    def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[Facts]) -> Matrix:
+        """The attention matrix of this call, not built; arguments as in `forward`."""
+        return self.attention.matrix(query, key, **kwargs)
 
     def with_weights(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: object = None,
-        positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **kwargs: Unpack[Facts]
     ) -> tuple[Tensor, Tensor]:
         """Output and per-head weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
-        where = {"positions": positions, "kv_positions": kv_positions}
-        attended, weights = self.attention.with_weights(query, key, value, mask=mask, **where)
+        attended, weights = self.attention.with_weights(query, key, value, **kwargs)
         return self._add(query, attended), weights
 
     def _add(self, query: Tensor, attended: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from saccade.caches import Cache, CrossCache, LayerCache
@@ -97,23 +99,17 @@ class DecoderLayer(ResidualLayer):
             self._check_encoded(encoded, is_known)
         if own is not None and positions is None and cross is not None:
             positions = own.positions(x.shape[1])
-
-        def attend(tokens: Tensor) -> Tensor:
-            return self.attention(tokens, mask=mask, positions=positions, cache=own)
-
+        attend = partial(self.attention, mask=mask, positions=positions, cache=own)
         x = self._add(x, attend, self.attention_norm)
         if cross is not None and cross_norm is not None:
-
-            def look_across(tokens: Tensor) -> Tensor:
-                return cross(
-                    tokens,
-                    encoded,
-                    mask=encoded_mask,
-                    positions=_in_own_text(positions, x, encoded_mask),
-                    kv_positions=None if is_known else encoded_positions,
-                    cache=across,
-                )
-
+            look_across = partial(
+                cross,
+                key=encoded,
+                mask=encoded_mask,
+                positions=_in_own_text(positions, x, encoded_mask),
+                kv_positions=None if is_known else encoded_positions,
+                cache=across,
+            )
             x = self._add(x, look_across, cross_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 
@@ -131,11 +127,7 @@ class DecoderLayer(ResidualLayer):
         self._check_encoded(encoded, False)
         cross, cross_norm = self.cross_attention, self.cross_attention_norm
         assert cross is not None and cross_norm is not None  # noqa: PT018  checked in the line before
-
-        def attend(tokens: Tensor) -> Tensor:
-            return self.attention(tokens, mask=mask, positions=positions)
-
-        x = self._add(x, attend, self.attention_norm)
+        x = self._add(x, partial(self.attention, mask=mask, positions=positions), self.attention_norm)
         tokens = cross_norm(x) if self.norm_first else x
         own = _in_own_text(positions, x, encoded_mask)
         return cross.matrix(tokens, encoded, mask=encoded_mask, positions=own, kv_positions=encoded_positions)

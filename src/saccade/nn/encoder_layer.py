@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from saccade.nn.attention import MultiHeadAttention
@@ -70,9 +72,6 @@ class EncoderLayer(ResidualLayer):
         Returns:
             ``[batch, len, embed_dim]``.
         """
-
-        def attend(tokens: Tensor) -> Tensor:
-            return self.attention(tokens, mask=mask, positions=positions)
-
+        attend = partial(self.attention, mask=mask, positions=positions)
         x = self._add(x, attend, self.attention_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import NoneType
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from torch import Tensor, nn
 
 from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache
-from saccade.errors import type_error, value_error
+from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
+
+
+class Facts(TypedDict, total=False):
+    """What a decoder layer may be told of a batch, each None unless it is given; see `DecoderLayer.forward`."""
+
+    mask: object
+    encoded_mask: object
+    positions: GivenPositions
+    encoded_positions: GivenPositions
 
 
 class EncoderStack(nn.Module):
@@ -108,36 +117,15 @@ class DecoderStack(nn.Module):
             x = layer(x, encoded, cache=own, **facts)
         return x if self.final_norm is None else self.final_norm(x)
 
-    def matrices(
-        self,
-        x: Tensor,
-        encoded: Tensor | None = None,
-        *,
-        mask: object = None,
-        encoded_mask: object = None,
-        positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
-    ) -> list[Matrix]:
-        """The self-attention matrix of every layer in `forward`, not built."""
-        own = {"mask": mask, "positions": positions}
-        facts = own | {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
-        return [layer.matrix(x, **own) for layer, x in with_inputs(self.layers, x, encoded, **facts)]
+    def matrices(self, x: Tensor, encoded: Tensor | None = None, **kwargs: Unpack[Facts]) -> list[Matrix]:
+        """The self-attention matrix of every layer in `forward`, not built; arguments as there."""
+        own = {"mask": kwargs.get("mask"), "positions": kwargs.get("positions")}
+        return [layer.matrix(x, **own) for layer, x in with_inputs(self.layers, x, encoded, **kwargs)]
 
-    def cross_matrices(
-        self,
-        x: Tensor,
-        encoded: Tensor,
-        *,
-        mask: object = None,
-        encoded_mask: object = None,
-        positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
-    ) -> list[Matrix]:
-        """The cross-attention matrix of every layer in `forward`, not built."""
-        facts = {"mask": mask, "positions": positions}
-        facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
-        inputs = with_inputs(self.layers, x, encoded, **facts)
-        return [layer.cross_matrix(x, encoded, **facts) for layer, x in inputs]
+    def cross_matrices(self, x: Tensor, encoded: Tensor, **kwargs: Unpack[Facts]) -> list[Matrix]:
+        """The cross-attention matrix of every layer in `forward`, not built; arguments as there."""
+        inputs = with_inputs(self.layers, x, encoded, **kwargs)
+        return [layer.cross_matrix(x, encoded, **kwargs) for layer, x in inputs]
 
     def new_cache(self, max_len: int | None = None) -> Cache:
         """An empty cache for all layers.
@@ -151,8 +139,7 @@ class DecoderStack(nn.Module):
         if cache is None:
             return [None] * len(self.layers)
         hint = "new_cache() of this model makes one"
-        if not isinstance(cache, Cache):
-            raise type_error("DecoderStack", "cache", "be a Cache or None", type(cache).__name__, hint=hint)
+        instance("DecoderStack", "cache", cache, Cache, "be a Cache or None", hint=hint)
         if len(cache) != len(self.layers):
             rule = f"hold the caches of {len(self.layers)} layers"
             raise value_error("DecoderStack", "cache", rule, len(cache), hint=hint)

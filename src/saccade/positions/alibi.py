@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import integer
+from saccade.finite import wide_dtype
 from saccade.positions.bias import Bias
 from saccade.positions.checks import check_distances
 
@@ -47,8 +48,7 @@ class ALiBi(Bias):
         return self._at(distances, torch.float32)
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
-        del scale
-        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        dtype = wide_dtype(query.dtype)
         return self._at(distances, dtype)[None, :, None, :]
 
     def extra_repr(self) -> str:

@@ -41,7 +41,6 @@ class Bias(nn.Module):
         Raises:
             UnsupportedError: the numbers depend on the query; `values` gives them.
         """
-        del distances
         reasons = ["it defines no table: its numbers depend on the query"]
         hint = "values(distances, query, scale) gives them"
         raise unsupported(f"{type(self).__name__}.table", type(self).__name__, reasons, hint=hint)
@@ -58,7 +57,6 @@ class Bias(nn.Module):
             ``[batch | 1, heads | 1, q_len | 1, distances]``, differentiable in the parameters, and in the query where
             it depends on it.
         """
-        del query, scale
         return self.table(distances)[None, :, None, :]
 
     def address(self, positions: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from saccade.arguments import instance, integer, number, one_of
 from saccade.errors import describe, type_error, unsupported, value_error
+from saccade.finite import wide_dtype
 from saccade.positions.checks import as_positions
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
 from saccade.transforms import is_plain
@@ -136,7 +137,7 @@ class Rotary(nn.Module):
         if shape is not None and shape not in ((length,), (1, length), (batch, length)):
             rule = f"have shape [{length}] or [{batch}, {length}]"
             raise value_error("Rotary", "positions", rule, list(shape), facts=[describe("x", x)])
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dtype = wide_dtype(x.dtype)
         turning = (self.base, self.rotary_dim, self.layout, self.scaling, dtype, x.device)
         if isinstance(positions, range) and is_plain(x):
             # Tensors of inference mode may not meet a gradient.

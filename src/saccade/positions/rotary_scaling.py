@@ -39,7 +39,6 @@ class Scaling(ABC):
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
         """Why the scaling does not work with these sizes; an empty tuple means that it does."""
-        del base, rotary_dim
         return ()
 
 
@@ -116,7 +115,6 @@ class NTK(Scaling):
         return plain_frequencies(larger, rotary_dim, dtype, device)
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
-        del base
         return ("NTK needs at least 4 turned channels",) if rotary_dim < 4 else ()
 
 

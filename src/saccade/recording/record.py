@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from saccade.arguments import instance
 from saccade.errors import type_error, unsupported, value_error
 from saccade.integrations.taps import tapped
 from saccade.matrix import Matrix
@@ -94,9 +95,7 @@ def record(
         >>> recording["self_attn"].ask(Entropy())[0].shape
         torch.Size([1, 2, 5])
     """
-    if not isinstance(model, nn.Module):
-        got = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise type_error("record", "model", "be a torch module", got)
+    instance("record", "model", model, nn.Module, "be a torch module")
     if callback is not None and not callable(callback):
         raise type_error("record", "callback", "be a function (name, matrix), or None", type(callback).__name__)
     kept = _kept(keep)

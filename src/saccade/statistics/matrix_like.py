@@ -45,3 +45,6 @@ class MatrixLike(Protocol):
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x``."""
+
+    def to_dense(self, *, limit: int) -> Tensor:
+        """All weights, ``[batch, heads, q_len, kv_len]``."""

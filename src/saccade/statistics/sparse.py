@@ -10,7 +10,10 @@ from saccade.errors import value_error
 from saccade.statistics.fold import Outline
 from saccade.statistics.matrix_like import MatrixLike
 
-__all__ = ["SPARSE_LIMIT", "sparse_of"]
+__all__ = ["DENSE_LIMIT", "SPARSE_LIMIT", "sparse_of"]
+
+DENSE_LIMIT = 1 << 26
+"""Most weights that `Matrix.to_dense` writes out unless told otherwise: 64 million, 256 MB in float32."""
 
 SPARSE_LIMIT = 1 << 24
 """Most weights that `Matrix.to_sparse` writes out unless told otherwise: 16 million, 600 MB in float32."""

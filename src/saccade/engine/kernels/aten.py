@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.memory import Held, Ledger
+from saccade.finite import wide_dtype
 
 __all__ = ["backward", "forward", "held", "is_available", "pairs", "reads_groups"]
 
@@ -52,7 +53,7 @@ def forward(
         Output ``[B, H, R, D]``, and the lse ``[B, H, R]`` in float32 (float64 for float64), -inf for empty rows.
     """
     if q.numel() == 0 or k.numel() == 0:
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        wide = wide_dtype(q.dtype)
         return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide)
     if q.shape[1] != k.shape[1]:
         if _folds(q.shape, k.shape[1], causal):

@@ -72,7 +72,6 @@ class Axial(Grid):
         return {"rows": [own_row], "columns": [own_column], "both": [own_row, own_column]}[self.axis]
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch
         cells = self.height * self.width
         return np.arange(0, min(cells, max(rows.stop, 0)) + 1, cells if self.axis == "columns" else self.width)
 

@@ -111,7 +111,6 @@ class Grid(Mask):
         return Domain(range(self.height * self.width), range(self.height * self.width))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        del b, h
         cells, width = self.height * self.width, self.width
         here = (q >= 0) & (q < cells) & (kv >= 0) & (kv < cells)
         y, x = kv.div(width, rounding_mode="floor"), kv % width

@@ -159,7 +159,6 @@ class InOrder(Mask):
         return grid.residual_of(_cells(self.order, box.rows), keys)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch, rows
         return _made(self.order).edges
 
     def __repr__(self) -> str:

@@ -73,6 +73,5 @@ class ShiftedWindows(Grid):
         return [Rectangle(top, top + self.window, left, left + self.window)]
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        del batch
         edges = np.arange(self.shift, min(self.height, rows.stop // self.width + 1), self.window)
         return np.concatenate([edges, [self.height]]) * self.width

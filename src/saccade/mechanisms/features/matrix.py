@@ -75,7 +75,8 @@ class FeatureMatrix(LinearTimeMatrix):
         spoilt: Tensor | None = None,
         source: Hashable = None,
     ):
-        super().__init__(dtype)
+        shape = (*query.values.shape[:3], key.values.shape[2])
+        super().__init__(shape, key.values.shape[1], dtype=dtype, device=query.values.device)
         self._query, self._visible, self.eps = query.values, visible, eps
         self._tainted, self._spoilt, self.source = tainted, spoilt, source
         self._key, self._logs = key
@@ -83,21 +84,8 @@ class FeatureMatrix(LinearTimeMatrix):
         if hidden is not None:
             self._key = self._key.masked_fill(hidden[:, None, :, None], 0.0)
             self._logs = None if self._logs is None else self._logs.masked_fill(hidden[:, None], -math.inf)
-        self._shape = (*query.values.shape[:3], self._key.shape[2])
         is_sum_of_all = not visible.causal and visible.q_documents is None
-        self._order = None if is_sum_of_all else Order.of(visible, self._shape[2], self._shape[3])
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self._shape
-
-    @property
-    def device(self) -> torch.device:
-        return self._query.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self._key.shape[1]
+        self._order = None if is_sum_of_all else Order.of(visible, shape[2], shape[3])
 
     @property
     def _heads_per_key(self) -> int:

@@ -71,7 +71,6 @@ def _swept(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
     *tensors, ctx.reverse = inputs
     ctx.save_for_backward(*tensors)
 
@@ -133,21 +132,6 @@ class _PrefixSums(torch.autograd.Function):
 
 # A compiler sees one node, whatever the length: otherwise it would see the same steps once for every chunk.
 _operation = torch.library.custom_op("saccade::prefix_sums", _swept, mutates_args=())
-
-
-@_operation.register_fake
-def _(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    row_logs: Tensor | None,
-    key_logs: Tensor | None,
-    segments: Tensor | None,
-    reverse: bool,
-) -> Tensor:
-    del b, row_logs, key_logs, segments, reverse
-    return a.new_empty(*a.shape[:3], c.shape[3])
-
-
+_operation.register_fake(lambda a, b, c, *_: a.new_empty(*a.shape[:3], c.shape[3]))
 _operation.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _operation), setup_context=_keep)
 _operation.register_vmap(lambda info, in_dims, *args: _mapped(info, in_dims, _operation, *args))

@@ -98,12 +98,10 @@ def _operation(number: Tensor, seed: str, num_features: int, head_dim: int, orth
 
 @_operation.register_fake
 def _(number: Tensor, seed: str, num_features: int, head_dim: int, orthogonal: bool) -> Tensor:
-    del number, seed, orthogonal
     return torch.empty(num_features, head_dim, dtype=torch.float64, device="cpu")
 
 
 @_operation.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], number: Tensor, *others: Any) -> tuple[Tensor, int]:
-    del info
     each = number.unbind(in_dims[0] or 0)  # modules side by side, each with draws of its own
     return torch.stack([_operation(one, *others) for one in each]), 0

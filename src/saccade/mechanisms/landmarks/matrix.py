@@ -30,20 +30,8 @@ class LowRankMatrix(LinearTimeMatrix):
     """
 
     def __init__(self, left: NarrowSoftmax, kv_heads: int, kv_len: int, *, dtype: torch.dtype, lost: Tensor):
-        super().__init__(dtype)
-        self.left, self._kv_heads, self._kv_len, self._lost = left, kv_heads, kv_len, unless_none(lost)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return (*self.left.query.shape[:3], self._kv_len)
-
-    @property
-    def device(self) -> torch.device:
-        return self.left.query.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self._kv_heads
+        super().__init__((*left.query.shape[:3], kv_len), kv_heads, dtype=dtype, device=left.query.device)
+        self.left, self._lost = left, unless_none(lost)
 
     @property
     def is_stochastic(self) -> bool:

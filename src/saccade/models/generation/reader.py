@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache, Traffic
 from saccade.errors import type_error, value_error
+from saccade.finite import wide_dtype
 from saccade.models.generation.prompts import left_padded
 from saccade.positions.tokens import GivenPositions
 
@@ -110,7 +111,7 @@ def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Te
                 rule = f"return logits [{tokens.shape[0]}, {tokens.shape[1]}, vocab]"
                 raise value_error(where, "model", rule, got)
             logits = given[:, -1]
-        logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+        logits = logits.to(wide_dtype(logits.dtype))
         # The largest of a row is NaN where one is, and -inf where all are.
         if not bool(logits.amax(-1).isfinite().all()):
             raise value_error(where, "model", "return logits without NaN and inf", "some")

@@ -1,0 +1,43 @@
+"""Transposed: a matrix whose columns are asked for as rows."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from saccade.statistics.matrix_like import MatrixLike
+from saccade.statistics.sparse import DENSE_LIMIT
+
+__all__ = ["Transposed"]
+
+M = TypeVar("M", bound=MatrixLike)
+
+
+class Transposed(Generic[M]):
+    """``A.mT``: columns of A as rows. Its rows are not distributions, so it answers products only."""
+
+    def __init__(self, matrix: M):
+        self._matrix = matrix
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, kv_len, q_len)."""
+        batch, heads, q_len, kv_len = self._matrix.shape
+        return (batch, heads, kv_len, q_len)
+
+    @property
+    def mT(self) -> M:
+        """The matrix itself."""
+        return self._matrix
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """``A.mT @ x``; see `Matrix.rmatmul`."""
+        return self._matrix.rmatmul(x)
+
+    def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
+        """All weights, ``[batch, heads, kv_len, q_len]``."""
+        return self._matrix.to_dense(limit=limit).mT
+
+    def __repr__(self) -> str:
+        return f"{self._matrix!r}.mT"
