@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.at_positions import check_domain, checked_positions
+from saccade.engine.at_positions import check_domain
 from saccade.engine.checks import autocast, check_query_key
 from saccade.errors import unsupported
 from saccade.finite import wide_dtype
@@ -52,16 +52,16 @@ class Inputs(NamedTuple):
     def starts(self) -> tuple[int | None, int | None]:
         """Where the first query and key stand, if the others follow them one by one; None for those that do not."""
         q, kv = self.q_positions, self.kv_positions
-        if q is None:
-            return self.shape[3] - self.shape[2], 0
-        return q.first, 0 if kv is None else kv.first
+        first = 0 if self.is_placed else self.shape[3] - self.shape[2]
+        return first if q is None else q.first, 0 if kv is None else kv.first
 
     def written_out(self) -> tuple[Tensor, Tensor]:
         """Positions of queries and keys as int64 ``[batch | 1, len]``; -1 for no token."""
         _, _, q_len, kv_len = self.shape
         q, kv = self.q_positions, self.kv_positions
         if q is None:
-            rows = torch.arange(kv_len - q_len, kv_len, device=self.query.device)[None]
+            first = 0 if self.is_placed else kv_len - q_len
+            rows = torch.arange(first, first + q_len, device=self.query.device)[None]
         else:
             rows = q.on(self.query.device).clamp(min=-1)
         return rows, (Positions(range(kv_len)) if kv is None else kv).on(self.query.device).clamp(min=-1)
@@ -87,7 +87,12 @@ class Approximate(Mechanism):
         query, key = autocast(query), autocast(key)
         shape = check_query_key(query, key, None, where)
         rule = as_mask(mask, shape, where=where)
-        q, kv = checked_positions(q_positions, kv_positions, shape, where)
+        batch, _, q_len, kv_len = shape
+        q = kv = None
+        if q_positions is not None:
+            q = Positions.of(q_positions, where, "q_positions", length=q_len, batch=batch)
+        if kv_positions is not None:
+            kv = Positions.of(kv_positions, where, "kv_positions", length=kv_len, batch=batch)
         check_domain(rule, q, kv, shape[2], shape[3], where)
         reasons = self.reasons(rule)
         if reasons:

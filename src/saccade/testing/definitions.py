@@ -18,7 +18,7 @@ from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Score
 from saccade.testing.reversed_heads import ReversedHeads
 
-__all__ = ["compare", "default_scale", "relative"]
+__all__ = ["compare", "default_scale", "define", "relative"]
 
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
@@ -61,6 +61,18 @@ def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tenso
         TypeError: a bias of which no definition is known.
     """
     return _of(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
+
+
+def define(kind: type[Score] | type[Bias], formula: Callable[..., Tensor]) -> None:
+    """Say what a score or a relative bias of your own should be, so that cases may use it.
+
+    Args:
+        kind: the class.
+        formula: for a score ``(score, q [B, H, L, 1, D], k [B, H, 1, S, D]) -> [B, H, L, S]``; for a bias
+            ``(bias, q [B | 1, L, 1], kv [B | 1, 1, S], query, scale) -> [B | 1, H | 1, L, S]``, where q and kv are
+            positions; in float64, and written independently of the class.
+    """
+    (_SCORES if issubclass(kind, Score) else _BIASES)[kind] = formula
 
 
 def _of(table: dict[type, Callable[..., Tensor]], module: object, what: str) -> Callable[..., Tensor]:
