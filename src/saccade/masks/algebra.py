@@ -77,8 +77,8 @@ class _Joined(_Formula):
     def domain(self) -> Domain:
         return reduce(Domain.both if self._needs_all else Domain.either, [part.domain for part in self.parts])
 
-    def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
-        return type(self)(tuple(part.with_atoms(change) for part in self.parts))
+    def with_atoms(self, function: Callable[[Mask], Mask]) -> Mask:
+        return type(self)(tuple(part.with_atoms(function) for part in self.parts))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.parts[0].allows(b, h, q, kv)
@@ -168,8 +168,8 @@ class Not(_Formula):
     def domain(self) -> Domain:
         return self.part.domain
 
-    def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
-        return Not(self.part.with_atoms(change))
+    def with_atoms(self, function: Callable[[Mask], Mask]) -> Mask:
+        return Not(self.part.with_atoms(function))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return ~self.part.allows(b, h, q, kv)

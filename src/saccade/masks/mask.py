@@ -128,9 +128,9 @@ class Mask(ABC):
         """The rules that ``&``, ``|`` and ``~`` join here: this one itself, if it is not made by them."""
         return (self,)
 
-    def with_atoms(self, change: Callable[[Mask], Mask]) -> Mask:
-        """The same with ``change`` made to each of its `atoms`."""
-        return change(self)
+    def with_atoms(self, function: Callable[[Mask], Mask]) -> Mask:
+        """The same with ``function`` made of each of its `atoms`."""
+        return function(self)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors that the rule reads, so that autograd can notice if they change before the backward pass."""

@@ -71,7 +71,7 @@ class Approximate(Mechanism):
     """A mechanism that makes its matrix of checked inputs."""
 
     @abstractmethod
-    def made(self, given: Inputs) -> Matrix:
+    def _made(self, given: Inputs) -> Matrix:
         """The matrix."""
 
     def forward(
@@ -98,7 +98,7 @@ class Approximate(Mechanism):
         if reasons:
             hint = "saccade.mechanisms.Softmax() takes every mask"
             raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
-        return self.made(Inputs(query, key, rule, shape, q, kv))
+        return self._made(Inputs(query, key, rule, shape, q, kv))
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:

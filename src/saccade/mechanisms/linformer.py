@@ -97,7 +97,7 @@ class Linformer(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
 
-    def made(self, given: Inputs) -> LinformerMatrix:
+    def _made(self, given: Inputs) -> LinformerMatrix:
         kv_heads = given.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
             raise value_error("Linformer", "key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)

@@ -69,7 +69,7 @@ class Nystrom(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "landmarks are means of tokens, some of which a query would not see")
 
-    def made(self, given: Inputs) -> NystromMatrix:
+    def _made(self, given: Inputs) -> NystromMatrix:
         batch, heads, q_len, kv_len = given.shape
         tokens = Tokens.of(given)
         q, k, hidden = tokens.query, tokens.key, tokens.hidden

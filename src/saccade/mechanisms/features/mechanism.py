@@ -37,7 +37,7 @@ class FeatureMechanism(Approximate):
         """An empty `saccade.caches.RecurrentCache`, of constant size."""
         return RecurrentCache(max_len)
 
-    def made(self, given: Inputs) -> FeatureMatrix:
+    def _made(self, given: Inputs) -> FeatureMatrix:
         (query, spoilt), (key, tainted) = (_finite(x, given.wide) for x in (given.query, given.key))
         own, other, source = self.features(query, key)
         dtype, visible = given.query.dtype, Visible.of(given)

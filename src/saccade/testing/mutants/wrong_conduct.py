@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from saccade.testing.mutants.stepwise import Stepwise
 
+__all__: list[str] = []  # mutants are found by what they say that catches them
+
 
 class KeyDetached(Stepwise, caught_by=("gradients_of_inputs", "gradcheck", "gradients_through_lse")):
     """Keys receive no gradient."""

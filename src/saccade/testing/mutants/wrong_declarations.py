@@ -8,6 +8,8 @@ from torch import Tensor
 from saccade.errors import unsupported
 from saccade.testing.mutants.stepwise import Stepwise
 
+__all__: list[str] = []  # mutants are found by what they say that catches them
+
 
 class DropoutSwallowed(Stepwise, caught_by=("declined",)):
     """A dropout that is declined is accepted and not applied."""

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from saccade.testing.mutants.stepwise import Stepwise
 
+__all__: list[str] = []  # mutants are found by what they say that catches them
+
 
 class FlippedPolarity(Stepwise, caught_by=("polarity", "oracle", "sensitivity", "empty_rows")):
     """True is taken to mean that a query may *not* attend."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from saccade.scores import Score
 from saccade.testing.mutants.stepwise import Stepwise
 
+__all__: list[str] = []  # mutants are found by what they say that catches them
+
 
 class ScaleIgnored(Stepwise, caught_by=("scale",)):
     """A scale that is given is not used."""

@@ -9,6 +9,8 @@ from saccade.positions import T5, Bias, Clipped
 from saccade.scores import Score
 from saccade.testing.mutants.stepwise import Stepwise
 
+__all__: list[str] = []  # mutants are found by what they say that catches them
+
 
 class SinkIgnored(Stepwise, caught_by=("sink", "oracle", "gradients_of_parameters")):
     """A sink is accepted and not used."""
