@@ -6,20 +6,20 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-import torch
 from torch import Tensor
 
 from saccade.arguments import integer
 from saccade.caches.call import Call, Like, MakesMatrix, Traffic
 from saccade.caches.checks import check_call, check_crop, check_tensors, checked_rows
+from saccade.caches.upcoming import Upcoming
 from saccade.errors import type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
-from saccade.positions.tokens import GivenPositions, Positions, behind
+from saccade.positions.tokens import GivenPositions, Positions
 
 if TYPE_CHECKING:
     from saccade.caches.files.contents import Contents
 
-__all__ = ["LayerCache", "Leaf", "Upcoming"]
+__all__ = ["LayerCache", "Leaf"]
 
 _NO_TOKENS = Positions(range(0))
 
@@ -42,46 +42,6 @@ class Leaf(NamedTuple):
     dtype: str = "float"
     is_optional: bool = False
     is_saved: bool = True
-
-
-class Upcoming(NamedTuple):
-    """How many columns came, and where the next token of each item will stand: for caches that hold no order."""
-
-    length: int = 0
-    at: int | Tensor = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a table, if there is one."""
-        return self.at.nbytes if isinstance(self.at, Tensor) else 0
-
-    def next(self, q_len: int) -> Positions:
-        """Where the next tokens will stand."""
-        return behind(self.at, q_len)
-
-    def extended(self, new: Positions, batch: int, device: torch.device, where: str) -> Upcoming:
-        """With new tokens; raises where they do not come after the ones before."""
-        rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
-        run, count = new.run, self.length + len(new)
-        if run is not None and isinstance(self.at, int):
-            goes_back = self.length > 0 and len(run) > 0 and run[0] < self.at
-            if goes_back or (run.step != 1 and len(run) > 1):
-                raise value_error(where, "positions", rule, run, hint=hint)
-            return Upcoming(count, run.stop if len(run) else self.at)
-        table = new.on(device).expand(batch, -1)
-        reached = torch.as_tensor(self.at, device=device).expand(batch)
-        floor = reached if self.length else torch.zeros_like(reached)
-        before = torch.cat([floor[:, None] - 1, table], 1).cummax(1).values
-        if bool(((table >= 0) & (table <= before[:, :-1])).any()):
-            raise value_error(where, "positions", rule, "others", hint=hint)
-        after = before[:, -1] + 1
-        # The same for all: a number, which costs nothing.
-        is_one = len(after) > 0 and bool((after == after[0]).all())
-        return Upcoming(count, int(after[0]) if is_one else after)
-
-    def reordered(self, rows: Tensor) -> Upcoming:
-        """Of other batch items."""
-        return self._replace(at=self.at[rows.to(self.at.device)]) if isinstance(self.at, Tensor) else self
 
 
 class LayerCache:
@@ -277,7 +237,6 @@ class LayerCache:
 
     def _why_not_cropped(self, length: int) -> str | None:
         """Why there is no way back to so many columns; None if there is."""
-        del length
         return "what later tokens did to it cannot be undone"
 
     def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -311,7 +270,6 @@ class LayerCache:
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         """Sizes of leaves that settings or numbers tell before these are read."""
-        del contents
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:

@@ -78,7 +78,6 @@ class CrossCache(LayerCache):
 
     def positions(self, q_len: int) -> None:
         """None: the tokens that ask are not those that are remembered."""
-        del q_len
 
     def fill(self, key: Tensor, value: Tensor, *, kv_positions: GivenPositions = None) -> None:
         """Remember a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
@@ -143,7 +142,6 @@ class CrossCache(LayerCache):
 
     def crop(self, length: int) -> None:
         """Nothing to forget: the context stays, whatever is taken back of the tokens that ask."""
-        del length
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         run = self._run

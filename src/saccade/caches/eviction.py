@@ -166,7 +166,6 @@ class EvictingCache(LayerCache):
         return held.at(order.topk(self.budget, 2, sorted=False).indices.sort(2).values)
 
     def _why_not_cropped(self, length: int) -> str:
-        del length
         return "tokens were let go, and others weighed, by the attention of those that would be taken back"
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:

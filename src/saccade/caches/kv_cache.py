@@ -172,7 +172,7 @@ class KVCache(LayerCache):
         return made
 
     def _why_not_cropped(self, length: int) -> None:
-        del length
+        """It goes back to any length."""
 
     def _empty(self) -> None:
         self._crop(0)

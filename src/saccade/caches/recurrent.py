@@ -119,7 +119,6 @@ class RecurrentCache(LayerCache):
         return Memory(held["state"], held["peak"], held.get("segment"), held["tainted"], self._source)
 
     def _why_not_cropped(self, length: int) -> str:
-        del length
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
     def _check_like(self, where: str, held: Like, new: Like) -> None:

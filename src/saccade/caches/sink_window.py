@@ -10,11 +10,12 @@ from torch import Tensor
 from saccade import masks
 from saccade.arguments import instance, integer
 from saccade.attention import AttentionMatrix
-from saccade.caches.cache import LayerCache, Leaf, Upcoming
+from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.caches.memory import usable
 from saccade.caches.rules import sees_all_before
+from saccade.caches.upcoming import Upcoming
 from saccade.errors import unsupported, value_error
 from saccade.masks import Mask
 from saccade.matrix import Matrix

@@ -108,12 +108,10 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        del output
         ctx.name = inputs[0].name
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        del grads
         reason = "it computes gradients itself, and not those of gradients"
         hint = 'impl="reference" has second derivatives'
         raise unsupported("attention", f'impl="{ctx.name}"', [reason], hint=hint)

@@ -65,7 +65,6 @@ class DenseTerm(Term):
         return DenseTerm(source)
 
     def in_order(self, rows: Tensor, kv_len: int) -> DenseTerm:
-        del kv_len
         return DenseTerm(self.source.index_select(2, rows)) if self.source.shape[2] > 1 else self
 
     def read(self, tile: Tile) -> Tensor:

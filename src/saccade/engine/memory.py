@@ -91,7 +91,6 @@ class _Watch(TorchDispatchMode):
         self._seen: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
         made = func(*args, **(kwargs or {}))
         given = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         for x in tree_leaves(made):

@@ -131,12 +131,10 @@ class _Tile(torch.autograd.Function):
 class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        del ctx
         return compare.gradients(grad, q, k, v)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        del ctx, grads
         raise unsupported("attention", "Additive", ["its hidden layer has no second derivative"])
 
 

@@ -55,7 +55,6 @@ class Score(nn.Module):
 
     def default_scale(self, head_dim: int) -> float:
         """What ``scale=None`` means: 1, except for dot products."""
-        del head_dim
         return 1.0
 
     @abstractmethod

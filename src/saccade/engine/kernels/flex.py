@@ -55,7 +55,6 @@ class Flex(Kernel):
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """The pairs of the plan, and the lists of blocks."""
-        del dropout_p
         batch, heads, q_len, kv_len = given.shape
         results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
@@ -63,7 +62,6 @@ class Flex(Kernel):
 
     def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        del dropped
         from torch.nn.attention.flex_attention import AuxRequest  # noqa: PLC0415  imports a compiler
 
         from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  likewise

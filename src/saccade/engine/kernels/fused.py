@@ -52,7 +52,6 @@ class Fused(KernelByHand):
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the calls of the operation compute and hold; nothing is run."""
-        del dropout_p
         return cost_of(given, value_dim)
 
     def pairs(self, given: Ingredients) -> int:
@@ -61,7 +60,6 @@ class Fused(KernelByHand):
 
     def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        del dropped
         value_dim = value.shape[3]
         given, value = _ready(given, value)
         single = single_call(given)
@@ -80,7 +78,6 @@ class Fused(KernelByHand):
         self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
     ) -> Tensors:
         """Gradients of query, key and value."""
-        del dropped
         (width, value_dim), sign = (given.query.shape[3], value.shape[3]), _sign(given)
         given, value = _ready(given, value)
         out, grad_out = (_prepared(x, value.shape[3]) for x in (results.out, results.grad_out))

@@ -44,7 +44,6 @@ class Kernel(ABC):
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs exactly; an empty tuple, the default, means that it can."""
-        del given, dropout_p
         return ()
 
     def pairs(self, given: Ingredients) -> int:
@@ -53,7 +52,6 @@ class Kernel(ABC):
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the forward product computes and holds; nothing is run."""
-        del value_dim, dropout_p
         reason = "it does not say what it costs: define Kernel.cost"
         raise unsupported("explain", f'impl="{self.name}"', [reason])
 

@@ -39,7 +39,6 @@ class Tiled(KernelByHand):
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
-        del given, dropout_p
         return (NO_FORWARD_DERIVATIVES,) if has_forward_derivatives() else ()
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
