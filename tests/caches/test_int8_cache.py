@@ -103,6 +103,18 @@ def test_reordered_cropped_and_forked_caches_go_on_as_if_alone() -> None:
     assert (cache.length, cache.nbytes) == (0, 0)
 
 
+def test_heads_that_are_read_a_few_at_a_time_are_those_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, positions = _qkv(20), padded_positions([19, 11], side="left")
+    outs = []
+    for limit in (1 << 21, 3 * 20 * DIM * 8, 1):  # bytes of keys: all, three of four heads, one
+        monkeypatch.setattr("saccade.caches.int8_cache._AT_ONCE", limit)
+        cache = Int8Cache(SIZE)
+        cache.attend(Softmax(), *(x[:, :, :19] for x in parts), mask=CAUSAL, positions=positions)
+        outs.append(cache.attend(Softmax(), *(x[:, :, 19:] for x in parts), mask=CAUSAL))
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0])
+
+
 def test_bytes_are_counted_exactly() -> None:
     q, k, v = _qkv(21, torch.float32)
     cache, element = Int8Cache(SIZE), 2 * 2 * KV_HEADS * DIM  # keys and values, batch

@@ -158,10 +158,11 @@ class LayerCache:
         index = checked_rows(f"{type(self).__name__}.reorder", rows, None if like is None else like.batch)
         if like is None or index.tolist() == list(range(like.batch)):
             return
-        alike = {leaf.name for leaf in self.leaves if leaf.axes.startswith("batch|1")}
-        for name, x in self._state.items():
-            is_one = name in alike and len(x) == 1
-            self._state[name] = x.clone() if is_one else self._selected(x, index.to(x.device))
+        for leaf in self.leaves:
+            x = self._state.get(leaf.name)
+            if x is not None:
+                is_one = leaf.axes.startswith("batch|1") and len(x) == 1
+                self._state[leaf.name] = x.clone() if is_one else self._selected(x, index.to(x.device))
         self._tokens, self._like = self._tokens.reordered(index), like._replace(batch=len(index))
         self._shared.clear()
 
@@ -206,10 +207,7 @@ class LayerCache:
         """Take up the state of another cache with the same settings; nothing that a file says is believed unseen."""
         if contents.is_empty(self.leaves):
             return
-        state, sizes = contents.state(self.leaves, self._sizes(contents))
-        first = next(iter(state.values()))
-        known = {name: sizes[name] for name in ("batch", "kv_heads", "head_dim", "value_dim")}
-        like = Like(**known, dtype=first.dtype, device=first.device)
+        state, sizes, like = contents.state(self.leaves, self._sizes(contents))
         if self.keeps_order:
             given = contents.positions(like.batch, sizes["columns"])
             tokens = Positions.of(given, "load_cache", length=sizes["columns"], batch=like.batch)
@@ -269,7 +267,7 @@ class LayerCache:
                 raise error(where, what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Sizes of leaves that settings or numbers tell before these are read."""
+        """Sizes of leaves that are known before these are read."""
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:

@@ -150,7 +150,7 @@ class CrossCache(LayerCache):
     def restore(self, contents: Contents) -> None:
         if not contents.has("key"):
             return
-        state, _ = contents.state(self.leaves, {})
+        state, _, _ = contents.state(self.leaves, {})
         run, told = None, contents.value("kv_positions")
         if "kv_positions" not in state and told is not None:
             is_range = isinstance(told, list) and len(told) == 3 and all(type(x) is int for x in told)

@@ -19,7 +19,7 @@ from saccade.positions.tokens import Positions
 __all__ = ["Int8Cache", "Rounded"]
 
 _LEVELS = 127
-_AT_ONCE = 1 << 23  # bytes of keys that are made floats at once
+_AT_ONCE = 1 << 21  # bytes of keys that are made floats at once: they are read again while in a core's cache
 
 
 class Rounded(NamedTuple):

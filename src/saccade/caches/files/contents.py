@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.caches.cache import Leaf
+from saccade.caches.call import Like
 
 __all__ = ["Contents", "MisfitError"]
 
@@ -118,8 +119,13 @@ class Contents:
             raise self.misfit(f"tensor {self._name}{leaf.name}")
         return x
 
-    def state(self, leaves: Sequence[Leaf], sizes: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """The tensors of a state by name, keys first, and the sizes of their axes, of which some are known before."""
+    def state(self, leaves: Sequence[Leaf], sizes: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, int], Like]:
+        """The tensors of a state by name, the sizes of their axes, and what new keys and values must be like.
+
+        Args:
+            leaves: what the tensors must be, keys first.
+            sizes: of axes, by name, as far as they are known.
+        """
         found: dict[str, Tensor] = {}
         for leaf in leaves:
             if leaf.is_saved and not (leaf.is_optional and not self.has(leaf.name)):
@@ -127,7 +133,9 @@ class Contents:
                 found[leaf.name] = self.leaf(leaf, sizes, dtype)
         if not sizes["kv_heads"]:
             raise self.misfit("number of key heads")
-        return found, sizes
+        known = {name: sizes[name] for name in ("batch", "kv_heads", "head_dim", "value_dim")}
+        first = next(iter(found.values()))
+        return found, sizes, Like(**known, dtype=first.dtype, device=first.device)
 
     def positions(self, batch: int, columns: int) -> range | Tensor:
         """Where the columns stand."""
