@@ -98,7 +98,7 @@ def test_a_trace_says_what_each_step_took(folder: str) -> None:
         (("--temperature", "1", "--seed", str(10**23)), "--seed must be at most 9223372036854775807; got 1000"),
         (("--max-new-tokens", str(10**24)), "--max-new-tokens must be at most 9223372036854775807; got 1000"),
         (("--max-new-tokens", str(10**24), "--beams", "2"), "--max-new-tokens must be at most"),
-        (("--temperature", "0"), "Sampler: temperature must be finite and above 0; got 0.0."),
+        (("--temperature", "0"), "Sampler: temperature must be a finite number above 0; got 0.0."),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(folder: str, arguments: tuple[str, ...], sentence: str) -> None:
