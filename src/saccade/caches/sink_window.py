@@ -17,7 +17,6 @@ from saccade.caches.memory import usable
 from saccade.caches.rules import sees_all_before
 from saccade.caches.upcoming import Upcoming
 from saccade.errors import unsupported, value_error
-from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.positions import Rotary
 from saccade.positions.tokens import GivenPositions, Positions
@@ -132,8 +131,7 @@ class SinkWindowCache(LayerCache):
             if self.rotary is not None:
                 q_positions, kv_positions = self._turn_sinks(self.rotary, table, kv_positions)
             keys, values = self._state["keys"], self._state["values"]
-            # It must not hold memory that is written to later; and the new token gets its gradients.
-            if call.needs_graph:
+            if call.needs_graph:  # which must not hold memory that is written to later; the new token gets gradients
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             keys, values = keys[:, :, :used], values[:, :, :used]
@@ -163,13 +161,13 @@ class SinkWindowCache(LayerCache):
             kv_positions = torch.cat([held.expand(rows, -1), table.expand(rows, -1)], 1)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
 
-        def matrix(query: Tensor, mask: Mask, q_positions: GivenPositions) -> Matrix:
+        def matrix(query: Tensor, mask: masks.Mask, q_positions: GivenPositions) -> Matrix:
             return call.mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
 
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return matrix(call.query, self._joined(call.mask), call.positions).matmul(values, dropout_p=call.dropout_p)
         near, first = masks.Causal() & masks.Window(self.window - 1, 0), masks.Prefix(max(1, self.sink_tokens))
-        parts: list[tuple[Tensor, Mask, GivenPositions]] = [
+        parts: list[tuple[Tensor, masks.Mask, GivenPositions]] = [
             (call.query, near & ~first if self.sink_tokens else near, call.positions)
         ]
         if self.sink_tokens:
@@ -206,8 +204,7 @@ class SinkWindowCache(LayerCache):
     def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
         """Keep of the new tokens what later ones need; returns what was overwritten, and where."""
         self._make_own(call, table)
-        detached = call._replace(key=call.key.detach(), value=call.value.detach())
-        return self._put(self._state, detached, table)
+        return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
         """Write the new tokens that are kept into their slots; returns what was overwritten, and where."""
@@ -248,7 +245,7 @@ class SinkWindowCache(LayerCache):
         later = self.sink_tokens + (positions - self.sink_tokens) % self.window
         return torch.where(positions < self.sink_tokens, positions, later)
 
-    def _joined(self, rule: Mask | None) -> Mask:
+    def _joined(self, rule: masks.Mask | None) -> masks.Mask:
         own = masks.streaming(self.sink_tokens, self.window)
         return own if rule is None else own & rule
 
@@ -262,8 +259,9 @@ class SinkWindowCache(LayerCache):
         if bool(((table >= 0) & (table != count)).any()):
             reasons.append("positions are counted inside the cache, and tokens do not stand at 0, 1, 2, … in the text")
         if reasons:
-            hint = "SinkWindowCache without rotary leaves positions alone"
-            raise unsupported(call.where, "rotary", reasons, hint=hint)
+            raise unsupported(
+                call.where, "rotary", reasons, hint="SinkWindowCache without rotary leaves positions alone"
+            )
 
     def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(where, query, key, value)
