@@ -125,9 +125,9 @@ def _table() -> Iterator[tuple[str, Call]]:
 
 _MATRIX = sc.AttentionMatrix(_q(), _q(2, 2, 6, 8))
 _OTHERS: list[tuple[str, Call]] = [
-    ("Window: left must be an int of at least 0, or None; got -1.", lambda: masks.Window(-1, 0)),
-    ("Window: right must be an int of at least 0, or None; got 1.5.", lambda: masks.Window(0, 1.5)),
-    ("Global: positions must be ints of at least 0; got -1.", lambda: masks.Global([0, -1])),
+    ("Window: left must be an int of at least 0; got -1.", lambda: masks.Window(-1, 0)),
+    ("Window: right must be an int of at least 0; got 1.5.", lambda: masks.Window(0, 1.5)),
+    ("Global: positions must be ints of at least 0; got [0, -1].", lambda: masks.Global([0, -1])),
     ("Global: sees or seen must be true; got neither.", lambda: masks.Global([0], sees=False, seen=False)),
     ("Strided: step must be an int of at least 1; got 0.", lambda: masks.Strided(0)),
     ("Prefix: length must be an int of at least 0; got -1.", lambda: masks.Prefix(-1)),
@@ -146,14 +146,14 @@ _OTHERS: list[tuple[str, Call]] = [
     ("streaming: window must be an int of at least 1; got 0.", lambda: masks.streaming(4, 0)),
     ("sparse_transformer: step must be an int of at least 1; got 1.5.", lambda: masks.sparse_transformer(1.5)),
     ("prefix_lm: length must be an int of at least 0; got True.", lambda: masks.prefix_lm(True)),
-    ("Padding: lengths must be ints of at least 0, one per batch item; got [3, -1].", lambda: masks.Padding([3, -1])),
-    ("Padding: lengths must be ints of at least 0, one per batch item; got [].", lambda: masks.Padding([])),
-    ("Padding: side must be 'right' or 'left'; got 'top'.", lambda: masks.Padding([3], "top")),
+    ("Padding: lengths must be ints of at least 0; got [3, -1].", lambda: masks.Padding([3, -1])),
+    ("Padding: lengths must be one for each batch item; got none.", lambda: masks.Padding([])),
+    ("Padding: side must be one of 'right', 'left'; got 'top'.", lambda: masks.Padding([3], "top")),
     (
-        "Padding: padded_len must be at least the longest item for side='left'; got None with lengths [3].",
+        "Padding: padded_len must be at least the longest item for side='left'; got None with lengths (3,).",
         lambda: masks.Padding([3], "left"),
     ),
-    ("Documents: lengths must be ints of at least 0; got [[1, -2]].", lambda: masks.Documents([1, -2])),
+    ("Documents: lengths must be ints of at least 0; got [1, -2].", lambda: masks.Documents([1, -2])),
     ("Documents: rule must be a mask or None; got str.", lambda: masks.Documents([1], rule="causal")),
     ("Predicate: function must be callable as (b, h, q, kv) -> bool; got int.", lambda: masks.Predicate(3)),
     ("Dense: allowed must be a bool tensor, True = may attend; got float32.", lambda: masks.Dense(torch.ones(2, 2))),

@@ -163,14 +163,11 @@ class Mask(ABC):
         """
         where = "Mask.to_dense"
         batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
-        for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
-            if isinstance(given, Tensor):
-                check_readable(where, name, given)
         q, kv = torch.arange(kv_len - q_len, kv_len)[None], torch.arange(kv_len)[None]
         if q_positions is not None:
-            q = Positions.of(q_positions, where, "q_positions", length=q_len, batch=batch).on()
+            q = _written_out(q_positions, where, "q_positions", q_len, batch)
         if kv_positions is not None:
-            kv = Positions.of(kv_positions, where, "kv_positions", length=kv_len, batch=batch).on()
+            kv = _written_out(kv_positions, where, "kv_positions", kv_len, batch)
         q, kv = q[:, None, :, None], kv[:, None, None, :]
         b, h = torch.arange(batch)[:, None, None, None], torch.arange(heads)[None, :, None, None]
         allowed = self.allows(b, h, q, kv)
@@ -297,3 +294,11 @@ def _checked(other: object, sign: str) -> Mask:
         return other
     hint = "wrap a bool tensor as masks.Dense(tensor) and a function as masks.Predicate(function)"
     raise type_error("masks", sign, "join two masks", kind(other), hint=hint)
+
+
+def _written_out(given: GivenPositions, where: str, name: str, length: int, batch: int) -> Tensor:
+    """Positions as int64 ``[batch | 1, length]``; in a tensor any below 0 means that no token stands here."""
+    if isinstance(given, Tensor):
+        check_readable(where, name, given)
+        given = given.clamp(min=-1) if given.dtype == torch.int64 else given
+    return Positions.of(given, where, name, length=length, batch=batch).on()

@@ -64,7 +64,9 @@ class Inputs(NamedTuple):
             rows = torch.arange(first, first + q_len, device=self.query.device)[None]
         else:
             rows = q.on(self.query.device).clamp(min=-1)
-        return rows, (Positions(range(kv_len)) if kv is None else kv).on(self.query.device).clamp(min=-1)
+        if kv is None:
+            return rows, torch.arange(kv_len, device=self.query.device)[None]
+        return rows, kv.on(self.query.device).clamp(min=-1)
 
 
 class Approximate(Mechanism):

@@ -88,13 +88,15 @@ class Claim:
         return f"{self.name} ({self.verdict}): {self.statement}"
 
 
-def claim(*, latex: str, source: str, verdict: Verdict, conditions: str = "") -> Callable[[Check], Claim]:
-    """Make a claim of a function: its name is the claim's, its module the topic, its first paragraph the statement."""
+def claim(
+    topic: str | None = None, *, latex: str, source: str, verdict: Verdict, conditions: str = ""
+) -> Callable[[Check], Claim]:
+    """Make a claim of a function: its name is the claim's, its first paragraph the statement, its module the topic."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
-        topic = trial.__module__.rpartition(".")[2]
-        return Claim(name, topic, statement, latex, source, verdict, conditions, trial)
+        own = trial.__module__.rpartition(".")[2] if topic is None else topic
+        return Claim(name, own, statement, latex, source, verdict, conditions, trial)
 
     return make
