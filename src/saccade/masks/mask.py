@@ -163,18 +163,13 @@ class Mask(ABC):
         """
         where = "Mask.to_dense"
         batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
-        q, kv = torch.arange(kv_len - q_len, kv_len)[None], torch.arange(kv_len)[None]
-        if q_positions is not None:
-            q = _written_out(q_positions, where, "q_positions", q_len, batch)
-        if kv_positions is not None:
-            kv = _written_out(kv_positions, where, "kv_positions", kv_len, batch)
-        q, kv = q[:, None, :, None], kv[:, None, None, :]
+        q = _written_out(q_positions, where, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
+        kv = _written_out(kv_positions, where, "kv_positions", 0, kv_len, batch)[:, None, None, :]
         b, h = torch.arange(batch)[:, None, None, None], torch.arange(heads)[None, :, None, None]
         allowed = self.allows(b, h, q, kv)
-        if q_positions is not None:
-            allowed = allowed & (q >= 0)
-        if kv_positions is not None:
-            allowed = allowed & (kv >= 0)
+        for given, own in ((q_positions, q), (kv_positions, kv)):
+            if given is not None:
+                allowed = allowed & (own >= 0)
         return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
 
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
@@ -296,8 +291,10 @@ def _checked(other: object, sign: str) -> Mask:
     raise type_error("masks", sign, "join two masks", kind(other), hint=hint)
 
 
-def _written_out(given: GivenPositions, where: str, name: str, length: int, batch: int) -> Tensor:
-    """Positions as int64 ``[batch | 1, length]``; in a tensor any below 0 means that no token stands here."""
+def _written_out(given: GivenPositions, where: str, name: str, first: int, length: int, batch: int) -> Tensor:
+    """Positions as int64 ``[batch | 1, length]``, from ``first`` on when None; in a tensor all below 0 mean no token."""
+    if given is None:
+        return torch.arange(first, first + length)[None]
     if isinstance(given, Tensor):
         check_readable(where, name, given)
         given = given.clamp(min=-1) if given.dtype == torch.int64 else given
