@@ -165,8 +165,7 @@ class Mask(ABC):
         batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
         q = _written_out(q_positions, where, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
         kv = _written_out(kv_positions, where, "kv_positions", 0, kv_len, batch)[:, None, None, :]
-        b, h = torch.arange(batch)[:, None, None, None], torch.arange(heads)[None, :, None, None]
-        allowed = self.allows(b, h, q, kv)
+        allowed = self.allows(torch.arange(batch)[:, None, None, None], torch.arange(heads)[None, :, None, None], q, kv)
         for given, own in ((q_positions, q), (kv_positions, kv)):
             if given is not None:
                 allowed = allowed & (own >= 0)
@@ -292,7 +291,7 @@ def _checked(other: object, sign: str) -> Mask:
 
 
 def _written_out(given: GivenPositions, where: str, name: str, first: int, length: int, batch: int) -> Tensor:
-    """Positions as int64 ``[batch | 1, length]``, from ``first`` on when None; in a tensor all below 0 mean no token."""
+    """Positions, int64 ``[batch | 1, length]``; from ``first`` on when None. In a tensor all below 0 mean no token."""
     if given is None:
         return torch.arange(first, first + length)[None]
     if isinstance(given, Tensor):
