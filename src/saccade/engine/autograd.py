@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,10 +32,12 @@ def is_recorded(given: Ingredients, value: Tensor) -> bool:
 
 def differentiable(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
     """Output and lse, of which gradients can be taken."""
+    if not is_transformed():
+        return _Product.apply(kernel, given.emptied(), dropped, *given.sources(value))
     try:
-        return _Product.apply(kernel, given.detached(), dropped, *given.sources(value))
+        return _Transformed.apply(kernel, given.emptied(), dropped, *given.sources(value))
     except RuntimeError as error:
-        if isinstance(error, NotImplementedError) or not (is_transformed() and given.rule.asks_functions):
+        if isinstance(error, NotImplementedError) or not given.rule.asks_functions:
             raise
         # By now the mapped axis is part of the batch, and a tensor that the function holds on to is not.
         reason = "the function that is the mask could not be called; it may read a tensor that is mapped"
@@ -44,18 +47,11 @@ def differentiable(kernel: Kernel, given: Ingredients, value: Tensor, dropped: D
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(
-        kernel: Kernel, given: Ingredients, dropped: Dropped | None, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        own, value = given.of_sources(tensors)
-        return guard.forward(kernel, own, value, dropped)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.kernel, ctx.given, ctx.dropped, *tensors = inputs
-        ctx.save_for_backward(*tensors, *output, *ctx.given.rule.tensors())
-        ctx.count = len(tensors)
-        ctx.set_materialize_grads(False)
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        ctx, *given = inputs
+        results = _run(*given)
+        _keep(ctx, given, results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -72,6 +68,28 @@ class _Product(torch.autograd.Function):
         grads = gradients(ctx.kernel, ctx.given, ctx.dropped, wanted, *results, *tensors)
         return None, None, None, *grads
 
+
+def _run(kernel: Kernel, given: Ingredients, dropped: Dropped | None, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    own, value = given.of_sources(tensors)
+    return guard.forward(kernel, own, value, dropped)
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+    ctx.kernel, ctx.given, ctx.dropped, *tensors = inputs
+    ctx.save_for_backward(*tensors, *output, *ctx.given.rule.tensors())
+    ctx.count = len(tensors)
+    ctx.set_materialize_grads(False)
+
+
+class _Transformed(_Product):
+    """The same as transforms want it: what is kept is said apart, which takes torch longer to call."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        return _run(*inputs)
+
+    setup_context = staticmethod(_keep)
+
     @staticmethod
     def vmap(
         info: Any,
@@ -84,7 +102,7 @@ class _Product(torch.autograd.Function):
         """The mapped axis becomes part of the batch."""
         size = info.batch_size
         folded, tensors = _folded(given, rest, in_dims[3:], size)
-        out, lse = _Product.apply(kernel, folded, dropped, *tensors)
+        out, lse = _Transformed.apply(kernel, folded, dropped, *tensors)
         return (out.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)
 
 
@@ -103,7 +121,8 @@ class _Gradients(torch.autograd.Function):
         own, value = given.of_sources(sources)
         grads = guard.backward(kernel, own, value, dropped, results, wanted)
         return tuple(
-            None if grad is None or x is None else grad.to(x.dtype) for grad, x in zip(grads, sources, strict=True)
+            grad if grad is None or x is None or grad.dtype == x.dtype else grad.to(x.dtype)
+            for grad, x in zip(grads, sources, strict=True)
         )
 
     @staticmethod

@@ -138,18 +138,15 @@ def isolate(given: Ingredients, value: Tensor, spoilt: Tensor | None = None) -> 
     bad_query = bad_query if spoilt is None else bad_query | spoilt
     if not bool(bad_query.any() | bad_key.any() | bad_value.any()):
         return None
-    query, key, bias = (
-        given.query.masked_fill(bad_query[..., None], 0),
-        given.key.masked_fill(bad_key[..., None], 0),
-        given.bias,
-    )
+    bias = given.bias
     # A zeroed key has score 0; -inf in the bias hides it, which is what a score of -inf means.
     if bool(bad_query.any() | bad_key.any()):
         hidden = bad_key.repeat_interleave(given.shape[1] // bad_key.shape[1], 1)
         bias = HidingTerm(bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
     query, key = given.query.masked_fill(bad_query[..., None], 0), given.key.masked_fill(bad_key[..., None], 0)
     clean = given.replaced(query=query, key=key, bias=bias)
-    by_scores, by_value = _concerned(given.detached(), bad_query, bad_key, bad_value)
+    with torch.no_grad():
+        by_scores, by_value = _concerned(given.replaced(answers=None), bad_query, bad_key, bad_value)
     return Isolated(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
 
 

@@ -27,7 +27,7 @@ from saccade.transforms import is_mapped
 
 __all__ = ["Ingredients"]
 
-_FULL = Full()
+_FULL, _NOTHING = Full(), torch.empty(0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,12 +174,7 @@ class Ingredients:
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
         return self.replaced(query=query, key=key, bias=term, parameters=tuple(parameters)), value
 
-    def detached(self) -> Ingredients:
-        """The same outside of the autograd graph."""
-        return self.replaced(
-            query=self.query.detach(),
-            key=self.key.detach(),
-            parameters=tuple(x.detach() for x in self.parameters),
-            bias=None if self.bias is None else self.bias.of(self.bias.source.detach()),
-            answers={},
-        )
+    def emptied(self) -> Ingredients:
+        """The same without its sources, so that who keeps it until the backward pass keeps no memory of theirs."""
+        bias = None if self.bias is None else self.bias.of(_NOTHING)
+        return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})

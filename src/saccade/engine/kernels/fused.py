@@ -184,7 +184,7 @@ def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[T
 
 
 def _backward(given: Ingredients, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
-    width, dtype, scale = given.query.shape[3], given.query.dtype, given.scale
+    width, scale = given.query.shape[3], given.scale
     out, lse, grad_out, grad_lse = results
     query, key = given.query, given.key
     if grad_lse is not None:
@@ -197,7 +197,7 @@ def _backward(given: Ingredients, value: Tensor, results: Backward) -> tuple[Ten
         grads = aten.backward(grad_out, query, key, value, out, lse, terms, single.causal, scale)
     else:
         grads = _backward_of_tiles(given, value, Backward(out, lse, grad_out, None))
-    of_query, of_key, of_value = (_narrow(grad, width).to(dtype) for grad in grads)
+    of_query, of_key, of_value = (_narrow(grad, width) for grad in grads)
     return of_query, of_key, of_value
 
 
