@@ -41,7 +41,9 @@ def _sizes(data: st.DataObject) -> list[int]:
     return sizes
 
 
-def _inside(mha: MultiHeadAttention, x: Tensor, sinks: int, window: int, alibi: Tensor | None = None) -> Tensor:
+def _inside(
+    mha: MultiHeadAttention, x: Tensor, sinks: int, window: int, alibi: Tensor | None = None, stride: int = 1
+) -> Tensor:
     """The definition: each token alone with the tokens held, which stand at 0, 1, 2, …, in plain operations."""
     q, k, v = (
         own(x).unflatten(2, (-1, HEAD_DIM)).transpose(1, 2)
@@ -55,6 +57,7 @@ def _inside(mha: MultiHeadAttention, x: Tensor, sinks: int, window: int, alibi: 
         scores = query @ keys.mT * HEAD_DIM**-0.5
         if alibi is not None:
             scores = scores - alibi[:, None, None] * (len(held) - 1 - torch.arange(len(held)))
+        scores = scores.masked_fill((len(held) - 1 - torch.arange(len(held))) % stride != 0, -torch.inf)
         out.append(scores.softmax(-1) @ v[:, :, held].repeat_interleave(2, 1))
     return mha.output_projection(torch.cat(out, 2).transpose(1, 2).flatten(2))
 
@@ -83,11 +86,13 @@ def test_positions_inside_the_cache_are_those_of_a_short_text(data: st.DataObjec
     scaling = data.draw(st.sampled_from([None, YaRN(4.0, trained_len=64)]))
     layout = data.draw(st.sampled_from(["half", "interleaved"]))
     name = data.draw(st.sampled_from(["plain", "alibi"]))
-    mha = _layer(masks.Causal(), name, Rotary(HEAD_DIM, scaling=scaling, layout=layout))
+    stride = data.draw(st.sampled_from([1, 1, 2, 3]))
+    rule = masks.Causal() & masks.Strided(stride)
+    mha = _layer(rule, name, Rotary(HEAD_DIM, scaling=scaling, layout=layout))
     x = torch.randn(2, TOTAL, WIDTH, dtype=torch.float64)
     out = _in_parts(mha, x, _sizes(data), SinkWindowCache(sinks, window, rotary=mha.rotary))
     slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS) if name == "alibi" else None
-    torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes))
+    torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes, stride))
 
 
 @pytest.mark.parametrize("inside", [False, True])

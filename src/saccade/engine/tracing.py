@@ -58,7 +58,7 @@ def product(
         call = _Call.of(given, value, dropout_p, str(impl), seed, *encoded)
         return eager.finished(given, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
-        hint = "masks of saccade.masks and bool tensors go into an exported program, and so do its scores"
+        hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
         raise unsupported(given.where, "torch.export", why, hint=hint)
     # What cannot cross into an operation is a break in the compiler's graph; where there may be none, it says why. A
     # decorator would do the same, and import the compiler with `import saccade`.
