@@ -8,7 +8,7 @@ which exact tiled attention needs and no public function offers. Seen in torch 2
 - a row whose keys are all masked gets lse 0 instead of -inf, and -inf in the lse turns gradients to NaN;
 - the causal flag aligns upper-left;
 - hidden scores, already -inf, are multiplied by the scale, which must therefore be above 0;
-- scores that are all NaN give 0 and lse 0 where one vector register holds them and nothing is added to them;
+- scores that are all NaN give 0 and lse 0 where one vector register holds them, unless something is added to them;
 - widths of key and value must be equal, and head counts that do not divide give a meaningless result.
 
 Callers of this file hand over checked shapes; the rest is dealt with here. What a call computes and holds is told by
@@ -33,6 +33,7 @@ from saccade.finite import wide_dtype
 __all__ = ["backward", "forward", "held", "is_available", "pairs", "reads_groups"]
 
 _FEW = 64  # columns: more than any vector register holds
+_NOTHING = {x: torch.zeros(1, 1, 1, 1, dtype=x) for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 _FOLDED = 32  # rows, the heads of a group included: the operation works on so many at a time
 _KEYS_AT_ONCE = 512
 
@@ -59,10 +60,9 @@ def forward(
         if _folds(q.shape, k.shape[1], causal):
             return _folded(q, k, v, added, empty, scale)
         k, v = _widened(q, k), _widened(q, v)
+    if added is None and k.shape[2] < _FEW:
+        added = _NOTHING[q.dtype]
     out, lse = _forward(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
-    if added is None and k.shape[2] < _FEW and not bool(lse.all()):
-        hidden = torch.full((q.shape[2], k.shape[2]), -math.inf if causal else 0.0, dtype=q.dtype).triu(1)
-        out, lse = _forward(q, k, v, 0.0, False, attn_mask=hidden[None, None], scale=scale)
     return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
 
 
