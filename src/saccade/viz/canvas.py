@@ -14,7 +14,6 @@ from saccade.viz.fonts import drawable_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -73,7 +72,7 @@ class Canvas:
         # The first round measures; the last one measures again because ticks may move when the axes do.
         for _ in range(2):
             self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
-            drawn = self.figure.get_tightbbox(self._renderer())
+            drawn = self.figure.get_tightbbox()
             right += whole_pixels(drawn.x1) - (left + width + right) + _MARGIN
             top += whole_pixels(drawn.y1) - (bottom + height + top) + _MARGIN
             left -= whole_pixels(drawn.x0) - _MARGIN
@@ -86,13 +85,6 @@ class Canvas:
         self.axes.set_position((left / across, bottom / up, width / across, height / up))
         for scale in self.figure.axes[1:]:
             scale.set_position(((left + width + 0.14) / across, bottom / up, 0.13 / across, height / up))
-
-    def _renderer(self) -> "RendererAgg":
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  matplotlib is optional
-
-        canvas = self.figure.canvas
-        assert isinstance(canvas, FigureCanvasAgg), "blank() made it so"
-        return canvas.get_renderer()
 
 
 def colours() -> "Colormap":
