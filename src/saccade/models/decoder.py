@@ -14,9 +14,8 @@ from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.config import DecoderConfig
-from saccade.models.config_json import check_types
 from saccade.models.file_format import DecoderFormat
-from saccade.models.folder import read_config, write_folder
+from saccade.models.folder import check_types, read_config, write_folder
 from saccade.models.gpt2 import GPT2
 from saccade.models.initial_weights import start_small, weaken_parts
 from saccade.models.llama import Llama, Qwen2

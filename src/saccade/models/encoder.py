@@ -14,8 +14,7 @@ from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
-from saccade.models.config_json import check_types
-from saccade.models.folder import read_config
+from saccade.models.folder import check_types, read_config
 from saccade.models.initial_weights import start_small
 from saccade.models.loading import load
 from saccade.models.tokens import check_tokens

@@ -35,12 +35,6 @@ class Canvas:
     figure: "Figure"
     axes: "Axes"
 
-    def head(self, title: str, width: float) -> None:
-        """Write ``title`` above a map that is ``width`` inches wide, in as many lines as that takes."""
-        shown, families = drawable_title(title)
-        lines = textwrap.fill(shown, max(int(width * 72 / (0.55 * _TITLE_SIZE)), 40), break_on_hyphens=False)
-        self.axes.set_title(lines, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
-
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
         """Write ``text`` as it is, never as mathematics, at a point of the map."""
         shown, families = drawable_title(text)
@@ -54,20 +48,15 @@ class Canvas:
         return self.finished(width / DPI, height / DPI, title)
 
     def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
-        """The figure around a map of ``width`` x ``height`` inches, with its title if there is one."""
+        """The figure around a map of ``width`` x ``height`` inches, in whole pixels, as large as all around it needs.
+
+        A title stands above it, in as many lines as that takes: as wide as the map, or ``title_width`` inches.
+        """
         if title is not None:
-            self.head(title, width if title_width is None else title_width)
-        self.fit(width, height)
-        return self.figure
-
-    def add_scale(self, image: "AxesImage") -> None:
-        """Draw the colour scale of ``image`` at the map's right."""
-        scale = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        self.figure.colorbar(image, cax=scale).outline.set_visible(False)
-        scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
-
-    def fit(self, width: float, height: float) -> None:
-        """Give the map ``width`` x ``height`` inches, in whole pixels, and the figure what all else needs."""
+            shown, families = drawable_title(title)
+            columns = int((width if title_width is None else title_width) * 72 / (0.55 * _TITLE_SIZE))
+            lines = textwrap.fill(shown, max(columns, 40), break_on_hyphens=False)
+            self.axes.set_title(lines, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
         left = bottom = right = top = 1.0
         # The first round measures; the last one measures again because ticks may move when the axes do.
         for _ in range(2):
@@ -78,6 +67,13 @@ class Canvas:
             left -= whole_pixels(drawn.x0) - _MARGIN
             bottom -= whole_pixels(drawn.y0) - _MARGIN
         self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
+        return self.figure
+
+    def add_scale(self, image: "AxesImage") -> None:
+        """Draw the colour scale of ``image`` at the map's right."""
+        scale = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        self.figure.colorbar(image, cax=scale).outline.set_visible(False)
+        scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
 
     def _place(self, frame: tuple[float, float, float, float], size: tuple[float, float]) -> None:
         (left, bottom, width, height), (across, up) = frame, size
