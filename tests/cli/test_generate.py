@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from saccade.cli.app import app
-from saccade.cli.speaker import Speaker, visible_text
+from saccade.cli.generate import Speaker, visible_text
 from saccade.models import Decoder, DecoderConfig, Sampler
 from saccade.models import beam_search as search
 from saccade.models import generate as continued

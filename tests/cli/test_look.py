@@ -8,7 +8,7 @@ import torch
 
 from saccade import __version__
 from saccade.cli import loading
-from saccade.models.minilm import MINILM_SHA256
+from saccade.models.bundled import MINILM_SHA256
 from saccade.statistics.ranking import position_information, unexplained_information
 from saccade.text import merge, words
 

@@ -19,7 +19,7 @@ from transformers import (
     T5Model,
 )
 
-from saccade.cli.head_statistics import SCHEMA
+from saccade.cli.report import SCHEMA
 from saccade.models import minilm
 
 TEXT = "the cat sat on the mat"

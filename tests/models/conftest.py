@@ -3,7 +3,7 @@
 import pytest
 from transformers import BertModel
 
-from saccade.models.minilm import minilm, minilm_folder
+from saccade.models.bundled import minilm, minilm_folder
 
 
 @pytest.fixture(scope="session")

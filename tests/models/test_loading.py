@@ -47,13 +47,12 @@ def _qwen2(folder: Path) -> None:
 
 def _bert(folder: Path) -> None:
     from saccade.models.bert import Bert  # noqa: PLC0415  the format has no writer
-    from saccade.models.weights import their_weights  # noqa: PLC0415
 
     encoder = Encoder(EncoderConfig(**SIZES)).eval()
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(BERT))
     state = encoder.state_dict()
-    save_file(their_weights(Bert().entries(state), state), folder / "model.safetensors")
+    save_file(Bert().write_weights(state), folder / "model.safetensors")
 
 
 FORMS: dict[str, tuple[Callable[[Path], None], type[Decoder] | type[Encoder]]] = {

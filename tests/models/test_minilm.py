@@ -10,7 +10,7 @@ import torch
 from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models import Encoder, minilm
-from saccade.models.minilm import check_sha256, minilm_folder
+from saccade.models.bundled import check_sha256, minilm_folder
 
 SENTENCES = [
     "The cat, which was very hungry, ate the fish.",

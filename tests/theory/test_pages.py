@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from saccade import theory
-from saccade.theory.markdown import sections, table
+from saccade.theory.claims import sections, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {

@@ -191,7 +191,7 @@ def test_memory_is_linear_in_the_positions(kind: str, largest_allocation) -> Non
 
 
 def test_rectified_sums_where_everything_ties_or_nothing_is_left() -> None:
-    from saccade.vision.pairwise import rectified_sum_mean  # noqa: PLC0415  not public
+    from saccade.vision.non_local import rectified_sum_mean  # noqa: PLC0415  not public
 
     value = torch.randn(1, 4, 2)
     for a, b in (([-1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]), ([-9.0, 2.0, -1.0], [1.0, -2.0, 1.0, 3.0])):

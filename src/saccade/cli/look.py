@@ -10,11 +10,10 @@ import typer
 from rich.console import Console
 
 from saccade import viz
-from saccade.cli.head_statistics import Format, written
 from saccade.cli.loading import MINILM, ModelName, shown_name
 from saccade.cli.reading import Model, Subject, load_model, subject_of
 from saccade.cli.refusal import folder_for, loaded, refuse, refuse_beside, writing
-from saccade.cli.report import Statistic, print_choice, print_notes, print_words
+from saccade.cli.report import Format, Statistic, print_choice, print_notes, print_words, written
 from saccade.finite import is_finite
 from saccade.statistics import Head, rank_heads
 from saccade.text import Word, merge, visible

@@ -71,16 +71,13 @@ def subject_of(model: Model, name: str, text: Sequence[str], other: str | None, 
     if other is not None and not (isinstance(model, TransformersModel) and model.is_pair):
         raise value_error("look", "--to", "be left out where a model reads one text (no encoder-decoder)", name)
     encoding, found = _read(model, name, "TEXT", list(text) if given else " ".join(text))
+    tokens = torch.tensor([encoding.ids])
     if other is None:
-        ids = encoding.ids
         with torch.no_grad():
-            matrices = (
-                model.matrices(ids) if isinstance(model, TransformersModel) else model.matrices(torch.tensor([ids]))
-            )
-        return Subject(found, found, matrices, False)
+            return Subject(found, found, model.matrices(tokens), False)
     assert isinstance(model, TransformersModel)
     own, written = _read(model, name, "--to", other)
-    return Subject(written, found, model.cross_matrices(encoding.ids, own.ids), True)
+    return Subject(written, found, model.cross_matrices(tokens, torch.tensor([own.ids])), True)
 
 
 def _read(model: Model, name: str, argument: str, text: str | list[str]) -> tuple[Encoding, tuple[Word, ...]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from saccade.errors import missing_extra, value_error
 from saccade.matrix import Matrix
@@ -41,19 +42,18 @@ class TransformersModel:
         self.max_len: int = min(limit or 1 << 30, tokenizer.model_max_length)
         self.is_pair = bool(config.is_encoder_decoder)
 
-    def matrices(self, ids: list[int]) -> list[Matrix]:
+    def matrices(self, tokens: Tensor) -> list[Matrix]:
         """One lazy matrix for each layer; of an encoder-decoder, those of the encoder."""
-        return self._heard(self.module.get_encoder() if self.is_pair else self.module, ids)
+        return self._heard(self.module.get_encoder() if self.is_pair else self.module, tokens)
 
-    def cross_matrices(self, ids: list[int], other: list[int]) -> list[Matrix]:
+    def cross_matrices(self, tokens: Tensor, other: Tensor) -> list[Matrix]:
         """What each token of the other text looks at in the first, layer by layer."""
-        return self._heard(self.module, ids, decoder_input_ids=torch.tensor([other]), use_cache=False)
+        return self._heard(self.module, tokens, decoder_input_ids=other, use_cache=False)
 
     @staticmethod
-    def _heard(model: Any, ids: list[int], **other: Any) -> list[Matrix]:
-        mask = torch.ones(1, len(ids), dtype=torch.long)
+    def _heard(model: Any, tokens: Tensor, **other: Any) -> list[Matrix]:
         with torch.no_grad(), record(model, keep="qk") as recording:
-            model(input_ids=torch.tensor([ids]), attention_mask=mask, **other)
+            model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **other)
         names = [name for name in recording if any(mark in name.lower() for mark in _CROSS) == bool(other)]
         return [recording[name].matrix for name in names]
 

@@ -16,7 +16,7 @@ from saccade.cli.refusal import folder_for, refuse, refuse_beside, writing
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
-from saccade.theory.markdown import CONDITION, sections, table
+from saccade.theory.claims import CONDITION, sections, table
 from saccade.theory.pictures import PICTURES
 
 __all__ = ["verify"]

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from saccade.models.activations import ACTIVATIONS
-from saccade.models.encoder_config import EncoderConfig
-from saccade.models.file_format import FileFormat
+from saccade.models.config import EncoderConfig
+from saccade.models.file_format import ACTIVATIONS, FileFormat
 
 __all__ = ["Bert"]
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches import Cache
-from saccade.errors import value_error
+from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
-from saccade.models.decoder_config import DecoderConfig
-from saccade.models.decoder_folder import read_decoder, write_decoder
+from saccade.models.config import DecoderConfig
+from saccade.models.file_format import DecoderFormat
+from saccade.models.folder import check_types, read_config, write_folder
+from saccade.models.gpt2 import GPT2
 from saccade.models.initial_weights import start_small, weaken_parts
+from saccade.models.llama import Llama, Qwen2
+from saccade.models.loading import load
+from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
@@ -25,6 +31,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["Decoder"]
+
+_FORMATS: dict[str, DecoderFormat] = {
+    "gpt2": GPT2(),
+    "llama": Llama(),
+    "mistral": Llama(),
+    "qwen2": Qwen2(),
+    "saccade-decoder": SaccadeFormat(),
+}
+_WRITTEN = ("llama", "gpt2", "saccade-decoder")  # the first that can express the model
 
 
 class Decoder(nn.Module):
@@ -83,7 +98,13 @@ class Decoder(nn.Module):
             ValueError: a file is missing or broken, or the weights do not fit the configuration.
             ImportError: safetensors or tokenizers is not installed.
         """
-        return read_decoder("Decoder.from_pretrained", path, cls)
+        where, folder = "Decoder.from_pretrained", Path(path)
+        told = read_config(where, folder)
+        kind = told.get("model_type")
+        if not isinstance(kind, str) or kind not in _FORMATS:
+            raise unsupported(where, "Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
+        check_types(where, told)
+        return load(where, folder, told, _FORMATS[kind], cls)
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, where possible in a format that others read too.
@@ -99,7 +120,15 @@ class Decoder(nn.Module):
             UnsupportedError: a mask that no format can express.
             ImportError: safetensors is not installed.
         """
-        write_decoder("Decoder.save_pretrained", path, self.config, self.state_dict(), self.tokenizer)
+        where = "Decoder.save_pretrained"
+        reasons = {name: _FORMATS[name].reasons_to_write(self.config) for name in _WRITTEN}
+        form = next((_FORMATS[name] for name in _WRITTEN if not reasons[name]), None)
+        if form is None:
+            hint = "a decoder without this mask has the same weights; the mask may also be passed with each call"
+            raise unsupported(where, "config.json", reasons["saccade-decoder"], hint=hint)
+        state = {own: weight.detach().cpu() for own, weight in self.state_dict().items()}
+        words = form.write_config(self.config)
+        write_folder(where, Path(path), words, form.write_weights(state), self.tokenizer)
 
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None

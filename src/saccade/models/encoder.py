@@ -13,10 +13,8 @@ from saccade.errors import type_error, value_error
 from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models.bert import Bert
-from saccade.models.config_json import check_types
-from saccade.models.embeddings import Embeddings
-from saccade.models.encoder_config import EncoderConfig
-from saccade.models.folder import read_config
+from saccade.models.config import EncoderConfig
+from saccade.models.folder import check_types, read_config
 from saccade.models.initial_weights import start_small
 from saccade.models.loading import load
 from saccade.models.tokens import check_tokens
@@ -175,6 +173,33 @@ class Encoder(nn.Module):
             check_tokens("Encoder", "token_types", token_types)
             _TYPES.check("Encoder", tokens, token_types)
         return self.embeddings(tokens, token_types)
+
+
+class Embeddings(nn.Module):
+    """The normalised sum of three vectors: for the token, for its position and for its segment."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.word = nn.Embedding(config.vocab_size, config.embed_dim, padding_idx=config.pad_token)
+        self.position = nn.Embedding(config.max_len, config.embed_dim)
+        self.token_type = nn.Embedding(config.num_token_types, config.embed_dim)
+        self.norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout_p)
+
+    def forward(self, tokens: Tensor, token_types: Tensor | None = None) -> Tensor:
+        """Embed.
+
+        Args:
+            tokens: int ``[batch, len]``.
+            token_types: int ``[batch, len]``; all 0 when None.
+
+        Returns:
+            ``[batch, len, embed_dim]``.
+        """
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        types = torch.zeros_like(tokens) if token_types is None else token_types
+        total = self.word(tokens) + self.token_type(types) + self.position(positions)
+        return self.dropout(self.norm(total))
 
 
 def _layer(config: EncoderConfig) -> EncoderLayer:

@@ -12,7 +12,7 @@ from saccade.caches import Cache
 from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
-from saccade.models.encoder_decoder_config import EncoderDecoderConfig
+from saccade.models.config import EncoderDecoderConfig
 from saccade.models.initial_weights import start_small, weaken_parts
 from saccade.models.tokens import check_tokens
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention

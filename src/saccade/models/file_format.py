@@ -4,18 +4,62 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.errors import value_error
-from saccade.models.decoder_config import DecoderConfig
+from saccade.models.config import DecoderConfig
 from saccade.models.rope import rope_words
-from saccade.models.weights import Entry
-from saccade.models.windows import window_of
+from saccade.nn.feed_forward import Activation
+from saccade.plan import ALL, Groups
+from saccade.plan.spans import Universe
 
-__all__ = ["DecoderFormat", "FileFormat", "differences", "end_tokens_of", "reasons_without_words"]
+__all__ = [
+    "ACTIVATIONS",
+    "DecoderFormat",
+    "Entry",
+    "FileFormat",
+    "differences",
+    "end_tokens_of",
+    "reasons_without_words",
+    "window_of",
+]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Activations by the names that published configurations use."""
+_FAR = (1 << 62) - 1  # a position before which any window has begun
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a published file.
+
+    Args:
+        name: its name there.
+        own: our names; several where their tensor holds ours one below the other.
+        transposed: whether it is the transpose of ours.
+    """
+
+    name: str
+    own: tuple[str, ...]
+    transposed: bool = False
+
+    def shape(self, state: Mapping[str, Tensor]) -> torch.Size:
+        """The shape that it must have for the tensors of ours."""
+        rows = sum(state[own].shape[0] for own in self.own)
+        shape = (rows, *state[self.own[0]].shape[1:])
+        return torch.Size(reversed(shape) if self.transposed else shape)
 
 
 class FileFormat(ABC):
@@ -60,6 +104,14 @@ class FileFormat(ABC):
         for name in own:
             found.setdefault(self._their_name(name), []).append(name)
         return [Entry(theirs, tuple(ours), self._is_transposed(theirs)) for theirs, ours in found.items()]
+
+    def write_weights(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a file from a state dict of ours."""
+        found = {}
+        for entry in self.entries(state):
+            whole = torch.cat([state[own] for own in entry.own]) if len(entry.own) > 1 else state[entry.own[0]]
+            found[entry.name] = (whole.T if entry.transposed else whole).contiguous()
+        return found
 
     def _their_name(self, own: str) -> str:
         part, _, kind = own.rpartition(".")
@@ -135,6 +187,21 @@ def reasons_without_words(config: DecoderConfig) -> list[str]:
     if rope_words(config.rotary_base, config.rotary_scaling) is None:
         reasons.append(f"its rotary_scaling is {config.rotary_scaling}, which a file has no words for")
     return reasons
+
+
+def window_of(config: DecoderConfig) -> int | None:
+    """The last tokens that a token sees, itself included; None where the mask is no plain sliding window."""
+    mask = config.causal_mask
+    if not (mask.is_relative and mask.is_causal):
+        return None
+    # A rule that reads distances alone says of one row, far from the beginning, what it says of all.
+    row = np.asarray([_FAR])
+    needed, sure = mask.bounds(Groups(np.asarray([ALL]), row, row), Universe(np.asarray([0]), row + 1))
+    seen = needed.starts < needed.ends
+    if seen.sum() != 1 or int(needed.sizes()[0]) != int(sure.sizes()[0]):
+        return None
+    first, stop = int(needed.starts[seen][0]), int(needed.ends[seen][0])
+    return stop - first if first > 0 and stop == _FAR + 1 else None
 
 
 def end_tokens_of(config: Mapping[str, Any]) -> tuple[int, ...]:

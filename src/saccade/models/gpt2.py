@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.models.activations import ACTIVATIONS
-from saccade.models.decoder_config import DecoderConfig
-from saccade.models.file_format import DecoderFormat, differences, end_tokens_of
+from saccade.models.config import DecoderConfig
+from saccade.models.file_format import ACTIVATIONS, DecoderFormat, differences, end_tokens_of
 
 __all__ = ["GPT2"]
 

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 
 from saccade.masks import sliding_window
-from saccade.models.activations import ACTIVATIONS
-from saccade.models.decoder_config import DecoderConfig
-from saccade.models.file_format import DecoderFormat, differences, end_tokens_of, reasons_without_words
+from saccade.models.config import DecoderConfig
+from saccade.models.file_format import (
+    ACTIVATIONS,
+    DecoderFormat,
+    differences,
+    end_tokens_of,
+    reasons_without_words,
+    window_of,
+)
 from saccade.models.rope import rope_base, rope_reasons, rope_scaling, rope_words
-from saccade.models.windows import window_of
 
 __all__ = ["Llama", "Qwen2"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import unsupported, value_error
-from saccade.models.file_format import FileFormat
+from saccade.models.file_format import Entry, FileFormat
 from saccade.models.folder import read_tokenizer, read_weights
-from saccade.models.weights import our_weights
 
 __all__ = ["load"]
 
@@ -44,7 +43,7 @@ def load(where: str, folder: Path, told: Mapping[str, Any], form: FileFormat, ma
     weights = read_weights(where, folder)
     _check_sizes(where, config, form.sides(config), weights)
     shapes = _shapes(make, config, form.layers[0])
-    state = our_weights(where, form.entries(shapes), form.plain(where, weights, config), shapes)
+    state = _our_weights(where, form.entries(shapes), form.plain(where, weights, config), shapes)
     tokenizer = read_tokenizer(where, folder)
     with torch.device("meta"):  # shapes only: the weights are about to be replaced
         model = make(config, tokenizer)
@@ -78,3 +77,44 @@ def _shapes(make: type[nn.Module], config: Any, layers: str) -> dict[str, Tensor
         numbers = range(config.num_layers) if inner != name else ()
         found |= {f"{layers}.{number}.{inner}": x for number in numbers} or {name: x}
     return found
+
+
+def _our_weights(
+    where: str, entries: Iterable[Entry], published: Mapping[str, Tensor], state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """A state dict of ours in float32, with memory of its own, from the tensors of a file.
+
+    Args:
+        where: the function, for the error message.
+        entries: what the file must hold, no more and no less.
+        published: the tensors of the file.
+        state: a state dict of the model, for its shapes.
+
+    Raises:
+        ValueError: tensors are missing, are too many, have other shapes or hold no floats; each is named.
+    """
+    entries = list(entries)
+    _check_fit(where, published, {entry.name: entry.shape(state) for entry in entries})
+    found = {}
+    for entry in entries:
+        # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
+        theirs = published[entry.name].to(torch.float32)
+        theirs = theirs.T if entry.transposed else theirs
+        parts = theirs.split([state[own].shape[0] for own in entry.own])
+        for own, part in zip(entry.own, parts, strict=True):
+            found[own] = part.clone(memory_format=torch.contiguous_format)
+    return found
+
+
+def _check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+    """Refuse weights that are not exactly those of the model, and say which ones are not."""
+    facts = [f"missing     {name}" for name in shapes if name not in weights]
+    facts += [f"unexpected  {name}" for name in weights if name not in shapes]
+    for name, shape in shapes.items():
+        if name in weights and weights[name].shape != shape:
+            facts.append(f"misfit      {name} {list(weights[name].shape)}, not {list(shape)}")
+    facts += [f"no floats   {name} {w.dtype}" for name, w in weights.items() if not w.is_floating_point()]
+    if facts:
+        shown = facts if len(facts) <= 12 else [*facts[:12], f"and {len(facts) - 12} more"]
+        got = f"{len(facts)} that do not"
+        raise value_error(where, "model.safetensors", "have the weights that config.json tells of", got, facts=shown)

@@ -10,8 +10,8 @@ from saccade.caches import Cache, CrossCache, LayerCache
 from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.norms import Norm
-from saccade.nn.residual import ResidualLayer
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["DecoderLayer"]

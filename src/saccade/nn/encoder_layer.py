@@ -1,17 +1,72 @@
-"""EncoderLayer: self-attention, then a feed-forward network."""
+"""EncoderLayer: self-attention, then a feed-forward network; and what it shares with decoder layers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import Tensor, nn
 
+from saccade.arguments import flag, instance
+from saccade.engine import dropout
+from saccade.errors import value_error
+from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.norms import Norm
-from saccade.nn.residual import ResidualLayer
+from saccade.nn.norms import Norm, make_norm
 from saccade.positions.tokens import GivenPositions
 
-__all__ = ["EncoderLayer"]
+__all__ = ["EncoderLayer", "ResidualLayer"]
+
+
+class ResidualLayer(nn.Module):
+    """The base of `EncoderLayer` and `DecoderLayer`: parts with a norm each, whose results are added to what went in.
+
+    Args:
+        attentions: the attentions by their names, ``attention`` the first; None for one that the layer does without.
+        feed_forward, norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
+    """
+
+    attention: MultiHeadAttention
+    attention_norm: nn.Module
+    feed_forward_norm: nn.Module
+
+    def __init__(
+        self,
+        attentions: Mapping[str, MultiHeadAttention | None],
+        feed_forward: nn.Module,
+        norm: Norm,
+        norm_eps: float,
+        norm_first: bool,
+        dropout_p: float,
+    ):
+        super().__init__()
+        where = type(self).__name__
+        width = _width(where, attentions, feed_forward)
+        dropout.check(dropout_p, where)
+        self.norm_first = flag(where, "norm_first", norm_first)
+        for name, part in attentions.items():
+            setattr(self, name, part)
+        self.feed_forward = feed_forward
+        parts = {"attention": None, "feed_forward": feed_forward} | {**attentions}
+        for name, module in parts.items():
+            setattr(self, f"{name}_norm", None if module is None else make_norm(norm, width, norm_eps, where))
+        self.dropout = nn.Dropout(dropout_p)
+
+    def matrix(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Matrix:
+        """The self-attention matrix that `forward` multiplies by: ``[batch, num_heads, len, len]``, not built."""
+        tokens = self.attention_norm(x) if self.norm_first else x
+        return self.attention.matrix(tokens, mask=mask, positions=positions)
+
+    def extra_repr(self) -> str:
+        return f"norm_first={self.norm_first}"
+
+    def _add(self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+        """``x + dropout(part(norm(x)))`` where norms come first, else ``norm(x + dropout(part(x)))``."""
+        change = part(norm(x) if self.norm_first else x)
+        drop = self.dropout
+        if drop.training:  # in a decoding step, a call that does nothing costs as much as one that does something
+            change = drop(change)
+        return x + change if self.norm_first else norm(x + change)
 
 
 class EncoderLayer(ResidualLayer):
@@ -75,3 +130,23 @@ class EncoderLayer(ResidualLayer):
         attend = partial(self.attention, mask=mask, positions=positions)
         x = self._add(x, attend, self.attention_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
+
+
+def _width(where: str, attentions: Mapping[str, MultiHeadAttention | None], feed_forward: nn.Module) -> int:
+    """Check the types and widths of a layer's parts, and return their width."""
+    width = 0
+    for name, part in attentions.items():
+        if part is None and name != "attention":
+            continue
+        hint = "for instance saccade.nn.MultiHeadAttention(64, 8)"
+        rule = "be a saccade.nn.MultiHeadAttention"
+        own = instance(where, name, part, MultiHeadAttention, rule, hint=hint).embed_dim
+        width = width or own
+        if own != width:
+            raise value_error(where, name, f"have embed_dim {width}, as the first attention", own)
+    hint = f"for instance saccade.nn.FeedForward({width}, {4 * width})"
+    instance(where, "feed_forward", feed_forward, nn.Module, "be a module", hint=hint)
+    theirs = getattr(feed_forward, "embed_dim", width)
+    if theirs != width:
+        raise value_error(where, "feed_forward", f"have embed_dim {width}, as the attention", theirs)
+    return width

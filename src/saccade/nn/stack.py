@@ -87,11 +87,9 @@ class DecoderStack(nn.Module):
     def __init__(self, layers: Iterable[DecoderLayer], *, final_norm: nn.Module | None = None):
         super().__init__()
         self.layers = _checked("DecoderStack", layers, DecoderLayer, final_norm)
-        across = {layer.cross_attention is not None for layer in self.layers}
-        if len(across) > 1:
+        if len({layer.cross_attention is not None for layer in self.layers}) > 1:
             rule = "all have cross_attention, or none"
             raise value_error("DecoderStack", "layers", rule, "some with and some without")
-        self.looks_across = across.pop()
         self.final_norm = final_norm
 
     def forward(

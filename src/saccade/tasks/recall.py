@@ -1,4 +1,4 @@
-"""Recall: texts, and the tokens that must be predicted in them."""
+"""Recall: texts, and the tokens that must be predicted in them, since they stood earlier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.arguments import integer
 from saccade.errors import value_error
 
-__all__ = ["IGNORED", "Recall", "begin"]
+__all__ = ["IGNORED", "Recall", "begin", "induction", "mqar", "passkey"]
 
 IGNORED = -100
 """The target where nothing is asked; torch's cross entropy leaves it out by default."""
@@ -50,3 +50,126 @@ def begin(where: str, seed: int, **sizes: int) -> torch.Generator:
     for name, size in sizes.items():
         integer(where, name, size)
     return torch.Generator().manual_seed(integer(where, "seed", seed, 0))
+
+
+def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
+    """The same few filler tokens over and over, somewhere among them a sign and a key; at the end the sign again.
+
+    Token 0 is the sign, tokens 1 to 8 fill, the others make keys, in which no token comes twice. The key is asked for
+    token by token.
+
+    Args:
+        examples: number of texts.
+        length: tokens in a text.
+        key_len: tokens of a key.
+        vocab_size: number of tokens, more than ``9 + key_len``.
+        seed: of all draws.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+
+    Example:
+        >>> task = passkey(1, 14, key_len=2, vocab_size=20, seed=3)
+        >>> task.tokens[0, -3:].tolist() == [0, *task.targets[0, -3:-1].tolist()]
+        True
+
+    Reference: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, with token numbers for words.
+    """
+    random = begin("passkey", seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
+    context = length - key_len - 1
+    if context < key_len + 1:
+        raise value_error("passkey", "length", f"hold a key of {key_len} and its sign twice", length)
+    if vocab_size < 9 + key_len:
+        raise value_error("passkey", "vocab_size", f"be at least {9 + key_len}", vocab_size)
+    filler = 1 + torch.arange(context) % 8
+    tokens = torch.zeros(examples, length, dtype=torch.int64)
+    targets = torch.full_like(tokens, IGNORED)
+    for row in range(examples):
+        key = 9 + torch.randperm(vocab_size - 9, generator=random)[:key_len]
+        depth = int(torch.randint(context - key_len, (), generator=random))
+        tokens[row, :context] = filler
+        tokens[row, depth] = 0
+        tokens[row, depth + 1 : depth + 1 + key_len] = key
+        tokens[row, context + 1 :] = key
+        targets[row, context:-1] = key
+    return Recall(tokens, targets, context)
+
+
+def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: int) -> Recall:
+    """Multi-query associative recall: pairs of a key and a value, then the keys again; after each comes its value.
+
+    Token 0 fills what is left. Keys are drawn without repetition from the lower half of the other tokens, values from
+    the upper. The pairs stand at the beginning, the questions at random places behind them, two tokens each.
+
+    Args:
+        examples: number of texts.
+        length: tokens in a text, at least ``4 * num_pairs``.
+        num_pairs: pairs in a text.
+        vocab_size: number of tokens.
+        seed: of all draws.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+
+    Example:
+        >>> task = mqar(1, 12, 2, vocab_size=9, seed=1)
+        >>> task.tokens.shape, task.context_len, int((task.targets >= 0).sum())
+        (torch.Size([1, 12]), 4, 2)
+
+    Reference: Arora et al. 2023, arXiv:2312.04927, section 3.2; here with uniform gaps.
+    """
+    random = begin("mqar", seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
+    if length < 4 * num_pairs:
+        raise value_error("mqar", "length", f"hold {num_pairs} pairs and as many questions, {4 * num_pairs}", length)
+    keys = (vocab_size - 1) // 2
+    if keys < num_pairs:
+        raise value_error("mqar", "vocab_size", f"have {num_pairs} keys, at least {2 * num_pairs + 1}", vocab_size)
+    tokens = torch.zeros(examples, length, dtype=torch.int64)
+    targets = torch.full_like(tokens, IGNORED)
+    places = (length - 2 * num_pairs) // 2
+    for row in range(examples):
+        own_keys = 1 + torch.randperm(keys, generator=random)[:num_pairs]
+        values = 1 + keys + torch.randint(vocab_size - 1 - keys, (num_pairs,), generator=random)
+        tokens[row, : 2 * num_pairs] = torch.stack([own_keys, values], 1).flatten()
+        order = torch.randperm(num_pairs, generator=random)
+        place = 2 * num_pairs + 2 * torch.randperm(places, generator=random)[:num_pairs]
+        tokens[row, place], tokens[row, place + 1] = own_keys[order], values[order]
+        targets[row, place] = values[order]
+    return Recall(tokens, targets, 2 * num_pairs)
+
+
+def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
+    """Random tokens, with one piece repeated at the end: each of its tokens but the first can be predicted.
+
+    No token occurs twice in the first part, so that there is one answer.
+
+    Args:
+        examples: number of texts.
+        length: tokens in a text.
+        copied: length of the repeated piece, at least 2; it starts at a random place.
+        vocab_size: number of tokens; token 0 is not used.
+        seed: of all draws.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+
+    Example:
+        >>> task = induction(1, 9, copied=3, vocab_size=20, seed=0)
+        >>> task.tokens.tolist(), task.targets[0, 6:].tolist()
+        ([[16, 11, 15, 4, 18, 3, 15, 4, 18]], [4, 18, -100])
+
+    Reference: Olsson et al. 2022, arXiv:2209.11895.
+    """
+    random = begin("induction", seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
+    if copied < 2 or length < 2 * copied:
+        raise value_error("induction", "copied", f"be from 2 to half of length {length}", copied)
+    first = length - copied
+    if vocab_size - 1 < first:
+        raise value_error("induction", "vocab_size", f"have {first} tokens besides 0", vocab_size)
+    tokens = torch.stack([1 + torch.randperm(vocab_size - 1, generator=random)[:first] for _ in range(examples)])
+    start = torch.randint(first - copied + 1, (examples, 1), generator=random)
+    again = tokens.gather(1, start + torch.arange(copied))
+    tokens = torch.cat([tokens, again], 1)
+    targets = torch.full_like(tokens, IGNORED)
+    targets[:, first:-1] = again[:, 1:]
+    return Recall(tokens, targets, first)

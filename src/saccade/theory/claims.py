@@ -1,6 +1,8 @@
-"""All claims, topic by topic."""
+"""All claims, topic by topic, and as Markdown for the documents."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from saccade.arguments import instance
 from saccade.errors import value_error
@@ -23,9 +25,9 @@ from saccade.theory import (
     spectrum,
     symmetry,
 )
-from saccade.theory.claim import Claim
+from saccade.theory.claim import Claim, Verdict
 
-__all__ = ["CLAIMS", "find"]
+__all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
 
 _TOPICS = (
     *(scaling, softmax, gradients, products, averages, symmetry, rank, spectrum, mixture),
@@ -34,6 +36,9 @@ _TOPICS = (
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
 """Every claim that a topic states, in the order of the documents."""
+
+CONDITION: dict[Verdict, str] = {"holds": "With", "holds if": "If", "refuted": "But"}
+"""The word that leads from a verdict to its conditions."""
 
 
 def find(name: str) -> Claim:
@@ -54,3 +59,22 @@ def find(name: str) -> Claim:
     near = [claim.name for claim in CLAIMS if name in claim.name or claim.topic == name]
     hint = f"did you mean {', '.join(near)}?" if near else "theory.CLAIMS has them all"
     raise value_error("theory.find", "name", "be that of a claim", repr(name), hint=hint)
+
+
+def table(claims: Sequence[Claim]) -> str:
+    """One row for each claim: name, verdict, statement."""
+    lines = ["| claim | verdict | what is said |", "|---|---|---|"]
+    lines += [f"| `{claim.name}` | {claim.verdict} | {claim.statement} |" for claim in claims]
+    return "\n".join(lines) + "\n"
+
+
+def sections(claims: Sequence[Claim]) -> str:
+    """One section for each claim: statement, formula, conditions, source."""
+    return "\n".join(_section(claim) for claim in claims)
+
+
+def _section(claim: Claim) -> str:
+    lines = [f"### `{claim.name}`: {claim.verdict}", "", claim.statement, "", "$$", claim.latex, "$$", ""]
+    if claim.conditions:
+        lines += [f"*{CONDITION[claim.verdict]}:* {claim.conditions}.", ""]
+    return "\n".join([*lines, f"*Source:* {claim.source}.", ""])

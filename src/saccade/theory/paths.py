@@ -13,7 +13,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
-__all__ = ["convolutions", "influence", "lstm"]
+__all__ = ["attending", "convolutions", "influence", "lstm"]
 
 _WIDTH, _LENGTH = 16, 65
 
@@ -55,7 +55,8 @@ def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Ten
     return run
 
 
-def _attention(draw: Draw) -> Callable[[Tensor], Tensor]:
+def attending(draw: Draw) -> Callable[[Tensor], Tensor]:
+    """Causal self-attention, without an output projection."""
     maps = [draw.normal(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(3)]
 
     def run(x: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ def _attention(draw: Draw) -> Callable[[Tensor], Tensor]:
     conditions="nothing in the scores depends on distance; each of n tokens has a share of about 1/n of the influence",
 )
 def distance_does_not_matter(
-    draw: Draw, *, layer: Callable[[Draw], Callable[[Tensor], Tensor]] = _attention
+    draw: Draw, *, layer: Callable[[Draw], Callable[[Tensor], Tensor]] = attending
 ) -> Measurements:
     """Attention reaches every token in one step, and the far ones as strongly as the near ones."""
     found = influence(layer(draw), draw.normal(256, _LENGTH, _WIDTH))

@@ -17,7 +17,7 @@ from saccade.theory.draw import Draw
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
 from saccade.theory.information import gaussian_information, patterns
 from saccade.theory.mistakes import MISTAKES
-from saccade.theory.paths import convolutions, influence, lstm
+from saccade.theory.paths import attending, convolutions, influence, lstm
 from saccade.theory.rank import weights_of
 from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
@@ -198,13 +198,7 @@ def cost() -> Figure:
     _head(left, "Counted operations")
     _legend(left)
     draw = Draw(0, "cost")
-    maps = [draw.normal(16, 16) / 4 for _ in range(3)]
-
-    def attend(x: Tensor) -> Tensor:
-        query, key, value = ((x @ one)[:, None] for one in maps)
-        return attention(query, key, value)[:, 0]
-
-    x = draw.normal(32, 65, 16)
+    attend, x = attending(draw), draw.normal(32, 65, 16)
     layers = {
         "attention": attend,
         "LSTM": lstm(draw),

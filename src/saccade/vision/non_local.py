@@ -10,9 +10,8 @@ from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported, value_error
 from saccade.nn.projections import weight_of
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features
-from saccade.vision.pairwise import dot_mean, rectified_sum_mean
 
-__all__ = ["KINDS", "NonLocal"]
+__all__ = ["KINDS", "NonLocal", "rectified_sum_mean"]
 
 KINDS = ("embedded", "gaussian", "dot", "concatenation")
 _SOFTMAX = ("embedded", "gaussian")
@@ -154,5 +153,35 @@ class NonLocal(nn.Module):
     def _pairwise(self, features: Tensor, context: Tensor, value: Tensor) -> Tensor:
         query, key = (x.flatten(2).mT for x in self._compared(features, context))
         if self.joint is None:
-            return dot_mean(query * self.scale, key, value)
+            # Bracketed from the right: linear in the number of positions. A softmax in between would forbid that.
+            return (query * self.scale) @ (key.mT @ (value / key.shape[1]))
         return rectified_sum_mean(query @ self.joint[0], key @ self.joint[1], value)
+
+
+def rectified_sum_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    r"""The mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, for one number a per query and b per key.
+
+    Sorted by b, the keys that a query does not rectify away are the first ones, and the sum over them is
+    :math:`a_i \sum_j v_j + \sum_j b_j v_j`: two running sums, read at one place. No pair is ever looked at. The running
+    sums are float64, because the two terms cancel where a and b have opposite signs.
+
+    Args:
+        query: a, ``[batch, q_len]``.
+        key: b, ``[batch, kv_len]``.
+        value: ``[batch, kv_len, value_dim]``.
+
+    Returns:
+        ``[batch, q_len, value_dim]`` in the value's dtype.
+
+    Cost: O(batch · (q_len + kv_len) · (value_dim + log kv_len)) time, O(batch · (q_len + kv_len) · value_dim) memory.
+    """
+    a, b, v = query.double(), key.double(), value.double() / key.shape[1]
+    b, order = b.sort(dim=1)
+    v = v.gather(1, order[:, :, None].expand_as(v))
+    # From the largest b down; entry n is the sum of the n largest, so that none is a place too.
+    running = torch.cat([v, b[:, :, None] * v], 2).flip(1).cumsum(1)
+    running = torch.cat([torch.zeros_like(running[:, :1]), running], 1)
+    kept = b.shape[1] - torch.searchsorted(b.detach(), -a.detach(), right=True)
+    sums = running.gather(1, kept[:, :, None].expand(-1, -1, running.shape[2]))
+    of_values, of_weighted = sums.chunk(2, 2)
+    return (a[:, :, None] * of_values + of_weighted).to(value.dtype)

@@ -14,7 +14,6 @@ from saccade.viz.fonts import drawable_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -36,12 +35,6 @@ class Canvas:
     figure: "Figure"
     axes: "Axes"
 
-    def head(self, title: str, width: float) -> None:
-        """Write ``title`` above a map that is ``width`` inches wide, in as many lines as that takes."""
-        shown, families = drawable_title(title)
-        lines = textwrap.fill(shown, max(int(width * 72 / (0.55 * _TITLE_SIZE)), 40), break_on_hyphens=False)
-        self.axes.set_title(lines, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
-
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
         """Write ``text`` as it is, never as mathematics, at a point of the map."""
         shown, families = drawable_title(text)
@@ -55,10 +48,25 @@ class Canvas:
         return self.finished(width / DPI, height / DPI, title)
 
     def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
-        """The figure around a map of ``width`` x ``height`` inches, with its title if there is one."""
+        """The figure around a map of ``width`` x ``height`` inches, in whole pixels, as large as all around it needs.
+
+        A title stands above it, in as many lines as that takes: as wide as the map, or ``title_width`` inches.
+        """
         if title is not None:
-            self.head(title, width if title_width is None else title_width)
-        self.fit(width, height)
+            shown, families = drawable_title(title)
+            columns = int((width if title_width is None else title_width) * 72 / (0.55 * _TITLE_SIZE))
+            lines = textwrap.fill(shown, max(columns, 40), break_on_hyphens=False)
+            self.axes.set_title(lines, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
+        left = bottom = right = top = 1.0
+        # The first round measures; the last one measures again because ticks may move when the axes do.
+        for _ in range(2):
+            self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
+            drawn = self.figure.get_tightbbox()
+            right += whole_pixels(drawn.x1) - (left + width + right) + _MARGIN
+            top += whole_pixels(drawn.y1) - (bottom + height + top) + _MARGIN
+            left -= whole_pixels(drawn.x0) - _MARGIN
+            bottom -= whole_pixels(drawn.y0) - _MARGIN
+        self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
         return self.figure
 
     def add_scale(self, image: "AxesImage") -> None:
@@ -67,32 +75,12 @@ class Canvas:
         self.figure.colorbar(image, cax=scale).outline.set_visible(False)
         scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
 
-    def fit(self, width: float, height: float) -> None:
-        """Give the map ``width`` x ``height`` inches, in whole pixels, and the figure what all else needs."""
-        left = bottom = right = top = 1.0
-        # The first round measures; the last one measures again because ticks may move when the axes do.
-        for _ in range(2):
-            self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
-            drawn = self.figure.get_tightbbox(self._renderer())
-            right += whole_pixels(drawn.x1) - (left + width + right) + _MARGIN
-            top += whole_pixels(drawn.y1) - (bottom + height + top) + _MARGIN
-            left -= whole_pixels(drawn.x0) - _MARGIN
-            bottom -= whole_pixels(drawn.y0) - _MARGIN
-        self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
-
     def _place(self, frame: tuple[float, float, float, float], size: tuple[float, float]) -> None:
         (left, bottom, width, height), (across, up) = frame, size
         self.figure.set_size_inches(across, up)
         self.axes.set_position((left / across, bottom / up, width / across, height / up))
         for scale in self.figure.axes[1:]:
             scale.set_position(((left + width + 0.14) / across, bottom / up, 0.13 / across, height / up))
-
-    def _renderer(self) -> "RendererAgg":
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  matplotlib is optional
-
-        canvas = self.figure.canvas
-        assert isinstance(canvas, FigureCanvasAgg), "blank() made it so"
-        return canvas.get_renderer()
 
 
 def colours() -> "Colormap":
