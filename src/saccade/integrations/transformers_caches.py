@@ -155,27 +155,23 @@ class _Layer:
     def crop(self, tokens_to_remove: int) -> None:
         self.cache.crop(self.cache.length - abs(tokens_to_remove))
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._select(beam_idx)
+    def reorder_cache(self, beam_idx: Any) -> None:
+        if self.cache.length:
+            self.cache.reorder(beam_idx)
+            self.rows = len(beam_idx)
+
+    batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         key = self.cache.key if isinstance(self.cache, KVCache) else None
         batch = self.rows if key is None else len(key)
-        self._select([row for row in range(batch) for _ in range(repeats)])
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._select(indices)
+        self.reorder_cache([row for row in range(batch) for _ in range(repeats)])
 
     def offload(self) -> None:
         reason = "our caches stay where the model is"
         raise unsupported("transformers_cache", "offloading", [reason], hint="caches.save_cache writes them to a file")
 
     prefetch = offload
-
-    def _select(self, rows: Any) -> None:
-        if self.cache.length:
-            self.cache.reorder(rows)
-            self.rows = len(rows)
 
 
 @functools.cache
