@@ -11,8 +11,7 @@ import saccade as sc
 from saccade import masks
 from saccade.masks import Causal, Dense, Mask, Padding
 from saccade.mechanisms import Nystrom
-from saccade.mechanisms.landmarks.means import segment_means
-from saccade.mechanisms.landmarks.pseudo_inverse import pseudo_inverse
+from saccade.mechanisms.nystrom import pseudo_inverse, segment_means
 from saccade.nn import MultiHeadAttention
 
 F64 = torch.float64

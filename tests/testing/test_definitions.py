@@ -9,7 +9,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from saccade import positions, scores
 from saccade.testing import definitions, oracle
-from saccade.testing.reversed_heads import ReversedHeads
+from saccade.testing.problem import ReversedHeads
 from saccade.testing.seeded import seeded
 
 GENERATOR = torch.Generator().manual_seed(5)

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from saccade.caches.call import Call
 from saccade.caches.memory import reused
-from saccade.caches.rules import sees_all_before, tells_heads_apart
 
 __all__ = ["Reading", "Seen"]
 
@@ -112,13 +111,13 @@ class Seen(NamedTuple):
     def of(cls, call: Call) -> Seen:
         """Of the only token of a call."""
         device, rule, held = call.query.device, call.mask, call.kv_positions.given
-        if isinstance(held, range) and sees_all_before(rule):
+        if isinstance(held, range) and call.sees_all_before:
             return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, len(held)), True, held)
         kv = call.kv_positions.on(device)
         real = kv >= 0
         allowed = real[:, None, None]
         if rule is not None:
-            batch, heads = call.query.shape[:2] if tells_heads_apart(rule) else (1, 1)
+            batch, heads = call.query.shape[:2] if call.tells_heads_apart else (1, 1)
             b = torch.arange(batch, device=device)[:, None, None, None]
             h = torch.arange(heads, device=device)[None, :, None, None]
             allowed = allowed & rule.allows(b, h, call.table[:, None, :, None], kv[:, None, None, :])

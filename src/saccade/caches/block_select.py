@@ -14,7 +14,7 @@ from saccade.caches.files.contents import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.scorers import BlockScorer, BoundScorer
 from saccade.errors import value_error
-from saccade.finite import is_finite
+from saccade.finite import is_finite, wide_dtype
 from saccade.matrix import Matrix
 
 __all__ = ["BlockSelectCache"]
@@ -192,7 +192,7 @@ class BlockSelectCache(KVCache):
         with torch.no_grad():
             scores = self.scorer.score(query, summary)
         _SCORES.check(f"{type(self.scorer).__name__}.score", scores, batch=batch, heads=query.shape[1], blocks=blocks)
-        scores = scores.to(torch.float64 if query.dtype == torch.float64 else torch.float32) * query.shape[2] ** -0.5
+        scores = scores.to(wide_dtype(query.dtype)) * query.shape[2] ** -0.5
         if not seen.is_all_real:  # blocks of padding are none that others are set against
             scores = scores.masked_fill((seen.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)
         relative = scores.log_softmax(2)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from saccade.caches.call import Call
-from saccade.caches.rules import tells_heads_apart
 from saccade.matrix import Matrix
 from saccade.positions.tokens import GivenPositions, Positions
 
@@ -44,7 +43,7 @@ def attend_by_head(
     batch, heads, q_len, width = call.query.shape
     rows, group = batch * kv_heads, heads // kv_heads
     parts: list[tuple[Tensor, ...]] = []
-    if call.treats_heads_alike and not tells_heads_apart(call.mask):
+    if call.treats_heads_alike and not call.tells_heads_apart:
         folded = call.query.reshape(rows, group, q_len, width)
         q_rows = _of_rows(call.positions, batch, kv_heads)
         kv_rows = _of_rows(call.kv_positions, batch, kv_heads) if stand is None else stand

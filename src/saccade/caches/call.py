@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from saccade.masks import Mask
+from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.positions.tokens import GivenPositions, Positions
 
@@ -69,6 +69,16 @@ class Call(NamedTuple):
     def treats_heads_alike(self) -> bool:
         """Whether the mechanism declares that products and the mask alone matter to it, the same in every head."""
         return getattr(self.mechanism, "treats_heads_alike", False)
+
+    @property
+    def sees_all_before(self) -> bool:
+        """Whether a query sees every token that came before it."""
+        return self.mask is None or type(self.mask) is Causal
+
+    @property
+    def tells_heads_apart(self) -> bool:
+        """Whether the rule may say something else for another head or batch item."""
+        return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.asks_functions)
 
     @property
     def needs_graph(self) -> bool:

@@ -13,6 +13,7 @@ from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.errors import value_error
+from saccade.finite import wide_dtype
 from saccade.matrix import Matrix
 from saccade.positions.tokens import Positions
 from saccade.statistics import Received
@@ -127,8 +128,7 @@ class EvictingCache(LayerCache):
         out, *received = self._asked(call, keys, values, table, product=True, received=judging is call)
         if judging is not None and judging is not call:
             received = list(self._asked(judging, keys, values, table, product=False, received=True))
-        wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
-        summed = torch.zeros(table.shape, dtype=wide, device=keys.device)
+        summed = torch.zeros(table.shape, dtype=wide_dtype(keys.dtype), device=keys.device)
         if before:
             summed[..., : -q_len or None] = before["received"]
         if received:

@@ -13,7 +13,7 @@ from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.errors import value_error
-from saccade.finite import is_finite, not_finite
+from saccade.finite import is_finite, not_finite, wide_dtype
 from saccade.positions.tokens import Positions
 
 __all__ = ["Int8Cache", "Rounded"]
@@ -39,9 +39,8 @@ class Rounded(NamedTuple):
     def empty(cls, like: Tensor) -> Rounded:
         """Nothing, for tensors like this one."""
         batch, heads, _, width = like.shape
-        wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-        none = (batch, heads, 0, width)
-        return cls(like.new_empty(none, dtype=torch.int8), like.new_empty(none, dtype=wide), like.new_empty(none))
+        none = like.new_empty(batch, heads, 0, width)
+        return cls(none.to(torch.int8), none.to(wide_dtype(like.dtype)), none)
 
     def extended(self, new: Tensor, size: int) -> Rounded:
         """With new columns; blocks that are full now are rounded."""

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from saccade.finite import wide_dtype
+
 __all__ = ["BlockScorer", "MeanScorer", "BoundScorer"]
 
 
@@ -51,7 +53,7 @@ class MeanScorer(BlockScorer):
     """
 
     def summarize(self, key: Tensor, real: Tensor) -> Tensor:
-        total = key.masked_fill(~real, 0.0).sum(3, dtype=_wide(key))
+        total = key.masked_fill(~real, 0.0).sum(3, dtype=wide_dtype(key.dtype))
         return (total / real.sum(3).clamp(min=1)).to(key.dtype)
 
     def score(self, query: Tensor, summary: Tensor) -> Tensor:
@@ -91,9 +93,5 @@ class BoundScorer(BlockScorer):
 def _products(query: Tensor, summary: Tensor) -> Tensor:
     """``[batch, heads, width]`` times ``[batch, kv_heads, blocks, width]``, each head with its own key head."""
     batch, heads, width = query.shape
-    grouped = query.view(batch, summary.shape[1], -1, width).to(_wide(query))
+    grouped = query.view(batch, summary.shape[1], -1, width).to(wide_dtype(query.dtype))
     return (grouped @ summary.to(grouped.dtype).mT).view(batch, heads, -1)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -14,7 +14,6 @@ from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.caches.memory import usable
-from saccade.caches.rules import sees_all_before
 from saccade.caches.upcoming import Upcoming
 from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
@@ -135,7 +134,7 @@ class SinkWindowCache(LayerCache):
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             keys, values = keys[:, :, :used], values[:, :, :used]
-            if is_run and sees_all_before(call.mask) and call.treats_heads_alike:
+            if is_run and call.sees_all_before and call.treats_heads_alike:
                 matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
             else:
                 mask = call.mask if self.rotary is not None else self._joined(call.mask)

@@ -29,7 +29,7 @@ class SnapKVCache(EvictingCache):
         pool: neighbouring tokens that are averaged, an odd number.
 
     Raises:
-        ValueError: sizes that do not fit together, or what `HeavyHitterCache` refuses.
+        ValueError: sizes that do not fit together, or what an `EvictingCache` refuses.
         UnsupportedError: a crop to somewhere, or a matrix whose rows are no distributions.
 
     Cost: memory ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each (16 in float64).

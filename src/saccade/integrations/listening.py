@@ -88,14 +88,15 @@ class Post:
 
         Where somebody else has put a function on top of the post meanwhile, it stays where it is, without listeners.
         """
-        self.ears = tuple(other for other in self.ears if other is not ear)
-        own = vars(self._module)
-        if self.ears or own.get("forward") is not self:
-            return
-        if self._before is None:
-            del own["forward"]
-        else:
-            own["forward"] = self._before
+        with CHANGING:
+            self.ears = tuple(other for other in self.ears if other is not ear)
+            own = vars(self._module)
+            if self.ears or own.get("forward") is not self:
+                return
+            if self._before is None:
+                del own["forward"]
+            else:
+                own["forward"] = self._before
 
     @classmethod
     def at(cls, module: nn.Module, kind: Kind) -> Post:
@@ -132,17 +133,9 @@ def listening(heard: Iterable[tuple[nn.Module, str, Kind]], valve: Valve) -> Ite
     """Listen to modules, each under a name and in a way of its own."""
     with ExitStack() as stack:
         for module, name, kind in heard:
-            stack.enter_context(_listening(module, kind, Ear(name, valve)))
+            ear = Ear(name, valve)
+            with CHANGING:
+                post = Post.at(module, kind)
+                post.add(ear)
+            stack.callback(post.remove, ear)
         yield
-
-
-@contextmanager
-def _listening(module: nn.Module, kind: Kind, ear: Ear) -> Iterator[None]:
-    with CHANGING:
-        post = Post.at(module, kind)
-        post.add(ear)
-    try:
-        yield
-    finally:
-        with CHANGING:
-            post.remove(ear)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
+import torch
 from torch import nn
 
-from saccade.integrations.listening import CHANGING
+from saccade.integrations.listening import CHANGING, HeardCall, listening
 from saccade.integrations.saccade_tap import tapped_mechanisms
 from saccade.integrations.sdpa_tap import tapped_products
 from saccade.integrations.torch_tap import tapped_torch_layers
 from saccade.integrations.transformers_tap import tapped_interface
-from saccade.integrations.unheard_tap import noting_unheard
-from saccade.integrations.valve import Sink, Valve
+from saccade.integrations.valve import Sink, Valve, is_recomputed, names_of, refuse_compiled
 
 __all__ = ["tapped"]
 
-_TAPS = (tapped_interface, tapped_products, tapped_torch_layers, tapped_mechanisms, noting_unheard)
+_CALLED_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+# Parts of such a layer that attend to nothing.
+_PARTS = re.compile(
+    r"(output|norm|mlp|projection|bias|adapter(layer)?|structure|loss|mask|embeddings?)$", re.IGNORECASE
+)
 
 
 @contextmanager
@@ -39,7 +46,7 @@ def tapped(model: nn.Module, sink: Sink) -> Iterator[Valve]:
     valve = Valve(sink)
     with ExitStack() as stack:
         with CHANGING:  # posts of several kinds on one module go up and down in one order
-            for tap in _TAPS:
+            for tap in (tapped_interface, tapped_products, tapped_torch_layers, tapped_mechanisms, _noting_unheard):
                 stack.enter_context(tap(model, valve))
         try:
             yield valve
@@ -47,3 +54,30 @@ def tapped(model: nn.Module, sink: Sink) -> Iterator[Valve]:
             valve.is_open = False
             with CHANGING:
                 stack.close()
+
+
+def _noting_unheard(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
+    """Note each module whose class is called attention and that ran a whole call without a matrix being handed out.
+
+    Of modules within one another it is the innermost that is noted. Names are all there is to go by: what is called
+    otherwise is not noticed, and what is called attention need not have a matrix.
+    """
+    return listening([(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)], valve)
+
+
+def _may_attend(module: nn.Module) -> bool:
+    name = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule) or inspect.isbuiltin(module.forward):
+        return False
+    return bool(_CALLED_ATTENTION.search(name)) and not _PARTS.search(name)
+
+
+def _note(call: HeardCall) -> Any:
+    refuse_compiled()
+    before = [ear.valve.spoken for ear in call.ears]
+    out = call.run()
+    if not is_recomputed():
+        for ear, spoken in zip(call.ears, before, strict=True):
+            if ear.valve.spoken == spoken:
+                ear.valve.note_unheard(ear.name, type(call.module).__name__)
+    return out

@@ -59,12 +59,17 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
 
     Reference: transformers' AttentionInterface and AttentionMaskInterface, version 5.14 or newer.
     """
-    _check(name, mask)
+    check(name, mask)
+    return registered("install", name, Attention(name, mask))
+
+
+def registered(where: str, name: str, function: Callable[..., Any]) -> str:
+    """The name, under which transformers finds an attention function from now on."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported when used
     except ImportError as error:
-        raise missing_extra("install", "transformers", "transformers") from error
-    AttentionInterface.register(name, _Attention(name, mask))
+        raise missing_extra(where, "transformers", "transformers") from error
+    AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, lazy_mask)
     return name
 
@@ -97,7 +102,7 @@ def lazy_mask(
     return LazyMask(placed, batch_size, torch.device(device))
 
 
-class _Attention:
+class Attention:
     """The attention function, as transformers calls it."""
 
     def __init__(self, name: str, mask: Mask | MaskOfLayer | None):
@@ -130,7 +135,8 @@ class _Attention:
         return instance("install", "mask", self._mask(module), (Mask, type(None)), "return a saccade mask or None")
 
 
-def _check(name: str, mask: object) -> None:
+def check(name: str, mask: object) -> None:
+    """Raise unless these are the name of an implementation and what it may be given for a mask."""
     instance("install", "name", name, str, "be a str")
     taken = [part for part in _TAKEN if part in name]
     if taken or name in _OWN_NAMES or not name:

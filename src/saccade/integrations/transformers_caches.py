@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from saccade.arguments import instance
-from saccade.attention import AttentionMatrix
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
 from saccade.errors import missing_extra, unsupported
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
-from saccade.integrations.transformers import _check, lazy_mask
+from saccade.integrations.transformers import Attention, check, registered
 from saccade.integrations.weights_asked import check_no_weights
 from saccade.masks import Full
+from saccade.mechanisms import Softmax
 
 if TYPE_CHECKING:
     from transformers import Cache as TransformersCache
 
 __all__ = ["install_caches", "transformers_cache"]
 
+_NAME = "saccade-cache"
+_WITHOUT_CACHE = Attention(_NAME, None)
+_softmax = functools.lru_cache(Softmax)  # each pass of a model asks for the same ones
 
-def install_caches(name: str = "saccade-cache") -> str:
+
+def install_caches(name: str = _NAME) -> str:
     """Make attention that asks a cache known to transformers: then ``model.set_attn_implementation("saccade-cache")``.
 
     A cache that chooses what it reads must see the query, which transformers does not show to caches. So the layers of
@@ -44,14 +48,8 @@ def install_caches(name: str = "saccade-cache") -> str:
         >>> install_caches()
         'saccade-cache'
     """
-    _check(name, None)
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported when used
-    except ImportError as error:
-        raise missing_extra("install_caches", "transformers", "transformers") from error
-    AttentionInterface.register(name, _attend)
-    AttentionMaskInterface.register(name, lazy_mask)
-    return name
+    check(name, None)
+    return registered("install_caches", name, _attend)
 
 
 def transformers_cache(cache: Cache) -> TransformersCache:
@@ -96,14 +94,11 @@ def _attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function, as transformers calls it."""
-    where = "saccade-cache"
-    check_no_weights(where, module, kwargs)
     held = getattr(key, "saccade_cache", None)
     if held is None:
-        call = AttentionCall.of(where, module, query, key, attention_mask, kwargs)
-        out = call.matrix().matmul(value, dropout_p=float(dropout))
-        return out.transpose(1, 2).contiguous(), None
-    call = AttentionCall.of(where, module, query, key, None, kwargs)
+        return _WITHOUT_CACHE(module, query, key, value, attention_mask, dropout, **kwargs)
+    check_no_weights(_NAME, module, kwargs)
+    call = AttentionCall.of(_NAME, module, query, key, None, kwargs)
     reasons = []
     if not isinstance(attention_mask, LazyMask):
         reasons.append("it got a mask that is written out, and caches read rules at positions")
@@ -113,32 +108,12 @@ def _attend(
     if isinstance(held, SinkWindowCache) and not rule.is_relative:
         reasons.append(f"its first tokens would be padding, or belong to another text: {rule}")
     if reasons:
-        raise unsupported(where, type(held).__name__, reasons, hint="transformers' own cache, and install()")
+        raise unsupported(_NAME, type(held).__name__, reasons, hint="transformers' own cache, and install()")
     assert isinstance(attention_mask, LazyMask)
-    mechanism = _Mechanism(call.scale, call.softcap)
+    mechanism = _softmax(scale=call.scale, softcap=call.softcap)
     positions = attention_mask.placed.q_positions
     out = held.attend(mechanism, query, key, value, mask=rule, positions=positions, dropout_p=float(dropout))
     return out.transpose(1, 2).contiguous(), None
-
-
-class _Mechanism:
-    """What caches ask to make matrices; they see that nothing but products and the mask matter."""
-
-    treats_heads_alike = True
-
-    def __init__(self, scale: float | None, softcap: float | None):
-        self._scale, self._softcap = scale, softcap
-
-    def __call__(self, query: Tensor, key: Tensor, *, mask: object, q_positions: Any, kv_positions: Any) -> Any:
-        return AttentionMatrix(
-            query,
-            key,
-            mask,
-            scale=self._scale,
-            softcap=self._softcap,
-            q_positions=q_positions,
-            kv_positions=kv_positions,
-        )
 
 
 class _Layer:
@@ -180,27 +155,23 @@ class _Layer:
     def crop(self, tokens_to_remove: int) -> None:
         self.cache.crop(self.cache.length - abs(tokens_to_remove))
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._select(beam_idx)
+    def reorder_cache(self, beam_idx: Any) -> None:
+        if self.cache.length:
+            self.cache.reorder(beam_idx)
+            self.rows = len(beam_idx)
+
+    batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         key = self.cache.key if isinstance(self.cache, KVCache) else None
         batch = self.rows if key is None else len(key)
-        self._select([row for row in range(batch) for _ in range(repeats)])
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._select(indices)
+        self.reorder_cache([row for row in range(batch) for _ in range(repeats)])
 
     def offload(self) -> None:
         reason = "our caches stay where the model is"
         raise unsupported("transformers_cache", "offloading", [reason], hint="caches.save_cache writes them to a file")
 
     prefetch = offload
-
-    def _select(self, rows: Any) -> None:
-        if self.cache.length:
-            self.cache.reorder(rows)
-            self.rows = len(rows)
 
 
 @functools.cache

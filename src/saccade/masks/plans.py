@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_of"]
 
+_kept_plan = lru_cache(maxsize=256)(make)
 _kept_rows = lru_cache(maxsize=16)(RowsAhead)
 _kept_row_plan = lru_cache(maxsize=64)(RowPlan)
 
@@ -27,16 +28,10 @@ def plan_of(
     if torch.compiler.is_compiling():  # index arithmetic in NumPy is run, not traced
         outside: Callable[..., Plan] = torch.compiler.disable(plan_of)
         return outside(mask, shape, q_first, kv_first, whole_rows)
-    if not mask.is_value:
-        return make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
     batch, heads, q_len, kv_len = shape
     is_last_row = q_len == 1 and kv_len > 1 and q_first == kv_first + kv_len - 1
-    if is_last_row and batch and heads and not whole_rows and mask.shape[0] == 1:
+    if is_last_row and batch and heads and not whole_rows and mask.shape[0] == 1 and mask.is_value:
         rows = _kept_rows(mask, max(kv_first, q_first - q_first % ROWS), kv_first)
         return _kept_row_plan(rows, q_first, shape)
-    return _kept_plan(mask, shape, q_first, kv_first, whole_rows)
-
-
-@lru_cache(maxsize=256)
-def _kept_plan(mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool) -> Plan:
-    return make(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
+    made = _kept_plan if mask.is_value else make
+    return made(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)

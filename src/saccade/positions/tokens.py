@@ -133,8 +133,6 @@ class Positions:
 
     def next(self, count: int) -> Positions:
         """Where the next tokens will stand, one by one behind the last token of each item."""
-        if self.run is not None:
-            return Positions(range(self.run.stop, self.run.stop + count))
         return behind(self.after, count)
 
     def extended(self, new: Positions, batch: int, device: torch.device) -> tuple[Positions, Positions]:

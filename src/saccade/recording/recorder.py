@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from saccade.matrix import Matrix
-from saccade.recording.chosen_heads import chosen_heads
 from saccade.recording.continuation import Mark
 from saccade.recording.kept_matrices import KeptMatrices
+from saccade.recording.matrices import chosen_heads
 from saccade.recording.run import Call, Run
 from saccade.recording.selection import Selection
 from saccade.statistics import Fold

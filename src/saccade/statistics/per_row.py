@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.arguments import instance
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.places import Places, default_places
+from saccade.statistics.places import Places
 
 __all__ = ["PerRow", "Placing", "RowState", "check_places"]
 
@@ -44,7 +44,8 @@ class Placing(NamedTuple):
         """From places, or bottom-right."""
         if places is None:
             _, _, q_len, kv_len = outline.shape
-            return cls(default_places(outline), (kv_len - q_len, 0))
+            q, kv = (torch.arange(first, kv_len, device=outline.device)[None] for first in (kv_len - q_len, 0))
+            return cls(Places(q, kv), (kv_len - q_len, 0))
         return cls(places, places.first)
 
 

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
-from saccade.plan import Ranges
 from saccade.statistics.block import Block
-from saccade.statistics.fold import Outline
+from saccade.statistics.matrix_like import MatrixLike
 
-__all__ = ["Places", "Placed", "default_places"]
-
-
-class Placed(Protocol):
-    """A matrix that says where its tokens stand, as `saccade.Matrix` does."""
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
-        ...
-
-    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        """Positions, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
-        ...
+__all__ = ["Places"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,7 +46,7 @@ class Places:
                 raise value_error("Places", name, "be [batch or 1, len]", list(x.shape))
 
     @classmethod
-    def of(cls, matrix: Placed) -> Places:
+    def of(cls, matrix: MatrixLike) -> Places:
         """Where a matrix says that its tokens stand."""
         _, _, q_len, kv_len = matrix.shape
         q, kv = matrix.positions(range(q_len), (range(kv_len),))
@@ -81,10 +66,3 @@ class Places:
         q = (self.q if len(self.q) == 1 else self.q[block.batch])[:, None, rows, None]
         kv = (self.kv if len(self.kv) == 1 else self.kv[block.batch])[:, None, None, block.keys]
         return q, kv
-
-
-def default_places(outline: Outline) -> Places:
-    """Bottom-right: key j stands at j, query i at ``kv_len - q_len + i``."""
-    _, _, q_len, kv_len = outline.shape
-    q = torch.arange(kv_len - q_len, kv_len, device=outline.device)[None]
-    return Places(q, torch.arange(kv_len, device=outline.device)[None])

@@ -108,11 +108,7 @@ class Case:
     @cached_property
     def is_causal(self) -> bool:
         """No query may attend to a key that stands after it."""
-        later = [
-            [[q is not None and kv is not None and kv > q for kv in keys] for q in queries]
-            for queries, keys in map(self.standing, range(self.batch))
-        ]
-        future = torch.tensor(later, dtype=torch.bool).reshape(self.batch, 1, self.q_len, self.kv_len)
+        future = dataclasses.replace(self, rule=lambda b, h, q, kv: kv > q).allowed
         return not bool((self.allowed & future).any())
 
     def standing(self, b: int) -> tuple[list[int | None], list[int | None]]:

@@ -8,7 +8,6 @@ here every pair has its own index.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch import Tensor
 from saccade.errors import type_error
 from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Score
-from saccade.testing.reversed_heads import ReversedHeads
 
 __all__ = ["compare", "default_scale", "define", "relative"]
 
@@ -167,11 +165,6 @@ def _grid_table(bias: GridTable, q: Tensor, kv: Tensor, query: Tensor, scale: fl
     return table[down + bias.height - 1, right + bias.width - 1].movedim(-1, 1)
 
 
-def _reversed_heads(bias: ReversedHeads, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
-    inner: Any = bias.inner
-    return relative(inner, q[:, :, 0], kv[:, 0], query.flip(1), scale).flip(1)
-
-
 _SCORES: dict[type, Callable[..., Tensor]] = {
     Dot: _dot,
     Bilinear: _bilinear,
@@ -185,5 +178,4 @@ _BIASES: dict[type, Callable[..., Tensor]] = {
     T5: _t5,
     ShawKeys: _shaw_keys,
     GridTable: _grid_table,
-    ReversedHeads: _reversed_heads,
 }

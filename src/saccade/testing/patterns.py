@@ -21,10 +21,10 @@ from saccade.masks import (
     longformer,
     prefix_lm,
     sliding_window,
-    sparse_transformer,
     streaming,
 )
 from saccade.positions import GridTable
+from saccade.testing import rules
 from saccade.testing.case import Case
 from saccade.testing.seeded import seeded
 
@@ -46,18 +46,18 @@ _PAIRS, _SINGLES, _LARGE = _drawn(2, 2, 5, 8), _drawn(1, 2, 0, 8), _drawn(2, 16,
 # Masks that several cases share, each with the same in plain integers. Of positions outside of its layout, `_BLOCKY`
 # says that they see nothing.
 _BLOCKY = (Blocks(_LAYOUT, 2) | ~Full(), lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2])
-_SPARSE = (sparse_transformer(3), lambda b, h, q, kv: kv <= q and (kv >= q - 3 or q % 3 == kv % 3))
+_RANDOM = (Random(2, 2, 5), lambda b, h, q, kv: q >= 0 and kv // 2 in _PAIRS[q // 2])
 _BIGBIRD = (
     bigbird(16, window_blocks=3, global_blocks=2, random_blocks=2, seed=1),
     lambda b, h, q, kv: abs(q // 16 - kv // 16) <= 1 or min(q, kv) < 32 or kv // 16 in _LARGE[q // 16],
 )
 
 _STRIDES = (
-    Case("strided", Strided(3), lambda b, h, q, kv: q % 3 == kv % 3),
+    Case("strided", *rules.strided(3)),
     Case("strided-all", Strided(1), lambda b, h, q, kv: True),
-    Case("strided-extend", Strided(2), lambda b, h, q, kv: q % 2 == kv % 2, q_len=3, kv_len=8),
-    Case("strided-decode", Strided(4), lambda b, h, q, kv: q % 4 == kv % 4, q_len=1, kv_len=9),
-    Case("strided-more-queries", Strided(3), lambda b, h, q, kv: q % 3 == kv % 3, q_len=9, kv_len=4),
+    Case("strided-extend", *rules.strided(2), q_len=3, kv_len=8),
+    Case("strided-decode", *rules.strided(4), q_len=1, kv_len=9),
+    Case("strided-more-queries", *rules.strided(3), q_len=9, kv_len=4),
     Case("strided-far", Strided(20), lambda b, h, q, kv: q == kv, q_len=5, kv_len=9),
     Case("not-strided", ~Strided(2), lambda b, h, q, kv: q % 2 != kv % 2),
     Case(
@@ -100,15 +100,9 @@ _BLOCKS = (
 )
 
 _DRAWS = (
-    Case("random", Random(2, 2, 5), lambda b, h, q, kv: kv // 2 in _PAIRS[q // 2]),
-    Case("random-longer", Random(2, 2, 5), lambda b, h, q, kv: kv // 2 in _PAIRS[q // 2], kv_len=12),
-    Case(
-        "random-more-queries",
-        Random(2, 2, 5),
-        lambda b, h, q, kv: q >= 0 and kv // 2 in _PAIRS[q // 2],
-        q_len=9,
-        kv_len=5,
-    ),
+    Case("random", *_RANDOM),
+    Case("random-longer", *_RANDOM, kv_len=12),
+    Case("random-more-queries", *_RANDOM, q_len=9, kv_len=5),
     Case("random-causal", Random(2, 2, 5) & Causal(), lambda b, h, q, kv: kv <= q and kv // 2 in _PAIRS[q // 2]),
 )
 
@@ -137,34 +131,26 @@ _RECIPES = (
         q_len=3,
         kv_len=9,
     ),
-    Case("recipe-sparse-transformer", *_SPARSE, q_len=8, kv_len=8),
-    Case("recipe-sparse-transformer-extend", *_SPARSE, q_len=4, kv_len=11),
+    Case("recipe-sparse-transformer", *rules.sparse(3), q_len=8, kv_len=8),
+    Case("recipe-sparse-transformer-extend", *rules.sparse(3), q_len=4, kv_len=11),
     Case("recipe-prefix-lm", prefix_lm(3), lambda b, h, q, kv: kv <= q or kv < 3),
     Case("recipe-prefix-lm-extend", prefix_lm(4), lambda b, h, q, kv: kv <= q or kv < 4, q_len=6, kv_len=8),
 )
 
 PATTERNS: tuple[Case, ...] = (*_STRIDES, *_BLOCKS, *_DRAWS, *_RECIPES)
 
-LARGE_PATTERNS: tuple[Case, ...] = tuple(
-    Case(name, mask, rule, batch=1, num_heads=2, num_kv_heads=1, q_len=q_len, kv_len=450)
-    for name, mask, rule, q_len in (
-        ("large-strided", Strided(21), lambda b, h, q, kv: q % 21 == kv % 21, 450),
-        (
-            "large-sparse-transformer-extend",
-            sparse_transformer(21),
-            lambda b, h, q, kv: kv <= q and (kv >= q - 21 or q % 21 == kv % 21),
-            230,
-        ),
-        ("large-bigbird", *_BIGBIRD, 450),
-        ("large-bigbird-extend", *_BIGBIRD, 40),
-        ("large-prefix-lm", prefix_lm(100), lambda b, h, q, kv: kv <= q or kv < 100, 450),
-        (
-            "large-strided-global",
-            Strided(10) | Global((3,)) | Window(5, 5),
-            lambda b, h, q, kv: q % 10 == kv % 10 or 3 in (q, kv) or abs(q - kv) <= 5,
-            450,
-        ),
-    )
+LARGE_PATTERNS: tuple[Case, ...] = (
+    Case("large-strided", *rules.strided(21), **rules.LARGE),
+    Case("large-sparse-transformer-extend", *rules.sparse(21), **rules.LARGE | {"q_len": 230}),
+    Case("large-bigbird", *_BIGBIRD, **rules.LARGE),
+    Case("large-bigbird-extend", *_BIGBIRD, **rules.LARGE | {"q_len": 40}),
+    Case("large-prefix-lm", prefix_lm(100), lambda b, h, q, kv: kv <= q or kv < 100, **rules.LARGE),
+    Case(
+        "large-strided-global",
+        Strided(10) | Global((3,)) | Window(5, 5),
+        lambda b, h, q, kv: q % 10 == kv % 10 or 3 in (q, kv) or abs(q - kv) <= 5,
+        **rules.LARGE,
+    ),
 )
 
 

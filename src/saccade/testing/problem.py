@@ -14,9 +14,8 @@ from saccade.masks import Mask, Padding, Predicate
 from saccade.positions import Bias
 from saccade.scores import Score
 from saccade.testing import definitions, oracle
-from saccade.testing.reversed_heads import ReversedHeads
 
-__all__ = ["Part", "Problem"]
+__all__ = ["Part", "Problem", "ReversedHeads"]
 
 Part = Literal["early", "late", "even", "odd"]
 
@@ -216,6 +215,27 @@ class Problem:
 
     def _modules(self) -> dict[str, nn.Module]:
         return {name: given for name, given in self.in_use.items() if isinstance(given, nn.Module)}
+
+
+class ReversedHeads(Bias):
+    """What another bias gives to the last head, this one gives to the first."""
+
+    def __init__(self, inner: Bias):
+        super().__init__()
+        self.inner, self.reach = inner, inner.reach
+
+    def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
+        return self.inner.values(distances, query.flip(1), scale).flip(1)
+
+    def address(self, positions: Tensor) -> Tensor:
+        return self.inner.address(positions)
+
+
+def _reversed_heads(bias: Any, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
+    return definitions.relative(bias.inner, q[:, :, 0], kv[:, 0], query.flip(1), scale).flip(1)
+
+
+definitions.define(ReversedHeads, _reversed_heads)
 
 
 def _alike(allowed: Tensor, axis: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -80,8 +79,9 @@ class Report:
         rows: list[tuple[str, ...]] = [("law", "kept", "broken", "not offered", "first counter-example")]
         for law in self.laws:
             own = [result for result in self.results if result.law == law.name]
-            counts = [self._count(own, verdict) for verdict in ("kept", "broken", "not offered")]
-            rows.append((law.name, *counts, _first_broken(own)))
+            counts = Counter(result.verdict for result in own)
+            told = (str(counts[verdict] or ".") for verdict in ("kept", "broken", "not offered"))
+            rows.append((law.name, *told, _first_broken(own)))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:4], widths[1:]), row[4]]) for row in rows]
         reasons = Counter(reason for result in self.not_offered for reason in result.message.split("; "))
@@ -91,9 +91,6 @@ class Report:
 
     def _with(self, verdict: Verdict) -> tuple[Result, ...]:
         return tuple(result for result in self.results if result.verdict == verdict)
-
-    def _count(self, results: Iterable[Result], verdict: str) -> str:
-        return str(sum(result.verdict == verdict for result in results) or ".")
 
     def _summary(self) -> str:
         broken = list(dict.fromkeys(result.law for result in self.broken))

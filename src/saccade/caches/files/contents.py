@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade.caches.cache import Leaf
 from saccade.caches.call import Like
+from saccade.finite import wide_dtype
 
 __all__ = ["Contents", "MisfitError"]
 
@@ -107,7 +108,7 @@ class Contents:
             axes[0] = "batch" if len(x) != 1 else "1"
         allowed = {
             "float": _FLOATS if dtype is None else (dtype,),
-            "wide": (torch.float64 if dtype == torch.float64 else torch.float32,),
+            "wide": (wide_dtype(dtype or torch.float32),),
             "positions": (torch.int64,),
             "int8": (torch.int8,),
         }[leaf.dtype]

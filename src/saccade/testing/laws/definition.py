@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
+from saccade.finite import wide_dtype
 from saccade.positions import ALiBi
 from saccade.scores import Cosine
 from saccade.testing.case import Case
@@ -194,9 +195,8 @@ def dtypes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     _described("the output", subject.output(problem), dtype, shape, problem)
     if "lse" in subject.offers:
         out, found = subject.output_and_lse(problem)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
         _described("the output that comes with the lse", out, dtype, shape, problem)
-        _described("the lse", found, wide, shape[:3], problem)
+        _described("the lse", found, wide_dtype(dtype), shape[:3], problem)
 
 
 @law(

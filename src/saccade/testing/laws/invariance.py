@@ -1,8 +1,8 @@
 """Laws that compare a function with itself: how the answer changes with the question, or does not."""
 
 import torch
-from torch import Tensor
 
+from saccade.finite import wide_dtype
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import random_like
@@ -79,16 +79,12 @@ def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     shifted = problem.but(
         bias=problem.query.new_full((1, 1, *problem.allowed.shape[2:]), constant),
         # In half precision the sum would round the sink, not the scores.
-        sink_logit=None if problem.sink_logit is None else _widened(problem.sink_logit) + constant,
+        sink_logit=None if problem.sink_logit is None else problem.sink_logit.to(wide_dtype(dtype)) + constant,
     )
     same("the output with raised scores", subject.output(shifted), subject.output(problem), dtype)
     if "lse" in subject.offers:
         got, want = subject.output_and_lse(shifted)[1], subject.output_and_lse(problem)[1] + constant
         same("the lse with raised scores", got, want, dtype, "lse")
-
-
-def _widened(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
 
 
 @law(needs=("lse",), where=(conditions.has_no_sink,))

@@ -129,18 +129,6 @@ class ZeroTimesNaN(Stepwise, caught_by=("isolation",)):
         return weights @ value
 
 
-class MaskAddedToScores(Stepwise, caught_by=("isolation",)):
-    """Forbidden scores have -inf added to them, which leaves a NaN a NaN."""
-
-    def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
-        return query @ key.transpose(2, 3) * factor
-
-    def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        some = allowed.any(-1, keepdim=True)
-        scores = scores + torch.zeros_like(scores).masked_fill(~(allowed | ~some), -torch.inf)
-        return super().normalise(scores, allowed | (scores.isnan() & some))
-
-
 class BlindQueriesScored(Stepwise, caught_by=("blindness",)):
     """What a query that sees nothing holds is wiped off the result, but not off its gradient."""
 
@@ -153,6 +141,15 @@ class HiddenKeysScored(Stepwise, caught_by=("blindness",)):
 
     def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
         return query @ key.transpose(2, 3) * factor
+
+
+class MaskAddedToScores(HiddenKeysScored, caught_by=("isolation",)):
+    """Forbidden scores have -inf added to them, which leaves a NaN a NaN."""
+
+    def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        some = allowed.any(-1, keepdim=True)
+        scores = scores + torch.zeros_like(scores).masked_fill(~(allowed | ~some), -torch.inf)
+        return super().normalise(scores, allowed | (scores.isnan() & some))
 
 
 class NaNScrubbed(Stepwise, caught_by=("honesty",)):

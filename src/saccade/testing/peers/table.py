@@ -14,7 +14,7 @@ from saccade.testing.cases import CASES
 from saccade.testing.conformance import trials, try_law
 from saccade.testing.laws import LAWS, Law
 from saccade.testing.patterns import PATTERNS
-from saccade.testing.peers.peer import PEERS, Peer
+from saccade.testing.peers.torch_attention import PEERS, Peer
 from saccade.testing.report import Result, Verdict
 
 __all__ = ["Finding", "find", "inserted", "made_part", "written"]
