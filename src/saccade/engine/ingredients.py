@@ -115,11 +115,24 @@ class Ingredients:
                 raise value_error(where, "mask", what, "a bool tensor", hint=hint)
         rule, origin = placed(rule, q, kv, shape, query.device, where)
         term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale, where)
-        if score is None:
-            return cls(where, shape, dtype, query, key, rule, origin, scale, softcap, term, sink_logit)
-        with torch.autocast(query.device.type, enabled=False):
-            made = prepared(score, query, key)
-        return cls(where, shape, dtype, made[0], made[1], rule, origin, scale, softcap, term, sink_logit, *made[2:])
+        tile_function: TileFunction | None = None
+        parameters: tuple[Tensor, ...] = ()
+        if score is not None:
+            with torch.autocast(query.device.type, enabled=False):
+                query, key, tile_function, parameters = prepared(score, query, key)
+        # fmt: off
+        return cls._made(
+            {}, where=where, shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
+            softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
+        )
+        # fmt: on
+
+    @classmethod
+    def _made(cls, fields: dict[str, Any], **others: Any) -> Ingredients:
+        """Of these fields at once: one by one, as a frozen dataclass sets them, takes twice as long."""
+        made = object.__new__(cls)
+        made.__dict__.update(fields, **others)
+        return made
 
     @cached_property
     def plan(self) -> Plan:
@@ -157,8 +170,7 @@ class Ingredients:
 
     def replaced(self, **changes: Any) -> Ingredients:
         """The same with some fields replaced; the plan is kept where rule, shape and origin are."""
-        other = object.__new__(Ingredients)
-        other.__dict__.update(self.__dict__, **changes)
+        other = self._made(self.__dict__, **changes)
         if not changes.keys().isdisjoint(("rule", "shape", "origin")):
             other.__dict__.pop("plan", None)
         return other

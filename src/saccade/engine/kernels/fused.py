@@ -34,7 +34,7 @@ class Fused(KernelByHand):
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
         why = []
-        if given.query.device.type != "cpu":
+        if not given.query.is_cpu:
             why.append(f"it runs on CPUs, not on {given.query.device.type}")
         elif not aten.is_available():
             why.append(f"torch {torch.__version__} lacks the operation (or changed its arguments)")
