@@ -1,17 +1,24 @@
-"""Whether a compiler or a transform of ``torch.func`` is at work, for which tensors stand for others."""
+"""Whether autocast, a compiler or a transform of ``torch.func`` is at work, for which tensors stand for others."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["has_forward_derivatives", "is_mapped", "is_plain", "is_transformed"]
+__all__ = ["has_forward_derivatives", "is_autocast", "is_mapped", "is_plain", "is_transformed"]
+
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_any_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+
+
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is switched on where a tensor is; one look tells that it is nowhere, as most times."""
+    return _any_autocast() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is at work, which has to see one function and not what is in it."""
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return active is not None and bool(active())
+    return bool(_any_transform())
 
 
 def is_mapped(x: Tensor) -> bool:

@@ -9,6 +9,7 @@ from saccade.arguments import instance, number
 from saccade.errors import describe, type_error, value_error
 from saccade.finite import wide_dtype
 from saccade.scores import Score
+from saccade.transforms import is_autocast
 
 __all__ = [
     "autocast",
@@ -38,7 +39,7 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None, where: str)
         kv_batch, groups, kv_len, key_dim = k_shape
         divides = heads == groups or (groups and heads % groups == 0)
         if batch == kv_batch and (head_dim == key_dim or score is not None) and divides:
-            if query.dtype != key.dtype or query.device != key.device:
+            if query.dtype != key.dtype or not _is_beside(query, key):
                 check_alike(where, query=query, key=key)
             return (batch, heads, q_len, kv_len)
     raise _explained(query, key, score, where)
@@ -63,13 +64,18 @@ def _explained(query: Tensor, key: Tensor, score: Score | None, where: str) -> E
     return value_error(where, "key heads", "divide query heads", got, facts=facts, hint=hint)
 
 
+def _is_beside(x: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are on one device; that both are on the CPU is told faster than where each is."""
+    return (x.is_cpu and other.is_cpu) or x.device == other.device
+
+
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor in the type that autocast gives to the arguments of attention, where it is switched on.
 
     That is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
     autocast (or ``dtype``), float64 stays.
     """
-    if not isinstance(x, Tensor) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+    if not isinstance(x, Tensor) or not is_autocast(x):
         return x
     dtype = torch.get_autocast_dtype(x.device.type) if dtype is None else dtype
     return x.to(dtype) if x.dtype in _CAST and dtype in _CAST else x
@@ -91,11 +97,11 @@ def check_value(where: str, value: Tensor, query: Tensor, key: Tensor, dtype: to
     """Raise unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]`` of the key's device, and of a dtype."""
     if not isinstance(value, Tensor):
         raise type_error(where, "value", "be a tensor", type(value).__name__)
-    if value.shape[:-1] != key.shape[:-1]:
+    if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
         expected = f"[{key.shape[0]}, {key.shape[1]}, {key.shape[2]}, value_dim]"
         facts = [describe("key", key), describe("value", value)]
         raise value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
-    if value.dtype != dtype or value.device != key.device:
+    if value.dtype != dtype or not _is_beside(value, key):
         check_alike(where, query=query.to(dtype), key=key.to(dtype), value=value)
 
 

@@ -83,7 +83,7 @@ def backward(
     wanted: tuple[bool, ...],
 ) -> Tensors:
     """Gradients by a kernel's own backward pass."""
-    if _is_plain(given, results.lse):
+    if _is_plain(given, value, results.lse):
         return kernel.backward(given, value, dropped, results, wanted)
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
     # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
@@ -110,9 +110,11 @@ def is_clean(given: Ingredients, *tensors: Tensor) -> bool:
     return given.plan.is_full or is_finite(*tensors)
 
 
-def _is_plain(given: Ingredients, lse: Tensor) -> bool:
-    """Whether every row sees every key, and something: one look in place of several."""
-    return given.plan.is_full and lse.numel() > 0 and float(lse.amin()) > -math.inf
+def _is_plain(given: Ingredients, value: Tensor, lse: Tensor) -> bool:
+    """Whether nothing that is not finite could spread, and every row sees something: one look in place of several."""
+    if given.plan.is_full:
+        return lse.numel() > 0 and float(lse.amin()) > -math.inf
+    return is_finite(lse, given.query, given.key, value)
 
 
 def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
-from functools import cached_property
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -23,11 +22,22 @@ from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import TileFunction, prepared
-from saccade.transforms import is_mapped
+from saccade.transforms import is_autocast, is_mapped
 
 __all__ = ["Ingredients"]
 
 _FULL, _NOTHING = Full(), torch.empty(0)
+
+
+class _kept:  # noqa: N801  read as a decorator
+    """The plan, made when it is first asked for: a `functools.cached_property` without its lock, which is dear."""
+
+    def __init__(self, make: Callable[[Ingredients], Plan]):
+        self._make = make
+
+    def __get__(self, given: Ingredients, kind: type) -> Plan:
+        made = given.__dict__["plan"] = self._make(given)
+        return made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,15 +98,16 @@ class Ingredients:
         where: str = "attention",
     ) -> Ingredients:
         """Check what a user hands over; see `saccade.attention`."""
-        if isinstance(query, Tensor) and not query.is_meta and torch.is_autocast_enabled(query.device.type):
+        if isinstance(query, Tensor) and is_autocast(query):
             query, key = autocast(query), autocast(key)
         shape, dtype = check_query_key(query, key, score, where), query.dtype
         if softcap is not None:
             softcap = checked_softcap(softcap, where)
-        if scale is not None or not query.shape[3]:
+        width = query.shape[3]
+        if scale is not None or not width:
             scale = checked_scale(scale, where)
         else:
-            scale = query.shape[3] ** -0.5 if score is None else score.default_scale(query.shape[3])
+            scale = width**-0.5 if score is None else score.default_scale(width)
         sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
         if mask is None:
             rule: Mask = _FULL
@@ -134,7 +145,7 @@ class Ingredients:
         made.__dict__.update(fields, **others)
         return made
 
-    @cached_property
+    @_kept
     def plan(self) -> Plan:
         """The tiles that hold every allowed pair."""
         return plan_of(self.rule, self.shape, *self.origin)

@@ -22,6 +22,7 @@ from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.row_order import FEWEST, Reordered, reordered
 from saccade.engine.sink import with_sink
 from saccade.errors import unsupported, value_error
+from saccade.transforms import is_autocast
 
 __all__ = ["KERNELS", "Route", "check_dropout", "finished", "product", "results_like", "route_of"]
 
@@ -76,11 +77,10 @@ def product(
         given: the ingredients.
         value, dropout_p, impl, seed: as the user gave them; see `AttentionMatrix.matmul`.
     """
-    device = given.query.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
+    if is_autocast(given.query):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         value = autocast(value, given.dtype)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(given.device.type, enabled=False):
             return product(given, value, dropout_p, impl, seed)
     check_value(given.where, value, given.query, given.key, given.dtype)
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
@@ -91,7 +91,7 @@ def product(
     kernel, _, order = route_of(given, dropout_p, impl)
     dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
     own = given if order is None else order.given
-    if device == "meta":
+    if given.query.is_meta:
         out, lse = results_like(given, value)
     elif kernel.by_hand and autograd.is_recorded(own, value):
         out, lse = autograd.differentiable(kernel, own, value, dropped)

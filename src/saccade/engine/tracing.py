@@ -27,6 +27,7 @@ from saccade.finite import wide_dtype
 from saccade.masks.convert import check_told_apart
 from saccade.masks.program import decode, encode
 from saccade.scores.base import TileFunction
+from saccade.transforms import is_autocast
 
 __all__ = ["product", "reasons"]
 
@@ -42,15 +43,14 @@ def product(
     given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """What stands for `saccade.engine.product.product` while a program is traced."""
-    device = given.query.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
+    if is_autocast(given.query):
         value = autocast(value, given.dtype)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(given.device.type, enabled=False):
             return product(given, value, dropout_p, impl, seed)
     check_value(given.where, value, given.query, given.key, given.dtype)
     eager.check_dropout(given.where, dropout_p, seed)
     value = value.to(given.query.dtype)
-    if device == "meta":
+    if given.query.is_meta:
         return eager.finished(given, *eager.results_like(given, value))
     encoded = encode((given.rule, given.tile_function))
     why = () if encoded is not None and isinstance(impl, str) and impl != "reference" else reasons(given, impl)

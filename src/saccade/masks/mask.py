@@ -45,7 +45,9 @@ class Mask(ABC):
     @property
     def shape(self) -> tuple[int, int]:
         """(batch items, heads) that the rule tells apart; 1 means that all are alike."""
-        batch, heads = zip(*[part.shape for part in self.made_of], strict=True) if self.made_of else ((1,), (1,))
+        if not self.made_of:
+            return 1, 1
+        batch, heads = zip(*[part.shape for part in self.made_of], strict=True)
         return max(batch), max(heads)
 
     @property
