@@ -2,11 +2,13 @@
 
 import copy
 import dataclasses
+import gc
 import inspect
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -436,3 +438,18 @@ def test_a_compiled_decoder_goes_on_with_a_cache(kind: str) -> None:
     with torch.no_grad():
         parts = [compiled(tokens[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 7), (7, 10), (10, 12))]
         torch.testing.assert_close(torch.cat(parts, 1), model(tokens))
+
+
+@pytest.mark.parametrize("impl", ["fused", "tiled"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_who_keeps_saved_tensors_keeps_all_of_them(impl: str, bias: bool) -> None:
+    """What waits for the backward pass holds on to nothing beside them, so that checkpoints free its memory."""
+    leaf = torch.randn(1, 2, 64, 16, requires_grad=True)
+    made = [leaf * 1.0, leaf * 2.0, leaf * 3.0, *([torch.randn(1, 2, 64, 64)] if bias else [])]
+    held = [weakref.ref(x.untyped_storage()) for x in made]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda x: x):
+        out = sc.attention(*made[:3], masks.Causal(), bias=made[3] if bias else None, impl=impl)
+    del made
+    gc.collect()
+    assert out.requires_grad
+    assert [x() for x in held] == [None] * len(held)

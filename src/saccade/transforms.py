@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["has_forward_derivatives", "is_autocast", "is_mapped", "is_plain", "is_transformed"]
+__all__ = ["any_autocast", "has_forward_derivatives", "is_autocast", "is_mapped", "is_plain", "is_transformed"]
 
-_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+"""Whether autocast may be switched on anywhere; mostly it is not, and this is told fastest."""
 _any_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 def is_autocast(x: Tensor) -> bool:
-    """Whether autocast is switched on where a tensor is; one look tells that it is nowhere, as most times."""
-    return _any_autocast() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    """Whether autocast is switched on where a tensor is."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def is_transformed() -> bool:

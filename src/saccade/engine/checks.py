@@ -39,7 +39,7 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None, where: str)
         kv_batch, groups, kv_len, key_dim = k_shape
         divides = heads == groups or (groups and heads % groups == 0)
         if batch == kv_batch and (head_dim == key_dim or score is not None) and divides:
-            if query.dtype != key.dtype or not _is_beside(query, key):
+            if query.dtype != key.dtype or (not (query.is_cpu and key.is_cpu) and query.device != key.device):
                 check_alike(where, query=query, key=key)
             return (batch, heads, q_len, kv_len)
     raise _explained(query, key, score, where)
@@ -62,11 +62,6 @@ def _explained(query: Tensor, key: Tensor, score: Score | None, where: str) -> E
     hint = "head h reads key head h // (heads // kv_heads)"
     got = f"{query.shape[1]} query heads and {key.shape[1]} key heads"
     return value_error(where, "key heads", "divide query heads", got, facts=facts, hint=hint)
-
-
-def _is_beside(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are on one device; that both are on the CPU is told faster than where each is."""
-    return (x.is_cpu and other.is_cpu) or x.device == other.device
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -101,7 +96,7 @@ def check_value(where: str, value: Tensor, query: Tensor, key: Tensor, dtype: to
         expected = f"[{key.shape[0]}, {key.shape[1]}, {key.shape[2]}, value_dim]"
         facts = [describe("key", key), describe("value", value)]
         raise value_error(where, "value", f"have shape {expected}", list(value.shape), facts=facts)
-    if value.dtype != dtype or not _is_beside(value, key):
+    if value.dtype != dtype or (not (value.is_cpu and key.is_cpu) and value.device != key.device):
         check_alike(where, query=query.to(dtype), key=key.to(dtype), value=value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -22,21 +22,18 @@ from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import TileFunction, prepared
-from saccade.transforms import is_autocast, is_mapped
+from saccade.transforms import any_autocast, is_mapped
 
 __all__ = ["Ingredients"]
 
 _FULL, _NOTHING = Full(), torch.empty(0)
 
 
-class _kept:  # noqa: N801  read as a decorator
-    """The plan, made when it is first asked for: a `functools.cached_property` without its lock, which is dear."""
-
-    def __init__(self, make: Callable[[Ingredients], Plan]):
-        self._make = make
+class _Planned:
+    """The tiles that hold every allowed pair, made when first asked for: a cached_property without its lock."""
 
     def __get__(self, given: Ingredients, kind: type) -> Plan:
-        made = given.__dict__["plan"] = self._make(given)
+        made = given.__dict__["plan"] = plan_of(given.rule, given.shape, *given.origin)
         return made
 
 
@@ -80,6 +77,7 @@ class Ingredients:
     parameters: tuple[Tensor, ...] = ()
     row_positions: Tensor | None = None
     answers: dict[Hashable, int] | None = None
+    plan = _Planned()
 
     @classmethod
     def of(
@@ -98,7 +96,7 @@ class Ingredients:
         where: str = "attention",
     ) -> Ingredients:
         """Check what a user hands over; see `saccade.attention`."""
-        if isinstance(query, Tensor) and is_autocast(query):
+        if any_autocast():
             query, key = autocast(query), autocast(key)
         shape, dtype = check_query_key(query, key, score, where), query.dtype
         if softcap is not None:
@@ -131,24 +129,14 @@ class Ingredients:
         if score is not None:
             with torch.autocast(query.device.type, enabled=False):
                 query, key, tile_function, parameters = prepared(score, query, key)
+        made = object.__new__(cls)  # and all fields at once: one by one, as a dataclass sets them, takes twice as long
         # fmt: off
-        return cls._made(
-            {}, where=where, shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
+        made.__dict__.update(
+            where=where, shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
             softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
         )
         # fmt: on
-
-    @classmethod
-    def _made(cls, fields: dict[str, Any], **others: Any) -> Ingredients:
-        """Of these fields at once: one by one, as a frozen dataclass sets them, takes twice as long."""
-        made = object.__new__(cls)
-        made.__dict__.update(fields, **others)
         return made
-
-    @_kept
-    def plan(self) -> Plan:
-        """The tiles that hold every allowed pair."""
-        return plan_of(self.rule, self.shape, *self.origin)
 
     @property
     def row_plan(self) -> Plan:
@@ -181,7 +169,8 @@ class Ingredients:
 
     def replaced(self, **changes: Any) -> Ingredients:
         """The same with some fields replaced; the plan is kept where rule, shape and origin are."""
-        other = self._made(self.__dict__, **changes)
+        other = object.__new__(Ingredients)
+        other.__dict__.update(self.__dict__, **changes)
         if not changes.keys().isdisjoint(("rule", "shape", "origin")):
             other.__dict__.pop("plan", None)
         return other

@@ -22,7 +22,7 @@ from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.row_order import FEWEST, Reordered, reordered
 from saccade.engine.sink import with_sink
 from saccade.errors import unsupported, value_error
-from saccade.transforms import is_autocast
+from saccade.transforms import any_autocast, is_autocast
 
 __all__ = ["KERNELS", "Route", "check_dropout", "finished", "product", "results_like", "route_of"]
 
@@ -77,7 +77,7 @@ def product(
         given: the ingredients.
         value, dropout_p, impl, seed: as the user gave them; see `AttentionMatrix.matmul`.
     """
-    if is_autocast(given.query):
+    if any_autocast() and is_autocast(given.query):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         value = autocast(value, given.dtype)
         with torch.autocast(given.device.type, enabled=False):

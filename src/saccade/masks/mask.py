@@ -47,8 +47,7 @@ class Mask(ABC):
         """(batch items, heads) that the rule tells apart; 1 means that all are alike."""
         if not self.made_of:
             return 1, 1
-        batch, heads = zip(*[part.shape for part in self.made_of], strict=True)
-        return max(batch), max(heads)
+        return max([part.shape[0] for part in self.made_of]), max([part.shape[1] for part in self.made_of])
 
     @property
     def is_value(self) -> bool:
@@ -56,8 +55,7 @@ class Mask(ABC):
 
         By default, of a frozen dataclass: anything else may change between two calls.
         """
-        parameters = getattr(type(self), "__dataclass_params__", None)
-        is_frozen = parameters is not None and parameters.frozen
+        is_frozen = getattr(getattr(type(self), "__dataclass_params__", None), "frozen", False)
         return is_frozen and (not self.made_of or all(part.is_value for part in self.made_of))
 
     @property

@@ -53,14 +53,15 @@ def forward(
     Returns:
         Output ``[B, H, R, D]``, and the lse ``[B, H, R]`` in float32 (float64 for float64), -inf for empty rows.
     """
-    if q.numel() == 0 or k.numel() == 0:
+    (batch, heads, rows, _), (_, groups, columns, _) = q.shape, k.shape
+    if not batch * heads * rows * groups * columns:
         wide = wide_dtype(q.dtype)
         return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide)
-    if q.shape[1] != k.shape[1]:
-        if _folds(q.shape, k.shape[1], causal):
+    if heads != groups:
+        if _folds(q.shape, groups, causal):
             return _folded(q, k, v, added, empty, scale)
         k, v = _widened(q, k), _widened(q, v)
-    if added is None and k.shape[2] < _FEW:
+    if added is None and columns < _FEW:
         added = _NOTHING[q.dtype]
     out, lse = _forward(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
     return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
