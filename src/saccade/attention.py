@@ -29,7 +29,7 @@ from saccade.statistics.summary import Summary, summary_of
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse", "from_ingredients"]
 
-Impl = Literal["auto", "fused", "tiled", "flex", "reference"] | Kernel
+Impl = Literal["auto", "native", "fused", "tiled", "flex", "reference"] | Kernel
 
 
 class AttentionMatrix(Matrix):

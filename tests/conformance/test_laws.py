@@ -5,6 +5,7 @@ import torch
 
 import saccade
 from saccade import testing
+from saccade.engine.kernels.native import abilities
 from saccade.engine.product import KERNELS
 from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.patterns import PATTERNS
@@ -39,9 +40,9 @@ class Executed:
 
     def reasons(self, query, key, value, mask, *, dropout_p=0.0, **options):
         """What is public: why the fastest kernel that is asked first was passed over; and what the last one lacks."""
-        if self.impl == "flex":
-            (kernel,) = (kernel for kernel in KERNELS if kernel.name == "flex")
-            return kernel.reasons(saccade.AttentionMatrix(query, key, mask, **options).scores, dropout_p)
+        if self.impl in ("flex", "native"):
+            (kernel,) = (kernel for kernel in KERNELS if kernel.name == self.impl)
+            return kernel.reasons(saccade.AttentionMatrix(query, key, mask, **options).ingredients, dropout_p)
         if self.impl != "fused":
             return ()
         explanation = saccade.AttentionMatrix(query, key, mask, **options).explain(dropout_p=dropout_p)
@@ -75,6 +76,9 @@ class Executed:
                 yield str(result)
 
 
+needs_native = pytest.mark.skipif(abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
+
+
 def trials(impl, laws, cases, *dtypes, marks=()):
     """What there is to try, as pytest parameters: a law, on all cases, in one dtype or in those of its own."""
     for law in laws:
@@ -95,6 +99,10 @@ def trials(impl, laws, cases, *dtypes, marks=()):
         *trials("tiled", UNTOLD, BASIC, torch.float32),
         *trials("tiled", TOLD, FEW, torch.float32),
         *trials("tiled", NUMBERS, LARGE_INGREDIENTS, torch.float32),
+        *trials("native", UNTOLD, testing.CASES, torch.float32, marks=needs_native),
+        *trials("native", TOLD, BASIC, torch.float32, marks=needs_native),
+        *trials("native", GENERAL, testing.LARGE_CASES, torch.float32, marks=needs_native),
+        *trials("native", GENERAL, EVERY, torch.bfloat16, marks=[needs_native, pytest.mark.slow]),
         *trials("reference", GENERAL, MORE, torch.float64, marks=pytest.mark.slow),
         *trials("fused", GENERAL, EVERY, torch.float64, *HALF, marks=pytest.mark.slow),
         *trials("tiled", GENERAL, MORE, torch.float32, marks=pytest.mark.slow),

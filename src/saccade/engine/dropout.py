@@ -80,15 +80,15 @@ class Words:
     """
 
     def __init__(self, seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: float):
-        self._rows, self._columns = _words_of(seed, b, h, q, kv)
-        self._threshold = _threshold(dropout_p)
+        self.rows, self.columns = _words_of(seed, b, h, q, kv)
+        self.threshold = _threshold(dropout_p)
 
     def block(self, batch: slice, heads: slice, rows: range, columns: Ranges, *, out: Tensor) -> Tensor:
         """Written to ``out [batch, heads, rows, columns]``: int32, 1 where kept, 0 where not."""
-        row_words = take(self._rows[batch, heads], (rows,), 2)
-        column_words = take(self._columns[batch] if len(self._columns) > 1 else self._columns, columns, 3)
+        row_words = take(self.rows[batch, heads], (rows,), 2)
+        column_words = take(self.columns[batch] if len(self.columns) > 1 else self.columns, columns, 3)
         torch.bitwise_xor(row_words, column_words, out=out)
-        return out.mul_(row_words | 1).ge_(self._threshold)
+        return out.mul_(row_words | 1).ge_(self.threshold)
 
 
 def drop_(weights: Tensor, words: Tensor) -> Tensor:

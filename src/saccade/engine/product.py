@@ -17,6 +17,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.flex import Flex
 from saccade.engine.kernels.fused import Fused
 from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.native import Native
 from saccade.engine.kernels.reference import Reference
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.row_order import FEWEST, Reordered, reordered
@@ -26,7 +27,7 @@ from saccade.transforms import any_autocast, is_autocast
 
 __all__ = ["KERNELS", "Route", "check_dropout", "finished", "product", "results_like", "route_of"]
 
-KERNELS: tuple[Kernel, ...] = (Fused(), Tiled(), Flex(), Reference())
+KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Tiled(), Flex(), Reference())
 """In the order in which they are asked. The tiled kernel runs everything, so that those after it run by name only: the
 definition, and FlexAttention, until the laws have been seen to hold for it on a GPU."""
 
@@ -54,7 +55,7 @@ def route_of(given: Ingredients, dropout_p: float, impl: str | Kernel) -> Route:
     """
     passed_over: dict[str, tuple[str, ...]] = {}
     for kernel in (impl,) if isinstance(impl, Kernel) else KERNELS:
-        if impl not in ("auto", kernel.name, kernel):
+        if not (impl in (kernel.name, kernel) or (impl == "auto" and (not kernel.is_choosy or kernel.suits(given)))):
             continue
         reasons = kernel.reasons(given, dropout_p)
         if not reasons:

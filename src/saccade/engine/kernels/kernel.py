@@ -37,14 +37,20 @@ class Kernel(ABC):
     Attributes:
         name: what ``impl=`` and `explain` call it.
         by_hand: whether it computes its gradients itself.
+        is_choosy: whether ``impl="auto"`` asks `suits` before it asks for reasons.
     """
 
     name: str
     by_hand = False
+    is_choosy = False
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs exactly; an empty tuple, the default, means that it can."""
         return ()
+
+    def suits(self, given: Ingredients) -> bool:
+        """Whether it is worth asking here, since it may be faster than the kernels after it."""
+        return True
 
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the forward product computes, over batch and heads."""

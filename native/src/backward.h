@@ -1,0 +1,194 @@
+// Gradients: scores are computed again, and five products are taken of each block of rows.
+//
+// What is summed over rows, the gradients of keys and values, belongs to one task: a run of the rows of all heads that
+// share a key head. Sums are so taken in one order, whatever the number of threads.
+#pragma once
+
+#include "forward.h"
+
+namespace LEVEL {
+
+template <class E>
+class Backward {
+ public:
+  static constexpr bool IS_HALF = E::PER_STEP == 2;
+  static constexpr ptrdiff_t ITEM = IS_HALF ? 2 : 4;
+
+  Backward(const Problem& p, Arena& arena)
+      : p_(p),
+        keys_(arena, p.panels(), p.dim / E::PER_STEP * PANEL),
+        values_(arena, p.panels(), p.value_dim / E::PER_STEP * PANEL),
+        key_rows_(arena, IS_HALF ? p.panels() : 1, IS_HALF ? PANEL / 2 * p.dim : 1),
+        weights_(arena.take<float>(ROWS * COLUMNS)),
+        slopes_(arena.take<float>(ROWS * COLUMNS)),
+        halves_(arena.take<uint16_t>(IS_HALF ? ROWS * COLUMNS : 1)),
+        weight_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * COLUMNS : 1)),
+        slope_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * COLUMNS : 1)),
+        query_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.dim : 1)),
+        grad_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.value_dim : 1)) {}
+
+  // All rows of one block; gradients of keys and values are added to these [kv_len, components].
+  void run(int64_t b, int64_t h, int64_t block, int64_t chunk, float* grad_k, float* grad_v) {
+    b_ = b, h_ = h, kv_head_ = h / (p_.heads / p_.kv_heads), row_ = block * ROWS;
+    rows_ = static_cast<int>(std::min<int64_t>(ROWS, p_.q_len - row_));
+    grad_k_ = grad_k, grad_v_ = grad_v, chunk_ = chunk;
+    if (IS_HALF) {
+      pack_pairs(p_.q.at<char>(b, h, row_), p_.q.row, rows_, p_.dim, query_pairs_);
+      pack_pairs(p_.grad_out.at<char>(b, h, row_), p_.grad_out.row, rows_, p_.value_dim, grad_pairs_);
+    }
+    const bool any = each_part(p_, b, h, block, rows_, [&](const Seen& seen, bool adds) { part(seen, adds); });
+    if (!any) std::memset(grad_q(), 0, rows_ * p_.dim * sizeof(float));
+  }
+
+ private:
+  using Number = typename E::Number;
+
+  void part(const Seen& seen, bool adds) {
+    const Left<E> query{p_.q.at<Number>(b_, h_, row_), p_.q.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
+    const Left<E> grad{p_.grad_out.at<Number>(b_, h_, row_), p_.grad_out.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
+    for (int n = 0; n < seen.count; ++n) {
+      const Right<E> keys{reinterpret_cast<const Number*>(columns(keys_, p_.k, p_.dim, seen.panel[n])), PANEL};
+      const Right<E> values{reinterpret_cast<const Number*>(columns(values_, p_.v, p_.value_dim, seen.panel[n])), PANEL};
+      multiply<E>({weights_ + n * PANEL, COLUMNS}, query, keys, rows_, PANEL / LANES, p_.dim / E::PER_STEP, false);
+      multiply<E>({slopes_ + n * PANEL, COLUMNS}, grad, values, rows_, PANEL / LANES, p_.value_dim / E::PER_STEP, false);
+    }
+    for (int i = 0; i < rows_; ++i) {
+      if (Terms::any(p_))
+        p_.row_words ? derive<true, true>(seen, i) : derive<true, false>(seen, i);
+      else
+        p_.row_words ? derive<false, true>(seen, i) : derive<false, false>(seen, i);
+    }
+    if (IS_HALF) pair_up(seen);
+    for (int n = 0; n < seen.count; ++n) products(seen.panel[n], n * PANEL, adds || n);
+  }
+
+  // Of a row: weights as they meet the values, in place of scores; and the scores' gradients, in place of the weights'.
+  template <bool TERMS, bool DROPS>
+  void derive(const Seen& seen, int i) {
+    float *weights = weights_ + i * COLUMNS, *slopes = slopes_ + i * COLUMNS;
+    const Terms terms(p_, b_, h_, row_ + i);
+    const int64_t row = (b_ * p_.heads + h_) * p_.q_len + row_ + i;
+    const float shift = p_.lse[row] * LOG2E, delta = p_.delta[row];
+    const int32_t word = DROPS ? p_.row_words[row] : 0;
+    const int32_t* columns = DROPS ? p_.column_words + b_ * p_.column_words_batch : nullptr;
+    float* of_bias = p_.grad_bias ? bias_row(i) : nullptr;
+    for (int n = 0; n < seen.count; ++n) {
+      const int64_t first = seen.panel[n] * PANEL;
+      for (int part = 0; part < PANEL; part += LANES) {
+        const uint32_t bits = seen.words[i][n] >> part & EVERY;
+        const int at = n * PANEL + part;
+        Floats w{}, g{};
+        if (bits) {
+          Floats cap = all(1.0f), x = load(weights + at);
+          x = TERMS ? terms.of(x, first + part, bits, &cap) : x * terms.factor;
+          w = exp2(x - shift);
+          if (bits != EVERY) w = chosen(bits) ? w : Floats{};
+          Floats kept = w, of_weight = load(slopes + at);
+          if (DROPS) {
+            const Ints column = (Ints)load_some(reinterpret_cast<const float*>(columns + first + part), bits);
+            const Ints keeps = (column ^ word) * (word | 1) >= p_.threshold;
+            kept = keeps ? w * p_.kept : Floats{}, of_weight = keeps ? of_weight * p_.kept : Floats{};
+          }
+          g = w * (of_weight - delta);
+          if (bits != EVERY) g = chosen(bits) ? g : Floats{};
+          if (TERMS && of_bias) store_some(of_bias + first + part, load_some(of_bias + first + part, bits) + g, bits);
+          g = g * (TERMS ? cap * p_.scale : all(p_.scale));
+          w = kept;
+        }
+        store(weights + at, w), store(slopes + at, g);
+#if defined(__AVX512BF16__)
+        if constexpr (IS_HALF) store(halves_ + i * COLUMNS + at, _mm512_cvtneps_pbh((__m512)g));
+#endif
+      }
+    }
+  }
+
+  // Weights and gradients of scores, those of two rows as one word.
+  void pair_up(const Seen& seen) {
+#if defined(__AVX512BF16__)
+    for (int i = 0; i < rows_; i += 2)
+      for (int at = 0; at < seen.count * PANEL; at += LANES) {
+        pair(weights_, i, at, weight_pairs_);
+        pair(slopes_, i, at, slope_pairs_);
+      }
+  }
+
+  void pair(const float* rows, int i, int at, uint32_t* to) {
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + i * COLUMNS + at)));
+    __m512i high = _mm512_setzero_si512();
+    if (i + 1 < rows_)
+      high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + (i + 1) * COLUMNS + at)));
+    store(to + i / 2 * COLUMNS + at, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+#endif
+  }
+
+  // What one panel adds to the gradients of queries, keys and values.
+  void products(int64_t panel, int at, bool adds) {
+    const int64_t first = panel * PANEL;
+    const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - first));
+    const int wide = static_cast<int>(p_.dim / LANES), value_wide = static_cast<int>(p_.value_dim / LANES);
+    const Out of_q{grad_q(), p_.dim}, of_k{grad_k_ + first * p_.dim, p_.dim};
+    const Out of_v{grad_v_ + first * p_.value_dim, p_.value_dim};
+    if constexpr (IS_HALF) {
+      const uint32_t* rows = key_rows_.get(number(panel), panel, [&](uint32_t* to) {
+        pack_pairs(p_.k.at<char>(b_, kv_head_, first), p_.k.row, count, p_.dim, to);
+      });
+      const Left<E> slopes{reinterpret_cast<const uint32_t*>(halves_ + at), COLUMNS / 2, 1};
+      multiply<E>(of_q, slopes, {rows, p_.dim}, rows_, wide, PANEL / 2, adds);
+      const int pairs = (rows_ + 1) / 2;
+      multiply<E>(of_k, {slope_pairs_ + at, 1, COLUMNS}, {query_pairs_, p_.dim}, count, wide, pairs, true);
+      multiply<E>(of_v, {weight_pairs_ + at, 1, COLUMNS}, {grad_pairs_, p_.value_dim}, count, value_wide, pairs, true);
+    } else {
+      const float *weights = weights_ + at, *slopes = slopes_ + at;
+      multiply<E>(of_q, {slopes, COLUMNS, 1}, {p_.k.at<float>(b_, kv_head_, first), p_.k.row / ITEM}, rows_, wide, count, adds);
+      multiply<E>(of_k, {slopes, 1, COLUMNS}, {p_.q.at<float>(b_, h_, row_), p_.q.row / ITEM}, count, wide, rows_, true);
+      const Right<E> grad{p_.grad_out.at<float>(b_, h_, row_), p_.grad_out.row / ITEM};
+      multiply<E>(of_v, {weights, 1, COLUMNS}, grad, count, value_wide, rows_, true);
+    }
+  }
+
+  const uint32_t* columns(Panels& panels, const View& x, int64_t components, int64_t panel) {
+    return panels.get(number(panel), panel, [&](uint32_t* to) {
+      const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - panel * PANEL));
+      pack_columns(x.at<char>(b_, kv_head_, panel * PANEL), x.row, count, components / E::PER_STEP, to);
+    });
+  }
+
+  float* grad_q() const { return p_.grad_q + ((b_ * p_.heads + h_) * p_.q_len + row_) * p_.dim; }
+
+  float* bias_row(int i) const {  // at key 0
+    const int64_t head = b_ * p_.heads + h_, row = row_ + i;
+    if (!p_.table) return p_.grad_bias + (head * p_.q_len + row) * p_.kv_len;
+    float* table = p_.grad_bias + (chunk_ * p_.batch * p_.heads + head) * p_.table;
+    return p_.bias.row ? table + p_.q_len - 1 - row : table;
+  }
+
+  int64_t number(int64_t panel) const { return (b_ * p_.kv_heads + kv_head_) * p_.panels() + panel; }
+
+  const Problem& p_;
+  Panels keys_, values_, key_rows_;
+  float *weights_, *slopes_;
+  uint16_t* halves_;
+  uint32_t *weight_pairs_, *slope_pairs_, *query_pairs_, *grad_pairs_;
+  float *grad_k_ = nullptr, *grad_v_ = nullptr;
+  int64_t b_ = 0, h_ = 0, kv_head_ = 0, row_ = 0, chunk_ = 0;
+  int rows_ = 0;
+};
+
+// What one thread does: all heads of a key head, for one chunk of their rows. Chunks lie behind one another in memory.
+template <class E>
+void backward_of(const Problem& p, Arena arena, std::atomic<int64_t>& next) {
+  Backward<E> work(p, arena);
+  const int64_t group = p.heads / p.kv_heads, kv_heads = p.batch * p.kv_heads;
+  for (int64_t task; (task = next.fetch_add(1)) < kv_heads * p.chunks;) {
+    const int64_t kv = task / p.chunks, chunk = task % p.chunks;
+    const int64_t first = p.plan.blocks * chunk / p.chunks, stop = p.plan.blocks * (chunk + 1) / p.chunks;
+    float* grad_k = p.grad_k + (chunk * kv_heads + kv) * p.kv_len * p.dim;
+    float* grad_v = p.grad_v + (chunk * kv_heads + kv) * p.kv_len * p.value_dim;
+    for (int64_t g = 0; g < group; ++g)
+      for (int64_t block = first; block < stop; ++block)
+        work.run(kv / p.kv_heads, kv % p.kv_heads * group + g, block, chunk, grad_k, grad_v);
+  }
+}
+
+}  // namespace LEVEL

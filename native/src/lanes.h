@@ -1,0 +1,96 @@
+// Vectors of floats, as wide as the processor level that this is compiled for has registers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+constexpr int LANES = 16, VECTORS = 4;  // vectors of a micro-kernel's row: its 6 rows fill the registers
+#elif defined(__AVX__)
+constexpr int LANES = 8, VECTORS = 2;
+#else
+constexpr int LANES = 4, VECTORS = 2;
+#endif
+
+namespace LEVEL {
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+
+constexpr float INF = std::numeric_limits<float>::infinity();
+
+template <class Vector = Floats>
+inline Vector load(const void* from) {
+  Vector x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+template <class Vector>
+inline void store(void* to, Vector x) {
+  std::memcpy(to, &x, sizeof x);
+}
+
+inline Floats all(float x) { return x - Floats{}; }
+inline Ints all(int32_t x) { return x - Ints{}; }
+
+// Lanes whose bit is set, as -1 and 0.
+inline Ints chosen(uint32_t bits) {
+  Ints lane;
+  for (int i = 0; i < LANES; ++i) lane[i] = 1 << i;
+  return (all(static_cast<int32_t>(bits)) & lane) != 0;
+}
+
+constexpr uint32_t EVERY = LANES == 32 ? ~0u : (1u << LANES) - 1;
+
+// Reading stops at the last lane that is chosen: what lies behind may not be ours.
+inline Floats load_some(const float* from, uint32_t bits) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), from);
+#else
+  Floats x{};
+  for (int i = 0; i < LANES; ++i)
+    if (bits >> i & 1) x[i] = from[i];
+  return x;
+#endif
+}
+
+inline void store_some(float* to, Floats x, uint32_t bits) {
+  for (int i = 0; i < LANES; ++i)
+    if (bits >> i & 1) to[i] = x[i];
+}
+
+// The larger one; NaN wins.
+inline Floats most(Floats a, Floats b) { return a >= b ? a : b != b ? b : a != a ? a : b; }
+
+inline float most_of(Floats x) {
+  float found = x[0];
+  for (int i = 1; i < LANES; ++i) found = found >= x[i] ? found : x[i] != x[i] ? x[i] : found != found ? found : x[i];
+  return found;
+}
+
+inline float sum_of(Floats x) {
+  float total = 0.0f;
+  for (int i = 0; i < LANES; ++i) total += x[i];
+  return total;
+}
+
+// 2**x, to 1e-7; exactly 0 below 2**-126, since products with denormal numbers are many times slower. NaN stays NaN.
+inline Floats exp2(Floats x) {
+  const Floats magic = all(12582912.0f);  // 1.5 * 2**23: adding it rounds to whole numbers
+  const Floats bounded = x > -126.0f ? x : all(-126.0f);
+  const Floats shifted = bounded + magic, r = bounded - (shifted - magic);
+  Floats y = r * 1.5403530e-4f + 1.3333558e-3f;
+  y = y * r + 9.6181291e-3f;
+  y = y * r + 5.5504109e-2f;
+  y = y * r + 2.4022651e-1f;
+  y = y * r + 6.9314718e-1f;
+  y = y * r + 1.0f;
+  y = (Floats)((Ints)y + ((Ints)shifted << 23));
+  return x != x ? x : x < -126.0f ? Floats{} : y;
+}
+
+}  // namespace LEVEL

@@ -1,0 +1,36 @@
+// Compiled once for each processor level, into a namespace of its own: -DLEVEL=name.
+#include "backward.h"
+#include "levels.h"
+
+namespace LEVEL {
+
+// Calls a template with the kind of numbers that a problem has.
+template <class Call>
+auto with_numbers(const Problem& p, Call call) {
+#if defined(__AVX512BF16__)
+  if (p.is_half) return call(Pairs{});
+#endif
+  return call(Singles{});
+}
+
+void forward(const Problem& p, char* memory, std::atomic<int64_t>& next, int64_t blocks_at_once) {
+  with_numbers(p, [&](auto kind) { forward_of<decltype(kind)>(p, Arena(memory), next, blocks_at_once); });
+}
+
+void backward(const Problem& p, char* memory, std::atomic<int64_t>& next) {
+  with_numbers(p, [&](auto kind) { backward_of<decltype(kind)>(p, Arena(memory), next); });
+}
+
+int64_t forward_bytes(const Problem& p) {
+  Arena arena;
+  with_numbers(p, [&](auto kind) { Forward<decltype(kind)>(p, arena); });
+  return arena.used();
+}
+
+int64_t backward_bytes(const Problem& p) {
+  Arena arena;
+  with_numbers(p, [&](auto kind) { Backward<decltype(kind)>(p, arena); });
+  return arena.used();
+}
+
+}  // namespace LEVEL

@@ -1,0 +1,174 @@
+// What torch calls: arguments become a problem, threads share its blocks.
+#include <algorithm>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "levels.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+enum Level : int64_t { PLAIN, AVX2, AVX512, AVX512_BF16 };
+
+Level highest() {
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    return __builtin_cpu_supports("avx512bf16") ? AVX512_BF16 : AVX512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
+#endif
+  return PLAIN;
+}
+
+Level level() {  // SACCADE_CPU_LEVEL asks for a lower one, for tests
+  static const Level found = [] {
+    const char* asked = std::getenv("SACCADE_CPU_LEVEL");
+    return asked ? std::min(highest(), static_cast<Level>(std::atoi(asked))) : highest();
+  }();
+  return found;
+}
+
+View view(const Tensor& x) {
+  const int64_t item = x.scalar_type() == ScalarType::Float ? 4 : 2;
+  return {static_cast<char*>(x.data_ptr()), x.size(0) > 1 ? x.stride(0) * item : 0,
+          x.size(1) > 1 ? x.stride(1) * item : 0, x.size(2) > 1 ? x.stride(2) * item : 0};
+}
+
+template <class T>
+const T* data(const std::optional<Tensor>& x) {
+  return x ? static_cast<const T*>(x->data_ptr()) : nullptr;
+}
+
+// One parallel region: each thread takes tasks until none is left, with memory of its own.
+template <class Work>
+void share(const Tensor& like, int64_t bytes, Work work) {
+  std::atomic<int64_t> next{0};
+  const int64_t threads = torch::stable::get_num_threads(), each = (bytes + 4095) / 4096 * 4096;
+  Tensor scratch = torch::stable::new_empty(like, {threads * each + 64}, ScalarType::Byte);
+  char* memory = static_cast<char*>(scratch.data_ptr());
+  memory += (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64;
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t thread, int64_t) { work(memory + thread * each, next); });
+}
+
+// What forward and backward are told alike.
+struct Told {
+  Tensor q, k, v, starts, runs, spans;
+  std::optional<Tensor> bits, visible, bias, row_words, column_words;
+  bool by_distance;
+  double scale, softcap, kept;
+  int64_t threshold;
+
+  Problem problem() const {
+    Problem p{};
+    p.batch = q.size(0), p.heads = q.size(1), p.q_len = q.size(2), p.dim = q.size(3);
+    p.kv_heads = k.size(1), p.kv_len = k.size(2), p.value_dim = v.size(3);
+    p.is_half = q.scalar_type() == ScalarType::BFloat16;
+    p.q = view(q), p.k = view(k), p.v = view(v);
+    Plan& plan = p.plan;
+    plan.items = spans.size(0), plan.blocks = (p.q_len + ROWS - 1) / ROWS, plan.spans_per_row = spans.size(2);
+    plan.starts = static_cast<const int32_t*>(starts.data_ptr());
+    plan.runs = static_cast<const Run*>(runs.data_ptr());
+    plan.spans = static_cast<const int32_t*>(spans.data_ptr());
+    plan.bits = data<uint64_t>(bits);
+    if (bits) plan.bits_batch = bits->size(0) > 1 ? bits->stride(0) : 0;
+    if (bits) plan.bits_head = bits->size(1) > 1 ? bits->stride(1) : 0;
+    plan.visible = data<uint64_t>(visible);
+    p.scale = static_cast<float>(scale), p.softcap = static_cast<float>(softcap);
+    if (bias) p.bias = view(*bias);
+    if (by_distance) p.bias.data += (p.q_len - 1) * 4, p.bias.row = -4;
+    p.row_words = data<int32_t>(row_words), p.column_words = data<int32_t>(column_words);
+    if (column_words) p.column_words_batch = column_words->size(0) > 1 ? p.kv_len : 0;
+    p.threshold = static_cast<int32_t>(threshold), p.kept = static_cast<float>(kept);
+    return p;
+  }
+};
+
+#define TOLD \
+  const Tensor &q, const Tensor &k, const Tensor &v, const Tensor &starts, const Tensor &runs, const Tensor &spans, \
+      std::optional<Tensor> bits, std::optional<Tensor> visible, std::optional<Tensor> bias, bool by_distance, double scale, double softcap, \
+      std::optional<Tensor> row_words, std::optional<Tensor> column_words, int64_t threshold, double kept
+
+#define PROBLEM \
+  Told{q, k, v, starts, runs, spans, bits, visible, bias, row_words, column_words, by_distance, scale, softcap, kept, threshold} \
+      .problem()
+
+std::tuple<Tensor, Tensor> forward(TOLD) {
+  Problem p = PROBLEM;
+  // [batch, len, heads, width] in memory, so that heads merge without a copy.
+  Tensor out = torch::stable::transpose(torch::stable::new_empty(q, {p.batch, p.q_len, p.heads, p.value_dim}), 1, 2);
+  Tensor lse = torch::stable::new_empty(q, {p.batch, p.heads, p.q_len}, ScalarType::Float);
+  p.out = view(out), p.lse = static_cast<float*>(lse.data_ptr());
+  const int64_t each = p.batch * p.heads * p.plan.blocks / (8 * torch::stable::get_num_threads());
+  const int64_t blocks_at_once = std::max<int64_t>(1, std::min<int64_t>({each, p.plan.blocks, 32}));
+  const Functions& functions = LEVELS[level()];
+  share(q, functions.forward_bytes(p), [&](char* memory, std::atomic<int64_t>& next) {
+    functions.forward(p, memory, next, blocks_at_once);
+  });
+  return {out, lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(TOLD, const Tensor& grad_out, const Tensor& lse,
+                                                    const Tensor& delta, int64_t chunks, int64_t table) {
+  Problem p = PROBLEM;
+  const auto made = [&](std::initializer_list<int64_t> sizes) {
+    return torch::stable::new_zeros(q, std::vector<int64_t>(sizes), ScalarType::Float);
+  };
+  p.chunks = chunks, p.table = table > 0 ? table : 0;
+  Tensor of_q = torch::stable::new_empty(q, {p.batch, p.heads, p.q_len, p.dim}, ScalarType::Float);
+  Tensor of_k = made({chunks, p.batch, p.kv_heads, p.kv_len, p.dim});
+  Tensor of_v = made({chunks, p.batch, p.kv_heads, p.kv_len, p.value_dim});
+  Tensor of_bias = table < 0    ? made({0})
+                   : table == 0 ? made({p.batch, p.heads, p.q_len, p.kv_len})
+                                : made({chunks, p.batch, p.heads, table});
+  p.grad_out = view(grad_out), p.lse = static_cast<float*>(lse.data_ptr());
+  p.delta = static_cast<const float*>(delta.data_ptr());
+  p.grad_q = static_cast<float*>(of_q.data_ptr()), p.grad_k = static_cast<float*>(of_k.data_ptr());
+  p.grad_v = static_cast<float*>(of_v.data_ptr());
+  p.grad_bias = table < 0 ? nullptr : static_cast<float*>(of_bias.data_ptr());
+  const Functions& functions = LEVELS[level()];
+  share(q, functions.backward_bytes(p), [&](char* memory, std::atomic<int64_t>& next) {
+    functions.backward(p, memory, next);
+  });
+  return {of_q, of_k, of_v, of_bias};
+}
+
+// Bytes that `forward` holds for each thread.
+int64_t held(int64_t kv_len, int64_t dim, int64_t value_dim, bool is_half) {
+  Problem p{};
+  p.kv_len = kv_len, p.dim = dim, p.value_dim = value_dim, p.is_half = is_half;
+  return (LEVELS[level()].forward_bytes(p) + 4095) / 4096 * 4096;
+}
+
+int64_t abilities() { return level(); }
+
+}  // namespace
+
+#define ARGUMENTS \
+  "Tensor q, Tensor k, Tensor v, Tensor starts, Tensor runs, Tensor spans, Tensor? bits, Tensor? visible, Tensor? bias, " \
+  "bool by_distance, float scale, float softcap, Tensor? row_words, Tensor? column_words, int threshold, float kept"
+
+STABLE_TORCH_LIBRARY(saccade_cpu, m) {
+  m.def("forward(" ARGUMENTS ") -> (Tensor, Tensor)");
+  m.def("backward(" ARGUMENTS ", Tensor grad_out, Tensor lse, Tensor delta, int chunks, int table) "
+        "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("held(int kv_len, int dim, int value_dim, bool is_half) -> int");
+  m.def("abilities() -> int");
+}
+STABLE_TORCH_LIBRARY_IMPL(saccade_cpu, CPU, m) {
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+}
+STABLE_TORCH_LIBRARY_IMPL(saccade_cpu, CompositeExplicitAutograd, m) {
+  m.impl("held", TORCH_BOX(&held));
+  m.impl("abilities", TORCH_BOX(&abilities));
+}

@@ -1,0 +1,98 @@
+// Scores of a block of rows: which of them count, and what is made of them before the softmax.
+#pragma once
+
+#include "panels.h"
+
+namespace LEVEL {
+
+constexpr float LN2 = 0.6931471805599453f, LOG2E = 1.4426950408889634f;
+
+// Panels that are worked on together, and for each row the keys of each that it sees, as bits.
+struct Seen {
+  int64_t panel[PANELS];
+  int count = 0;
+  uint64_t words[ROWS][PANELS];
+};
+
+inline uint64_t bits_between(int64_t start, int64_t stop) {
+  if (start >= stop || stop <= 0 || start >= PANEL) return 0;
+  start = std::max<int64_t>(start, 0), stop = std::min<int64_t>(stop, PANEL);
+  return (stop == PANEL ? ~0ull : (1ull << stop) - 1) & ~((1ull << start) - 1);
+}
+
+// The keys of one panel that a row sees, those included that nobody may see.
+inline uint64_t allowed_by(const Plan& plan, Kind kind, int64_t b, int64_t h, int64_t item, int64_t row, int64_t q_len,
+                        int64_t panel, int64_t panels) {
+  if (kind == WHOLE) return ~0ull;
+  if (kind == RESIDUAL) return plan.bits[b * plan.bits_batch + h * plan.bits_head + row * panels + panel];
+  uint64_t word = 0;
+  const int32_t* span = plan.spans + (item * q_len + row) * plan.spans_per_row * 2;
+  for (int64_t n = 0; n < plan.spans_per_row; ++n, span += 2)
+    word |= bits_between(span[0] - panel * PANEL, span[1] - panel * PANEL);
+  return word;
+}
+
+// The panels that a block of rows needs, up to PANELS of them at a time, with what each row sees.
+template <class Do>
+bool each_part(const Problem& p, int64_t b, int64_t h, int64_t block, int rows, Do run) {
+  const int64_t item = p.plan.items > 1 ? b : 0, at = item * p.plan.blocks + block, panels = p.panels();
+  const uint64_t* visible = p.plan.visible ? p.plan.visible + (b * p.heads + h) * panels : nullptr;
+  Seen seen;
+  bool any = false;
+  for (int32_t n = p.plan.starts[at]; n < p.plan.starts[at + 1]; ++n) {
+    const Run& its = p.plan.runs[n];
+    for (int64_t panel = its.first; panel < its.stop; ++panel) {
+      for (int i = 0; i < rows; ++i) {
+        const uint64_t word = allowed_by(p.plan, Kind(its.kind), b, h, item, block * ROWS + i, p.q_len, panel, panels);
+        seen.words[i][seen.count] = visible ? word & visible[panel] : word;
+      }
+      seen.panel[seen.count++] = panel;
+      if (seen.count == PANELS) run(seen, any), any = true, seen.count = 0;
+    }
+  }
+  if (seen.count) run(seen, any), any = true;
+  return any;
+}
+
+inline Floats tanh(Floats x) {
+  const Floats edge = all(7.90531110763549805f);
+  const Floats small = x, y = x > edge ? edge : x < -edge ? -edge : x, z = y * y;
+  Floats p = z * -2.76076847742355e-16f + 2.00018790482477e-13f;
+  p = p * z + -8.60467152213735e-11f;
+  p = p * z + 5.12229709037114e-08f;
+  p = p * z + 1.48572235717979e-05f;
+  p = p * z + 6.37261928875436e-04f;
+  p = p * z + 4.89352455891786e-03f;
+  Floats q = z * 1.19825839466702e-06f + 1.18534705686654e-04f;
+  q = q * z + 2.26843463243900e-03f;
+  q = q * z + 4.89352518554385e-03f;
+  return z < 1e-7f ? small : y * p / q;
+}
+
+// Scores as powers of 2: scaled, capped, with the bias.
+struct Terms {
+  float factor;               // of a product, where there is neither a cap nor a bias
+  float scale, softcap;
+  const float* bias = nullptr;  // of the row, at key 0
+
+  static bool any(const Problem& p) { return p.softcap > 0.0f || p.bias.data; }
+
+  Terms(const Problem& p, int64_t b, int64_t h, int64_t row)
+      : factor(p.scale * LOG2E), scale(p.scale), softcap(p.softcap) {
+    if (p.bias.data) bias = p.bias.at<float>(b, h, row);
+  }
+
+  // Of products of the row with keys from this one on; the cap's slope is written where it is asked for.
+  Floats of(Floats x, int64_t key, uint32_t bits, Floats* slope = nullptr) const {
+    x *= scale;
+    if (softcap > 0.0f) {
+      const Floats t = tanh(x / softcap);
+      if (slope) *slope = 1.0f - t * t;
+      x = t * softcap;
+    }
+    if (bias) x += load_some(bias + key, bits);
+    return x * LOG2E;
+  }
+};
+
+}  // namespace LEVEL

@@ -1,0 +1,133 @@
+"""A plan as the compiled kernel reads it: for each block of rows, runs of panels of keys, as arrays of integers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.engine.ingredients import Ingredients
+from saccade.plan import ALL, Groups
+from saccade.plan.spans import Ints, Spans, Universe
+
+__all__ = ["PANEL", "ROWS", "NativePlan", "kept_plan", "packed"]
+
+ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
+_MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
+_ROWS_ASKED = 512
+_WHOLE, _LIMITED, _RESIDUAL = range(3)
+
+
+class NativePlan(NamedTuple):
+    """What a rule allows, in indices of queries and keys.
+
+    Attributes:
+        starts: int32 ``[items * blocks + 1]``: where the runs of each block of `ROWS` rows begin; ``items`` is 1 where
+            all batch items are alike.
+        runs: int32 ``[runs, 3]``: first panel, panel behind the last, and kind: 0, every row sees every key; 1, each
+            row sees the keys of its spans; 2, those whose bits are set.
+        spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
+        bits: int64 ``[batch | 1, heads | 1, q_len, panels]``, one for each key; None where spans say everything.
+    """
+
+    starts: Tensor
+    runs: Tensor
+    spans: Tensor
+    bits: Tensor | None
+
+    @classmethod
+    def of(cls, given: Ingredients) -> NativePlan | None:
+        """The plan of a rule; None if its rows say nothing exact, and bits for all pairs are too many."""
+        rule, (batch, heads, q_len, kv_len), (q_first, kv_first) = given.rule, given.shape, given.origin
+        if 0 in given.shape:
+            blocks = -(-q_len // ROWS)
+            none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
+            return cls(none[0], none[1], none[2], None)
+        items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
+        own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
+        rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
+        asked = rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
+        is_exact = asked.is_exact or bool((asked.needed.sizes() == asked.sure.sizes()).all())
+        told_apart = min(rule.shape[0], batch) * min(rule.shape[1], heads)
+        if not is_exact and told_apart * q_len * kv_len > _MOST_BITS:
+            return None
+        first = np.tile(np.arange(q_first, q_first + q_len, ROWS, dtype=np.int64), len(items))
+        last = np.minimum(first + ROWS, q_first + q_len) - 1
+        blocks = len(first) // len(items)
+        groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
+        starts, runs = _runs(given, groups, is_exact=is_exact)
+        spans = np.stack([asked.needed.starts, asked.needed.ends], 2) - kv_first
+        spans = spans.reshape(len(items), q_len, -1, 2)[:, :, : None if is_exact else 0]
+        arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
+        return cls(arrays[0], arrays[1], arrays[2], None if is_exact else _bits(given))
+
+    def pairs(self, given: Ingredients) -> int:
+        """Query-key pairs whose scores are computed, over batch and heads: whole panels of each block."""
+        batch, heads, q_len, kv_len = given.shape
+        blocks = -(-q_len // ROWS)
+        block = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts.numpy())) % max(blocks, 1)
+        rows = np.minimum(ROWS, q_len - block * ROWS)
+        first, stop, _ = self.runs.numpy().astype(np.int64).T
+        pairs = int((rows * (np.minimum(stop * PANEL, kv_len) - first * PANEL)).sum())
+        return pairs * heads * (batch if len(self.spans) == 1 else 1)
+
+
+def kept_plan(given: Ingredients) -> NativePlan | None:
+    """`NativePlan.of`, kept with the plan of the rule."""
+    memo = given.plan.memo
+    if "native" not in memo:
+        memo["native"] = NativePlan.of(given)
+    return cast("NativePlan | None", memo["native"])
+
+
+def packed(seen: Tensor) -> Tensor:
+    """Bools ``[..., keys]`` as bits of int64 words ``[..., panels]``."""
+    found = np.packbits(seen.numpy(force=True), axis=-1, bitorder="little")
+    words = np.zeros((*seen.shape[:-1], -(-seen.shape[-1] // PANEL) * 8), dtype=np.uint8)
+    words[..., : found.shape[-1]] = found
+    return torch.from_numpy(words.view(np.int64))
+
+
+def _keys(groups: Ints, first: int, count: int) -> Universe:
+    return Universe(np.full_like(groups, first), np.full_like(groups, first + count))
+
+
+def _runs(given: Ingredients, groups: Groups, *, is_exact: bool) -> tuple[Ints, Ints]:
+    """Where the runs of each block begin, and the runs."""
+    kv_first, kv_len = given.origin[1], given.shape[3]
+    bounds = given.rule.bounds(groups, _keys(groups.first, kv_first, kv_len))
+    panels = _keys(groups.first, 0, -(-kv_len // PANEL))
+    touched, whole = _in_panels(bounds.needed, kv_first, panels, out=True), _in_panels(bounds.sure, kv_first, panels)
+    found = []
+    for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED if is_exact else _RESIDUAL)):
+        block, slot = np.nonzero(spans.starts < spans.ends)
+        columns = (block, spans.starts[block, slot], spans.ends[block, slot], np.full_like(block, kind))
+        found.append(np.stack(columns, 1))
+    runs = np.concatenate(found)
+    runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
+    return np.searchsorted(runs[:, 0], np.arange(len(groups.first) + 1)), runs[:, 1:]
+
+
+def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False) -> Spans:
+    """Panels that lie in some ranges of keys or, counted outwards, that hold one of their keys."""
+    starts, ends = keys.starts - first, keys.ends - first
+    if not out:
+        return Spans.of(-(-starts // PANEL), ends // PANEL, panels)
+    is_some = starts < ends
+    return Spans.of(np.where(is_some, starts // PANEL, 0), np.where(is_some, -(-ends // PANEL), 0), panels)
+
+
+def _bits(given: Ingredients) -> Tensor:
+    """One bit for each pair, in words of `PANEL` keys."""
+    (batch, heads, q_len, kv_len), (q_first, kv_first), rule = given.shape, given.origin, given.rule
+    items, own_heads = min(rule.shape[0], batch), min(rule.shape[1], heads)
+    b, h = torch.arange(items)[:, None, None, None], torch.arange(own_heads)[None, :, None, None]
+    kv = torch.arange(kv_first, kv_first + kv_len)[None, None, None]
+    words = []
+    for start in range(0, q_len, _ROWS_ASKED):
+        q = torch.arange(q_first + start, q_first + min(start + _ROWS_ASKED, q_len))[None, None, :, None]
+        seen = rule.allows(b, h, q, kv).expand(items, own_heads, q.shape[2], kv_len)
+        words.append(packed(seen))
+    return torch.cat(words, 2)

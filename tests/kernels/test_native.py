@@ -1,0 +1,134 @@
+"""What is special to the compiled kernel: its plan, its processor levels, bits that no number of threads changes."""
+
+import os
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+from tests.masks.test_masks import ATOMS
+from torch import Tensor
+
+import saccade as sc
+from saccade import masks
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.native import abilities
+from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan
+
+needs_native = pytest.mark.skipif(abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
+SIZES = [(5, 5), (70, 70), (130, 130), (7, 200), (200, 64), (1, 129)]
+RULES = [
+    None,
+    masks.Causal(),
+    masks.Window(20, 3),
+    masks.longformer(16, [0, 5]),
+    masks.bigbird(8, random_blocks=1),
+    masks.sparse_transformer(8),
+    masks.Causal() & masks.Padding([60, 130]),
+    ~masks.Window(4, 4),
+    *ATOMS,
+]
+
+
+def _read(plan: NativePlan, shape: tuple[int, int, int, int]) -> Tensor:
+    """The mask that a plan says, bool ``[batch, heads, q_len, kv_len]``, pair by pair."""
+    batch, heads, q_len, kv_len = shape
+    blocks, seen = -(-q_len // ROWS), torch.zeros(shape, dtype=torch.bool)
+    for b, h, q in product(range(batch), range(heads), range(q_len)):
+        item = b if len(plan.spans) > 1 else 0
+        at = item * blocks + q // ROWS
+        for first, stop, kind in plan.runs[plan.starts[at] : plan.starts[at + 1]].tolist():
+            for kv in range(first * PANEL, min(stop * PANEL, kv_len)):
+                if kind == 0:
+                    seen[b, h, q, kv] = True
+                elif kind == 1:
+                    seen[b, h, q, kv] = any(start <= kv < end for start, end in plan.spans[item, q].tolist())
+                else:
+                    assert plan.bits is not None
+                    words = plan.bits[b if len(plan.bits) > 1 else 0, h if plan.bits.shape[1] > 1 else 0, q]
+                    seen[b, h, q, kv] = bool(int(words[kv // PANEL]) >> kv % PANEL & 1)
+    return seen
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_plan_says_what_the_mask_says(rule: masks.Mask | None) -> None:
+    for q_len, kv_len in SIZES:
+        batch, heads = (1, 1) if rule is None else (max(1, rule.shape[0]), max(1, rule.shape[1]))
+        try:
+            given = Ingredients.of(torch.zeros(batch, heads, q_len, 8), torch.zeros(batch, heads, kv_len, 8), rule)
+        except ValueError:  # a mask made for another length
+            continue
+        if given.rule.asks_functions:
+            continue
+        plan = NativePlan.of(given)
+        assert plan is not None
+        expected = given.rule.to_dense(q_len, kv_len, batch=batch, heads=heads)
+        assert torch.equal(_read(plan, given.shape), expected.expand(batch, heads, -1, -1))
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
+    if dtype == torch.bfloat16 and (abilities() or 0) < 3:
+        pytest.skip("this processor has no products of bfloat16")
+    tensors = [torch.randn(1, 4, 300, 32).to(dtype).requires_grad_() for _ in range(3)]
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            out = sc.attention(*tensors, masks.Window(40, 10), impl="native")
+            found.append([out, *torch.autograd.grad(out.float().square().sum(), tensors)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
+
+
+@needs_native
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_every_level_keeps_the_definition(level: int) -> None:
+    """In a process of its own, since what a processor can do is asked once."""
+    code = """
+import torch, saccade, saccade_cpu
+from saccade import masks
+torch.manual_seed(0)
+tensors = [torch.randn(2, heads, 90, 33, requires_grad=True) for heads in (4, 2, 2)]
+for mask in (None, masks.Causal(), masks.Window(9, 3), masks.longformer(8, [0])):
+    found = []
+    for impl in ("native", "tiled"):
+        out, lse = saccade.attention_with_lse(*tensors, mask, softcap=20.0, impl=impl)
+        found.append([out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), tensors)])
+    for own, other in zip(*found):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+print(saccade_cpu.abilities())
+"""
+    told = os.environ | {"SACCADE_CPU_LEVEL": str(level)}
+    run = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) == min(level, abilities() or 0)
+
+
+@needs_native
+def test_it_is_asked_first_and_can_be_left_out() -> None:
+    code = """
+import torch, saccade
+from saccade import masks
+x = torch.randn(1, 2, 200, 16)
+print(saccade.AttentionMatrix(x, x, masks.Causal()).explain().kernel)
+print(saccade.AttentionMatrix(x.double(), x.double(), masks.Causal()).explain().passed_over.get("native"))
+"""
+    said = []
+    for told in ("on", "off"):
+        env = os.environ | {"SACCADE_CPU": told}
+        run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        said.append(run.stdout)
+    assert said[0] == "native\n('it has no float64 on this processor',)\n"
+    assert said[1] == "fused\nNone\n"
+
+
+def test_where_it_is_not_installed_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.engine.kernels.native.abilities", lambda: None)
+    x = torch.randn(1, 1, 4, 8)
+    with pytest.raises(sc.UnsupportedError, match="saccade-cpu is not installed"):
+        sc.attention(x, x, x, impl="native")
