@@ -11,6 +11,8 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wno-uninitialized -Wno-maybe-uninitialized -Wno-psabi".split()
+if os.environ.get("SACCADE_CPU_SANITIZE"):  # for tests: stops at the first step out of bounds, and at what is undefined
+    FLAGS += "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined".split()
 AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512".split()
 LEVELS = {"plain": [], "avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
 
@@ -34,7 +36,7 @@ def build(folder: Path) -> None:
         libraries = [f"-L{root / 'lib'}", "-ltorch", "-ltorch_cpu"]
         folder.mkdir(parents=True, exist_ok=True)
         objects_made = map(str, made.values())
-        subprocess.run([compiler, "-shared", *objects_made, *libraries, "-o", str(folder / "saccade_cpu.so")], check=True)
+        subprocess.run([compiler, *FLAGS, "-shared", *objects_made, *libraries, "-o", str(folder / "saccade_cpu.so")], check=True)
 
 
 class Build(build_py):
@@ -59,4 +61,5 @@ class Platform(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Platform)
+if __name__ == "__main__":
+    setup(cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Platform)

@@ -69,8 +69,7 @@ class Backward {
     const Terms terms(p_, b_, h_, row_ + i);
     const int64_t row = (b_ * p_.heads + h_) * p_.q_len + row_ + i;
     const float shift = p_.lse[row] * LOG2E, delta = p_.delta[row];
-    const int32_t word = DROPS ? p_.row_words[row] : 0;
-    const int32_t* columns = DROPS ? p_.column_words + b_ * p_.column_words_batch : nullptr;
+    const Dropout dropout = DROPS ? Dropout::of(p_, b_, h_, row_ + i) : Dropout{};
     float* of_bias = p_.grad_bias ? bias_row(i) : nullptr;
     for (int n = 0; n < seen.count; ++n) {
       const int64_t first = seen.panel[n] * PANEL;
@@ -85,8 +84,7 @@ class Backward {
           if (bits != EVERY) w = chosen(bits) ? w : Floats{};
           Floats kept = w, of_weight = load(slopes + at);
           if (DROPS) {
-            const Ints column = (Ints)load_some(reinterpret_cast<const float*>(columns + first + part), bits);
-            const Ints keeps = (column ^ word) * (word | 1) >= p_.threshold;
+            const Ints keeps = dropout.keeps(first + part, bits);
             kept = keeps ? w * p_.kept : Floats{}, of_weight = keeps ? of_weight * p_.kept : Floats{};
           }
           g = w * (of_weight - delta);

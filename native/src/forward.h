@@ -83,8 +83,7 @@ class Forward {
     });
     const float here = most_of(top), before = most_[i], largest = here <= before ? before : here;  // NaN stays NaN
     const float shift = largest == -INF ? 0.0f : largest;
-    const int32_t word = DROPS ? p_.row_words[(b_ * p_.heads + h_) * p_.q_len + row_ + i] : 0;
-    const int32_t* columns = DROPS ? p_.column_words + b_ * p_.column_words_batch : nullptr;
+    const Dropout dropout = DROPS ? Dropout::of(p_, b_, h_, row_ + i) : Dropout{};
     Floats total{};
     for (int n = 0; n < seen.count; ++n) {
       const int64_t first = seen.panel[n] * PANEL;
@@ -96,10 +95,7 @@ class Forward {
           x = exp2(load(scores + at) * factor - shift);
           if (bits != EVERY) x = chosen(bits) ? x : Floats{};
           total += x;
-          if (DROPS) {
-            const Ints column = (Ints)load_some(reinterpret_cast<const float*>(columns + first + part), bits);
-            x = (column ^ word) * (word | 1) >= p_.threshold ? x : Floats{};
-          }
+          if (DROPS) x = dropout.keeps(first + part, bits) ? x : Floats{};
         }
         put(i, at, x);
       }

@@ -19,6 +19,7 @@ namespace LEVEL {
 
 typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 
 constexpr float INF = std::numeric_limits<float>::infinity();
 

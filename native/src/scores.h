@@ -69,6 +69,23 @@ inline Floats tanh(Floats x) {
   return z < 1e-7f ? small : y * p / q;
 }
 
+// Dropout: a word of the row and one of each key say whether a weight is kept. The same stands in engine/dropout.py.
+struct Dropout {
+  const int32_t* columns;
+  uint32_t word;
+  int32_t threshold;
+
+  static Dropout of(const Problem& p, int64_t b, int64_t h, int64_t row) {
+    const int32_t word = p.row_words[(b * p.heads + h) * p.q_len + row];
+    return {p.column_words + b * p.column_words_batch, static_cast<uint32_t>(word), p.threshold};
+  }
+
+  Ints keeps(int64_t key, uint32_t bits) const {
+    const Words column = (Words)load_some(reinterpret_cast<const float*>(columns + key), bits);
+    return (Ints)((column ^ word) * (word | 1)) >= threshold;
+  }
+};
+
 // Scores as powers of 2: scaled, capped, with the bias.
 struct Terms {
   float factor;               // of a product, where there is neither a cap nor a bias

@@ -1,9 +1,11 @@
 """What is special to the compiled kernel: its plan, its processor levels, bits that no number of threads changes."""
 
 import os
+import shutil
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,3 +134,56 @@ def test_where_it_is_not_installed_it_says_so(monkeypatch: pytest.MonkeyPatch) -
     x = torch.randn(1, 1, 4, 8)
     with pytest.raises(sc.UnsupportedError, match="saccade-cpu is not installed"):
         sc.attention(x, x, x, impl="native")
+
+
+@needs_native
+@pytest.mark.slow
+def test_no_step_out_of_bounds_and_nothing_undefined(tmp_path: Path) -> None:
+    """Compiled with sanitizers, which end the process at the first fault, and run at every level."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    native, package = Path(__file__).parents[2] / "native", tmp_path / "saccade_cpu"
+    shutil.copytree(native / "saccade_cpu", package, ignore=shutil.ignore_patterns("*.so"))
+    code = f"from setup import build; from pathlib import Path; build(Path({str(package)!r}))"
+    env = os.environ | {"SACCADE_CPU_SANITIZE": "1"}
+    subprocess.run([sys.executable, "-c", code], cwd=native, env=env, check=True, capture_output=True)
+    code = """
+import torch, saccade
+from saccade import masks, positions
+torch.manual_seed(0)
+def tried(dtype, sizes, mask, **options):
+    batch, heads, kv_heads, q_len, kv_len, width, value_width = sizes
+    shapes = [(batch, heads, q_len, width), (batch, kv_heads, kv_len, width), (batch, kv_heads, kv_len, value_width)]
+    tensors = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+    bias = options.get("bias")
+    extra = [] if bias is None else [bias.requires_grad_()] if isinstance(bias, torch.Tensor) else [*bias.parameters()]
+    out = saccade.attention(*tensors, mask, impl="native", **options)
+    torch.autograd.grad(out.float().square().sum(), [*tensors, *extra])
+dtypes = [torch.float32, *([torch.bfloat16] if __import__("saccade_cpu").abilities() >= 3 else [])]
+for dtype in dtypes:
+    several = [(1, 4, 2, 90, 90, 33, 17), (2, 2, 2, 1, 130, 64, 64), (1, 1, 1, 1100, 1100, 16, 16)]
+    for sizes in several:
+        for mask in (None, masks.Causal(), masks.Window(9, 3), masks.longformer(8, [0]), masks.Strided(3)):
+            tried(dtype, sizes, mask)
+    sizes = (1, 4, 2, 90, 90, 33, 17)
+    tried(dtype, sizes, masks.Causal(), dropout_p=0.2, softcap=5.0)
+    for bias in (positions.ALiBi(4), positions.T5(4), torch.randn(1, 4, 90, 90), torch.randn(1, 1, 1, 90)):
+        tried(dtype, sizes, masks.Window(20, 0), bias=bias)
+print("clean")
+"""
+    libraries = [
+        subprocess.run(
+            [compiler, f"-print-file-name={name}.so"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan", "libubsan")
+    ]
+    for level in range((abilities() or 0) + 1):
+        env = os.environ | {
+            "SACCADE_CPU_LEVEL": str(level),
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "LD_PRELOAD": " ".join(libraries),
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        }
+        run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        assert run.stdout == "clean\n", run.stderr[-3000:]
