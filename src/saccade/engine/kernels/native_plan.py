@@ -10,13 +10,14 @@ from torch import Tensor
 
 from saccade.engine.ingredients import Ingredients
 from saccade.plan import ALL, Groups
-from saccade.plan.spans import Ints, Spans, Universe
+from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
 __all__ = ["PANEL", "ROWS", "NativePlan", "kept_plan", "packed"]
 
 ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
 _MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
 _ROWS_ASKED = 512
+_MOST_SPANS = 64  # ranges of a row: with more of them bits are smaller
 _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
 
@@ -46,20 +47,17 @@ class NativePlan(NamedTuple):
             none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
             return cls(none[0], none[1], none[2], None)
         items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
-        own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
-        rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
-        asked = rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
-        is_exact = asked.is_exact or bool((asked.needed.sizes() == asked.sure.sizes()).all())
-        told_apart = min(rule.shape[0], batch) * min(rule.shape[1], heads)
-        if not is_exact and told_apart * q_len * kv_len > _MOST_BITS:
-            return None
         first = np.tile(np.arange(q_first, q_first + q_len, ROWS, dtype=np.int64), len(items))
         last = np.minimum(first + ROWS, q_first + q_len) - 1
         blocks = len(first) // len(items)
         groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
-        starts, runs = _runs(given, groups, is_exact=is_exact)
-        spans = np.stack([asked.needed.starts, asked.needed.ends], 2) - kv_first
-        spans = spans.reshape(len(items), q_len, -1, 2)[:, :, : None if is_exact else 0]
+        bounds = rule.bounds(groups, _keys(first, kv_first, kv_len))
+        exact = _spans(given, items) if bounds.needed.starts.shape[1] <= _MOST_SPANS else None
+        is_exact, told_apart = exact is not None, min(rule.shape[0], batch) * min(rule.shape[1], heads)
+        if not is_exact and told_apart * q_len * kv_len > _MOST_BITS:
+            return None
+        spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
+        starts, runs = _runs(given, bounds, first, is_exact=is_exact)
         arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
         return cls(arrays[0], arrays[1], arrays[2], None if is_exact else _bits(given))
 
@@ -94,11 +92,21 @@ def _keys(groups: Ints, first: int, count: int) -> Universe:
     return Universe(np.full_like(groups, first), np.full_like(groups, first + count))
 
 
-def _runs(given: Ingredients, groups: Groups, *, is_exact: bool) -> tuple[Ints, Ints]:
+def _spans(given: Ingredients, items: list[int]) -> Ints | None:
+    """The keys of each row, ``[items, q_len, spans, 2]``; None if the rule says nothing exact, or too many ranges."""
+    (_, _, q_len, kv_len), (q_first, kv_first) = given.shape, given.origin
+    own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
+    rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
+    asked = given.rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
+    is_exact = asked.is_exact or bool((asked.needed.sizes() == asked.sure.sizes()).all())
+    if not is_exact or asked.needed.starts.shape[1] > _MOST_SPANS:
+        return None
+    return (np.stack([asked.needed.starts, asked.needed.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
+
+
+def _runs(given: Ingredients, bounds: Bounds, first: Ints, *, is_exact: bool) -> tuple[Ints, Ints]:
     """Where the runs of each block begin, and the runs."""
-    kv_first, kv_len = given.origin[1], given.shape[3]
-    bounds = given.rule.bounds(groups, _keys(groups.first, kv_first, kv_len))
-    panels = _keys(groups.first, 0, -(-kv_len // PANEL))
+    kv_first, panels = given.origin[1], _keys(first, 0, -(-given.shape[3] // PANEL))
     touched, whole = _in_panels(bounds.needed, kv_first, panels, out=True), _in_panels(bounds.sure, kv_first, panels)
     found = []
     for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED if is_exact else _RESIDUAL)):
@@ -107,7 +115,7 @@ def _runs(given: Ingredients, groups: Groups, *, is_exact: bool) -> tuple[Ints, 
         found.append(np.stack(columns, 1))
     runs = np.concatenate(found)
     runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
-    return np.searchsorted(runs[:, 0], np.arange(len(groups.first) + 1)), runs[:, 1:]
+    return np.searchsorted(runs[:, 0], np.arange(len(first) + 1)), runs[:, 1:]
 
 
 def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False) -> Spans:
