@@ -19,11 +19,11 @@ class Backward {
         keys_(arena, p.panels(), p.dim / E::PER_STEP * PANEL),
         values_(arena, p.panels(), p.value_dim / E::PER_STEP * PANEL),
         key_rows_(arena, IS_HALF ? p.panels() : 1, IS_HALF ? PANEL / 2 * p.dim : 1),
-        weights_(arena.take<float>(ROWS * COLUMNS)),
-        slopes_(arena.take<float>(ROWS * COLUMNS)),
-        halves_(arena.take<uint16_t>(IS_HALF ? ROWS * COLUMNS : 1)),
-        weight_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * COLUMNS : 1)),
-        slope_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * COLUMNS : 1)),
+        weights_(arena.take<float>(ROWS * STRIDE)),
+        slopes_(arena.take<float>(ROWS * STRIDE)),
+        halves_(arena.take<uint16_t>(IS_HALF ? ROWS * STRIDE : 1)),
+        weight_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * STRIDE : 1)),
+        slope_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * STRIDE : 1)),
         query_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.dim : 1)),
         grad_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.value_dim : 1)) {}
 
@@ -49,8 +49,8 @@ class Backward {
     for (int n = 0; n < seen.count; ++n) {
       const Right<E> keys{reinterpret_cast<const Number*>(columns(keys_, p_.k, p_.dim, seen.panel[n])), PANEL};
       const Right<E> values{reinterpret_cast<const Number*>(columns(values_, p_.v, p_.value_dim, seen.panel[n])), PANEL};
-      multiply<E>({weights_ + n * PANEL, COLUMNS}, query, keys, rows_, PANEL / LANES, p_.dim / E::PER_STEP, false);
-      multiply<E>({slopes_ + n * PANEL, COLUMNS}, grad, values, rows_, PANEL / LANES, p_.value_dim / E::PER_STEP, false);
+      multiply<E>({weights_ + n * PANEL, STRIDE}, query, keys, rows_, PANEL / LANES, p_.dim / E::PER_STEP, false);
+      multiply<E>({slopes_ + n * PANEL, STRIDE}, grad, values, rows_, PANEL / LANES, p_.value_dim / E::PER_STEP, false);
     }
     for (int i = 0; i < rows_; ++i) {
       if (Terms::any(p_))
@@ -65,7 +65,7 @@ class Backward {
   // Of a row: weights as they meet the values, in place of scores; and the scores' gradients, in place of the weights'.
   template <bool TERMS, bool DROPS>
   void derive(const Seen& seen, int i) {
-    float *weights = weights_ + i * COLUMNS, *slopes = slopes_ + i * COLUMNS;
+    float *weights = weights_ + i * STRIDE, *slopes = slopes_ + i * STRIDE;
     const Terms terms(p_, b_, h_, row_ + i);
     const int64_t row = (b_ * p_.heads + h_) * p_.q_len + row_ + i;
     const float shift = p_.lse[row] * LOG2E, delta = p_.delta[row];
@@ -80,7 +80,7 @@ class Backward {
         if (bits) {
           Floats cap = all(1.0f), x = load(weights + at);
           x = TERMS ? terms.of(x, first + part, bits, &cap) : x * terms.factor;
-          w = exp2(x - shift);
+          w = exp2<IS_HALF>(x - shift);
           if (bits != EVERY) w = chosen(bits) ? w : Floats{};
           Floats kept = w, of_weight = load(slopes + at);
           if (DROPS) {
@@ -95,7 +95,7 @@ class Backward {
         }
         store(weights + at, w), store(slopes + at, g);
 #if defined(__AVX512BF16__)
-        if constexpr (IS_HALF) store(halves_ + i * COLUMNS + at, _mm512_cvtneps_pbh((__m512)g));
+        if constexpr (IS_HALF) store(halves_ + i * STRIDE + at, _mm512_cvtneps_pbh((__m512)g));
 #endif
       }
     }
@@ -112,11 +112,11 @@ class Backward {
   }
 
   void pair(const float* rows, int i, int at, uint32_t* to) {
-    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + i * COLUMNS + at)));
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + i * STRIDE + at)));
     __m512i high = _mm512_setzero_si512();
     if (i + 1 < rows_)
-      high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + (i + 1) * COLUMNS + at)));
-    store(to + i / 2 * COLUMNS + at, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + (i + 1) * STRIDE + at)));
+    store(to + i / 2 * STRIDE + at, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 #endif
   }
 
@@ -131,17 +131,17 @@ class Backward {
       const uint32_t* rows = key_rows_.get(number(panel), panel, [&](uint32_t* to) {
         pack_pairs(p_.k.at<char>(b_, kv_head_, first), p_.k.row, count, p_.dim, to);
       });
-      const Left<E> slopes{reinterpret_cast<const uint32_t*>(halves_ + at), COLUMNS / 2, 1};
+      const Left<E> slopes{reinterpret_cast<const uint32_t*>(halves_ + at), STRIDE / 2, 1};
       multiply<E>(of_q, slopes, {rows, p_.dim}, rows_, wide, PANEL / 2, adds);
       const int pairs = (rows_ + 1) / 2;
-      multiply<E>(of_k, {slope_pairs_ + at, 1, COLUMNS}, {query_pairs_, p_.dim}, count, wide, pairs, true);
-      multiply<E>(of_v, {weight_pairs_ + at, 1, COLUMNS}, {grad_pairs_, p_.value_dim}, count, value_wide, pairs, true);
+      multiply<E>(of_k, {slope_pairs_ + at, 1, STRIDE}, {query_pairs_, p_.dim}, count, wide, pairs, true);
+      multiply<E>(of_v, {weight_pairs_ + at, 1, STRIDE}, {grad_pairs_, p_.value_dim}, count, value_wide, pairs, true);
     } else {
       const float *weights = weights_ + at, *slopes = slopes_ + at;
-      multiply<E>(of_q, {slopes, COLUMNS, 1}, {p_.k.at<float>(b_, kv_head_, first), p_.k.row / ITEM}, rows_, wide, count, adds);
-      multiply<E>(of_k, {slopes, 1, COLUMNS}, {p_.q.at<float>(b_, h_, row_), p_.q.row / ITEM}, count, wide, rows_, true);
+      multiply<E>(of_q, {slopes, STRIDE, 1}, {p_.k.at<float>(b_, kv_head_, first), p_.k.row / ITEM}, rows_, wide, count, adds);
+      multiply<E>(of_k, {slopes, 1, STRIDE}, {p_.q.at<float>(b_, h_, row_), p_.q.row / ITEM}, count, wide, rows_, true);
       const Right<E> grad{p_.grad_out.at<float>(b_, h_, row_), p_.grad_out.row / ITEM};
-      multiply<E>(of_v, {weights, 1, COLUMNS}, grad, count, value_wide, rows_, true);
+      multiply<E>(of_v, {weights, 1, STRIDE}, grad, count, value_wide, rows_, true);
     }
   }
 

@@ -8,11 +8,9 @@
 
 namespace LEVEL {
 
-inline uint16_t rounded(float x) {  // to bfloat16, ties to even
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7FFFFFFF) > 0x7F800000) return static_cast<uint16_t>(bits >> 16 | 64);
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+inline Shorts rounded(Floats x) {  // to bfloat16, ties to even
+  const Words bits = (Words)x, even = bits + 0x7FFF + (bits >> 16 & 1);
+  return __builtin_convertvector((x != x ? bits | 0x400000 : even) >> 16, Shorts);
 }
 
 template <class E>
@@ -25,8 +23,8 @@ class Forward {
       : p_(p),
         keys_(arena, p.panels(), p.dim / E::PER_STEP * PANEL),
         values_(arena, IS_HALF ? p.panels() : 1, IS_HALF ? PANEL / 2 * p.value_dim : 1),
-        scores_(arena.take<float>(ROWS * COLUMNS)),
-        weights_(arena.take<uint16_t>(IS_HALF ? ROWS * COLUMNS : 1)),
+        scores_(arena.take<float>(ROWS * STRIDE)),
+        weights_(arena.take<uint16_t>(IS_HALF ? ROWS * STRIDE : 1)),
         sums_(arena.take<float>(ROWS * p.value_dim)) {}
 
   // All rows of one block.
@@ -45,7 +43,7 @@ class Forward {
     const Left<E> query{p_.q.at<Number>(b_, h_, row_), p_.q.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
     for (int n = 0; n < seen.count; ++n) {
       const Right<E> keys{reinterpret_cast<const Number*>(packed_keys(seen.panel[n])), PANEL};
-      multiply<E>({scores_ + n * PANEL, COLUMNS}, query, keys, rows_, PANEL / LANES, p_.dim / E::PER_STEP, false);
+      multiply<E>({scores_ + n * PANEL, STRIDE}, query, keys, rows_, PANEL / LANES, p_.dim / E::PER_STEP, false);
     }
     for (int i = 0; i < rows_; ++i) {
       if (Terms::any(p_))
@@ -58,11 +56,11 @@ class Forward {
       const Out out{sums_, p_.value_dim};
       const int vectors = static_cast<int>(p_.value_dim / LANES);
       if constexpr (IS_HALF) {
-        const Left<E> weights{reinterpret_cast<const uint32_t*>(weights_ + n * PANEL), COLUMNS / 2, 1};
+        const Left<E> weights{reinterpret_cast<const uint32_t*>(weights_ + n * PANEL), STRIDE / 2, 1};
         const Right<E> values{packed_values(seen.panel[n]), p_.value_dim};
         multiply<E>(out, weights, values, rows_, vectors, PANEL / 2, adds || n);
       } else {
-        const Left<E> weights{scores_ + n * PANEL, COLUMNS, 1};
+        const Left<E> weights{scores_ + n * PANEL, STRIDE, 1};
         const Right<E> values{p_.v.at<float>(b_, kv_head_, first), p_.v.row / ITEM};
         multiply<E>(out, weights, values, rows_, vectors, count, adds || n);
       }
@@ -72,71 +70,70 @@ class Forward {
   // Scores of a row to weights that are not yet divided by their total; what earlier parts left is scaled.
   template <bool TERMS, bool DROPS>
   void softmax(const Seen& seen, int i, bool adds) {
-    float* scores = scores_ + i * COLUMNS;
+    float* scores = scores_ + i * STRIDE;
     const Terms terms(p_, b_, h_, row_ + i);
     const float factor = TERMS ? 1.0f : terms.factor;
     Floats top = all(-INF);
     each(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
+      if (!bits) return;
       Floats x = load(scores + at);
       if (TERMS) x = terms.of(x, key, bits), store(scores + at, x);
-      top = most(top, bits == EVERY ? x * factor : chosen(bits) ? x * factor : all(-INF));
+      x *= factor;
+      top = most(top, bits == EVERY ? x : chosen(bits) ? x : all(-INF));
     });
-    const float here = most_of(top), before = most_[i], largest = here <= before ? before : here;  // NaN stays NaN
+    const float before = most_[i], largest = std::max(before, most_of(top));
     const float shift = largest == -INF ? 0.0f : largest;
     const Dropout dropout = DROPS ? Dropout::of(p_, b_, h_, row_ + i) : Dropout{};
     Floats total{};
-    for (int n = 0; n < seen.count; ++n) {
-      const int64_t first = seen.panel[n] * PANEL;
-      for (int part = 0; part < PANEL; part += LANES) {
-        const uint32_t bits = seen.words[i][n] >> part & EVERY;
-        const int at = n * PANEL + part;
-        Floats x{};
-        if (bits) {
-          x = exp2(load(scores + at) * factor - shift);
-          if (bits != EVERY) x = chosen(bits) ? x : Floats{};
-          total += x;
-          if (DROPS) x = dropout.keeps(first + part, bits) ? x : Floats{};
-        }
-        put(i, at, x);
+    each(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
+      Floats x{};
+      if (bits) {
+        x = exp2<IS_HALF>(load(scores + at) * factor - shift);
+        if (bits != EVERY) x = chosen(bits) ? x : Floats{};
+        total += x;
+        if (DROPS) x = dropout.keeps(key, bits) ? x : Floats{};
       }
-    }
+      put(i, at, x);
+    });
     const float scale = before == -INF ? 0.0f : ::exp2f(before - shift);
     total_[i] = total_[i] * scale + sum_of(total), most_[i] = largest;
     if (adds && scale != 1.0f)
       for (int64_t d = 0; d < p_.value_dim; ++d) sums_[i * p_.value_dim + d] *= scale;
   }
 
-  // Vectors of scores of a row of which some key is seen.
+  // Vectors of scores of a row: where they stand, their first key, and which of them are seen.
   template <class Do>
   void each(const Seen& seen, int i, Do run) {
     for (int n = 0; n < seen.count; ++n) {
       const uint64_t word = seen.words[i][n];
-      for (int part = 0; part < PANEL; part += LANES) {
-        const uint32_t bits = word >> part & EVERY;
-        if (bits) run(n * PANEL + part, seen.panel[n] * PANEL + part, bits);
-      }
+      const int at = n * PANEL;
+      const int64_t key = seen.panel[n] * PANEL;
+      if (word == ~0ull)
+        for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, EVERY);
+      else
+        for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, word >> part & EVERY);
     }
   }
 
   void put(int i, int at, Floats x) {
 #if defined(__AVX512BF16__)
     if constexpr (IS_HALF) {
-      store(weights_ + i * COLUMNS + at, _mm512_cvtneps_pbh((__m512)x));
+      store(weights_ + i * STRIDE + at, _mm512_cvtneps_pbh((__m512)x));
       return;
     }
 #endif
-    store(scores_ + i * COLUMNS + at, x);
+    store(scores_ + i * STRIDE + at, x);
   }
 
   void finish(bool any) {
     for (int i = 0; i < rows_; ++i) {
-      const bool is_empty = most_[i] == -INF;
+      const bool is_empty = total_[i] == 0.0f;
       const float factor = is_empty || !any ? 0.0f : p_.kept / total_[i];
       char* out = p_.out.at<char>(b_, h_, row_ + i);
       for (int64_t d = 0; d < p_.value_dim; d += LANES) {
         const Floats x = factor == 0.0f ? Floats{} : load(sums_ + i * p_.value_dim + d) * factor;
         if constexpr (IS_HALF)
-          for (int n = 0; n < LANES; ++n) reinterpret_cast<uint16_t*>(out)[d + n] = rounded(x[n]);
+          store(out + d * 2, rounded(x));
         else
           store(out + d * 4, x);
       }

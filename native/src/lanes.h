@@ -20,6 +20,7 @@ namespace LEVEL {
 typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Shorts __attribute__((vector_size(LANES * 2)));
 
 constexpr float INF = std::numeric_limits<float>::infinity();
 
@@ -64,34 +65,73 @@ inline void store_some(float* to, Floats x, uint32_t bits) {
     if (bits >> i & 1) to[i] = x[i];
 }
 
-// The larger one; NaN wins.
-inline Floats most(Floats a, Floats b) { return a >= b ? a : b != b ? b : a != a ? a : b; }
+// The larger one; of NaN and a number, the number: weights and their total carry NaN on.
+inline Floats most(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// All lanes as one, by halves.
+template <class Join>
+inline float joined(Floats x, Join join) {
+  for (int wide = LANES / 2; wide; wide /= 2) {
+    Floats other{};
+    for (int i = 0; i < wide; ++i) other[i] = x[i + wide];
+    x = join(x, other);
+  }
+  return x[0];
+}
 
 inline float most_of(Floats x) {
-  float found = x[0];
-  for (int i = 1; i < LANES; ++i) found = found >= x[i] ? found : x[i] != x[i] ? x[i] : found != found ? found : x[i];
-  return found;
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  return joined(x, most);
+#endif
 }
 
 inline float sum_of(Floats x) {
-  float total = 0.0f;
-  for (int i = 0; i < LANES; ++i) total += x[i];
-  return total;
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  return joined(x, [](Floats a, Floats b) { return a + b; });
+#endif
 }
 
-// 2**x, to 1e-7; exactly 0 below 2**-126, since products with denormal numbers are many times slower. NaN stays NaN.
-inline Floats exp2(Floats x) {
-  const Floats magic = all(12582912.0f);  // 1.5 * 2**23: adding it rounds to whole numbers
-  const Floats bounded = x > -126.0f ? x : all(-126.0f);
-  const Floats shifted = bounded + magic, r = bounded - (shifted - magic);
+// 2**r for r of at most a half, by a polynomial: to 1e-7, or to 3e-6 where half precision follows.
+template <bool IS_ROUGH>
+inline Floats near_one(Floats r) {
+  if (IS_ROUGH) {
+    Floats y = r * 9.570101434e-3f + 5.591786028e-2f;
+    y = y * r + 2.402474484e-1f;
+    y = y * r + 6.931218147e-1f;
+    return y * r + 9.999992614e-1f;
+  }
   Floats y = r * 1.5403530e-4f + 1.3333558e-3f;
   y = y * r + 9.6181291e-3f;
   y = y * r + 5.5504109e-2f;
   y = y * r + 2.4022651e-1f;
   y = y * r + 6.9314718e-1f;
-  y = y * r + 1.0f;
-  y = (Floats)((Ints)y + ((Ints)shifted << 23));
+  return y * r + 1.0f;
+}
+
+// 2**x; exactly 0 below 2**-126, since products with denormal numbers are many times slower. NaN stays NaN.
+template <bool IS_ROUGH = false>
+inline Floats exp2(Floats x) {
+#if defined(__AVX512F__)
+  const __mmask16 is_some = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const Floats r = (Floats)_mm512_reduce_ps((__m512)x, 0);
+  return (Floats)_mm512_maskz_scalef_ps(is_some, (__m512)near_one<IS_ROUGH>(r), (__m512)(x - r));
+#else
+  const Floats magic = all(12582912.0f);  // 1.5 * 2**23: adding it rounds to whole numbers
+  const Floats bounded = x > -126.0f ? x : all(-126.0f);
+  const Floats shifted = bounded + magic, r = bounded - (shifted - magic);
+  const Floats y = (Floats)((Ints)near_one<IS_ROUGH>(r) + ((Ints)shifted << 23));
   return x != x ? x : x < -126.0f ? Floats{} : y;
+#endif
 }
 
 }  // namespace LEVEL

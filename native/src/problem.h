@@ -7,7 +7,7 @@
 constexpr int PANEL = 64;    // keys that are packed together, and bits of a word
 constexpr int ROWS = 24;     // rows that are worked on together
 constexpr int PANELS = 16;   // panels that are, so that scores of all rows stay in the nearest cache
-constexpr int COLUMNS = PANELS * PANEL;
+constexpr int STRIDE = PANELS * PANEL + 32;  // from row to row of scores: a power of 2 would share lines of the cache
 
 // A tensor [batch, heads, rows, components], with strides in bytes; components follow one another.
 struct View {
