@@ -16,43 +16,46 @@ class Backward {
 
   Backward(const Problem& p, Arena& arena)
       : p_(p),
-        keys_(arena, p.panels(), p.dim / E::PER_STEP * PANEL),
-        values_(arena, p.panels(), p.value_dim / E::PER_STEP * PANEL),
-        key_rows_(arena, IS_HALF ? p.panels() : 1, IS_HALF ? PANEL / 2 * p.dim : 1),
+        keys_(arena, p, p.dim / E::PER_STEP * PANEL),
+        values_(arena, p, p.value_dim / E::PER_STEP * PANEL),
+        key_rows_(arena, p, IS_HALF ? PANEL / 2 * p.dim : 0),
         weights_(arena.take<float>(ROWS * STRIDE)),
         slopes_(arena.take<float>(ROWS * STRIDE)),
-        halves_(arena.take<uint16_t>(IS_HALF ? ROWS * STRIDE : 1)),
-        weight_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * STRIDE : 1)),
-        slope_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * STRIDE : 1)),
-        query_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.dim : 1)),
-        grad_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.value_dim : 1)) {}
+        halves_(arena.take<uint16_t>(IS_HALF ? ROWS * STRIDE : 0)),
+        weight_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * STRIDE : 0)),
+        slope_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * STRIDE : 0)),
+        query_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.dim : 0)),
+        grad_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.value_dim : 0)) {}
 
-  // All rows of one block; gradients of keys and values are added to these [kv_len, components].
-  void run(int64_t b, int64_t h, int64_t block, int64_t chunk, float* grad_k, float* grad_v) {
-    b_ = b, h_ = h, kv_head_ = h / (p_.heads / p_.kv_heads), row_ = block * ROWS;
-    rows_ = static_cast<int>(std::min<int64_t>(ROWS, p_.q_len - row_));
-    grad_k_ = grad_k, grad_v_ = grad_v, chunk_ = chunk;
+  // Rows of one head; gradients of keys and values are added to these [kv_len, components].
+  void run(const Rows& its, int64_t chunk, float* grad_k, float* grad_v) {
+    its_ = its, chunk_ = chunk, grad_k_ = grad_k, grad_v_ = grad_v;
     if (IS_HALF) {
-      pack_pairs(p_.q.at<char>(b, h, row_), p_.q.row, rows_, p_.dim, query_pairs_);
-      pack_pairs(p_.grad_out.at<char>(b, h, row_), p_.grad_out.row, rows_, p_.value_dim, grad_pairs_);
+      pack_pairs(row_of<char>(p_.q), p_.q.row, its.count(), p_.dim, query_pairs_);
+      pack_pairs(row_of<char>(p_.grad_out), p_.grad_out.row, its.count(), p_.value_dim, grad_pairs_);
     }
-    const bool any = each_part(p_, b, h, block, rows_, [&](const Seen& seen, bool adds) { part(seen, adds); });
-    if (!any) std::memset(grad_q(), 0, rows_ * p_.dim * sizeof(float));
+    const bool any = each_part(p_, its, 0, p_.panels(), [&](const Seen& seen, bool adds) { part(seen, adds); });
+    if (!any) std::memset(grad_q(), 0, its.count() * p_.dim * sizeof(float));
   }
 
  private:
   using Number = typename E::Number;
 
+  template <class T>
+  const T* row_of(const View& x) const { return x.at<T>(its_.b, its_.head, its_.first); }
+
   void part(const Seen& seen, bool adds) {
-    const Left<E> query{p_.q.at<Number>(b_, h_, row_), p_.q.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
-    const Left<E> grad{p_.grad_out.at<Number>(b_, h_, row_), p_.grad_out.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
+    constexpr ptrdiff_t NUMBER = sizeof(Number);
+    const Left<E> query{row_of<Number>(p_.q), p_.q.row / NUMBER, 1};
+    const Left<E> grad{row_of<Number>(p_.grad_out), p_.grad_out.row / NUMBER, 1};
+    const int rows = its_.count();
     for (int n = 0; n < seen.count; ++n) {
       const Right<E> keys{reinterpret_cast<const Number*>(columns(keys_, p_.k, p_.dim, seen.panel[n])), PANEL};
       const Right<E> values{reinterpret_cast<const Number*>(columns(values_, p_.v, p_.value_dim, seen.panel[n])), PANEL};
-      multiply<E>({weights_ + n * PANEL, STRIDE}, query, keys, rows_, PANEL / LANES, p_.dim / E::PER_STEP, false);
-      multiply<E>({slopes_ + n * PANEL, STRIDE}, grad, values, rows_, PANEL / LANES, p_.value_dim / E::PER_STEP, false);
+      multiply<E>({weights_ + n * PANEL, STRIDE}, query, keys, rows, PANEL / LANES, p_.dim / E::PER_STEP, false);
+      multiply<E>({slopes_ + n * PANEL, STRIDE}, grad, values, rows, PANEL / LANES, p_.value_dim / E::PER_STEP, false);
     }
-    for (int i = 0; i < rows_; ++i) {
+    for (int i = 0; i < rows; ++i) {
       if (Terms::any(p_))
         p_.row_words ? derive<true, true>(seen, i) : derive<true, false>(seen, i);
       else
@@ -66,10 +69,10 @@ class Backward {
   template <bool TERMS, bool DROPS>
   void derive(const Seen& seen, int i) {
     float *weights = weights_ + i * STRIDE, *slopes = slopes_ + i * STRIDE;
-    const Terms terms(p_, b_, h_, row_ + i);
-    const int64_t row = (b_ * p_.heads + h_) * p_.q_len + row_ + i;
+    const Terms terms(p_, its_, i);
+    const int64_t row = its_.number(p_, i);
     const float shift = p_.lse[row] * LOG2E, delta = p_.delta[row];
-    const Dropout dropout = DROPS ? Dropout::of(p_, b_, h_, row_ + i) : Dropout{};
+    const Dropout dropout = DROPS ? Dropout::of(p_, its_, i) : Dropout{};
     float* of_bias = p_.grad_bias ? bias_row(i) : nullptr;
     for (int n = 0; n < seen.count; ++n) {
       const int64_t first = seen.panel[n] * PANEL;
@@ -104,7 +107,7 @@ class Backward {
   // Weights and gradients of scores, those of two rows as one word.
   void pair_up(const Seen& seen) {
 #if defined(__AVX512BF16__)
-    for (int i = 0; i < rows_; i += 2)
+    for (int i = 0; i < its_.count(); i += 2)
       for (int at = 0; at < seen.count * PANEL; at += LANES) {
         pair(weights_, i, at, weight_pairs_);
         pair(slopes_, i, at, slope_pairs_);
@@ -114,7 +117,7 @@ class Backward {
   void pair(const float* rows, int i, int at, uint32_t* to) {
     const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + i * STRIDE + at)));
     __m512i high = _mm512_setzero_si512();
-    if (i + 1 < rows_)
+    if (i + 1 < its_.count())
       high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + (i + 1) * STRIDE + at)));
     store(to + i / 2 * STRIDE + at, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 #endif
@@ -123,45 +126,46 @@ class Backward {
   // What one panel adds to the gradients of queries, keys and values.
   void products(int64_t panel, int at, bool adds) {
     const int64_t first = panel * PANEL;
-    const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - first));
+    const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - first)), rows = its_.count();
     const int wide = static_cast<int>(p_.dim / LANES), value_wide = static_cast<int>(p_.value_dim / LANES);
     const Out of_q{grad_q(), p_.dim}, of_k{grad_k_ + first * p_.dim, p_.dim};
     const Out of_v{grad_v_ + first * p_.value_dim, p_.value_dim};
     if constexpr (IS_HALF) {
-      const uint32_t* rows = key_rows_.get(number(panel), panel, [&](uint32_t* to) {
-        pack_pairs(p_.k.at<char>(b_, kv_head_, first), p_.k.row, count, p_.dim, to);
+      const uint32_t* packed = key_rows_.get(number(panel), panel, [&](uint32_t* to) {
+        pack_pairs(p_.k.at<char>(its_.b, its_.kv_head, first), p_.k.row, count, p_.dim, to);
       });
       const Left<E> slopes{reinterpret_cast<const uint32_t*>(halves_ + at), STRIDE / 2, 1};
-      multiply<E>(of_q, slopes, {rows, p_.dim}, rows_, wide, PANEL / 2, adds);
-      const int pairs = (rows_ + 1) / 2;
+      multiply<E>(of_q, slopes, {packed, p_.dim}, rows, wide, PANEL / 2, adds);
+      const int pairs = (rows + 1) / 2;
       multiply<E>(of_k, {slope_pairs_ + at, 1, STRIDE}, {query_pairs_, p_.dim}, count, wide, pairs, true);
       multiply<E>(of_v, {weight_pairs_ + at, 1, STRIDE}, {grad_pairs_, p_.value_dim}, count, value_wide, pairs, true);
     } else {
       const float *weights = weights_ + at, *slopes = slopes_ + at;
-      multiply<E>(of_q, {slopes, STRIDE, 1}, {p_.k.at<float>(b_, kv_head_, first), p_.k.row / ITEM}, rows_, wide, count, adds);
-      multiply<E>(of_k, {slopes, 1, STRIDE}, {p_.q.at<float>(b_, h_, row_), p_.q.row / ITEM}, count, wide, rows_, true);
-      const Right<E> grad{p_.grad_out.at<float>(b_, h_, row_), p_.grad_out.row / ITEM};
-      multiply<E>(of_v, {weights, 1, STRIDE}, grad, count, value_wide, rows_, true);
+      const Right<E> keys{p_.k.at<float>(its_.b, its_.kv_head, first), p_.k.row / ITEM};
+      const Right<E> query{row_of<float>(p_.q), p_.q.row / ITEM}, grad{row_of<float>(p_.grad_out), p_.grad_out.row / ITEM};
+      multiply<E>(of_q, {slopes, STRIDE, 1}, keys, rows, wide, count, adds);
+      multiply<E>(of_k, {slopes, 1, STRIDE}, query, count, wide, rows, true);
+      multiply<E>(of_v, {weights, 1, STRIDE}, grad, count, value_wide, rows, true);
     }
   }
 
   const uint32_t* columns(Panels& panels, const View& x, int64_t components, int64_t panel) {
     return panels.get(number(panel), panel, [&](uint32_t* to) {
       const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - panel * PANEL));
-      pack_columns(x.at<char>(b_, kv_head_, panel * PANEL), x.row, count, components / E::PER_STEP, to);
+      pack_columns(x.at<char>(its_.b, its_.kv_head, panel * PANEL), x.row, count, components / E::PER_STEP, to);
     });
   }
 
-  float* grad_q() const { return p_.grad_q + ((b_ * p_.heads + h_) * p_.q_len + row_) * p_.dim; }
+  float* grad_q() const { return p_.grad_q + its_.number(p_, 0) * p_.dim; }
 
   float* bias_row(int i) const {  // at key 0
-    const int64_t head = b_ * p_.heads + h_, row = row_ + i;
+    const int64_t head = its_.b * p_.heads + its_.head, row = its_.row_of(i);
     if (!p_.table) return p_.grad_bias + (head * p_.q_len + row) * p_.kv_len;
     float* table = p_.grad_bias + (chunk_ * p_.batch * p_.heads + head) * p_.table;
     return p_.bias.row ? table + p_.q_len - 1 - row : table;
   }
 
-  int64_t number(int64_t panel) const { return (b_ * p_.kv_heads + kv_head_) * p_.panels() + panel; }
+  int64_t number(int64_t panel) const { return (its_.b * p_.kv_heads + its_.kv_head) * p_.panels() + panel; }
 
   const Problem& p_;
   Panels keys_, values_, key_rows_;
@@ -169,8 +173,8 @@ class Backward {
   uint16_t* halves_;
   uint32_t *weight_pairs_, *slope_pairs_, *query_pairs_, *grad_pairs_;
   float *grad_k_ = nullptr, *grad_v_ = nullptr;
-  int64_t b_ = 0, h_ = 0, kv_head_ = 0, row_ = 0, chunk_ = 0;
-  int rows_ = 0;
+  int64_t chunk_ = 0;
+  Rows its_;
 };
 
 // What one thread does: all heads of a key head, for one chunk of their rows. Chunks lie behind one another in memory.
@@ -185,7 +189,7 @@ void backward_of(const Problem& p, Arena arena, std::atomic<int64_t>& next) {
     float* grad_v = p.grad_v + (chunk * kv_heads + kv) * p.kv_len * p.value_dim;
     for (int64_t g = 0; g < group; ++g)
       for (int64_t block = first; block < stop; ++block)
-        work.run(kv / p.kv_heads, kv % p.kv_heads * group + g, block, chunk, grad_k, grad_v);
+        work.run(Rows(p, kv / p.kv_heads, kv % p.kv_heads * group + g, 1, block), chunk, grad_k, grad_v);
   }
 }
 

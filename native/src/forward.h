@@ -13,6 +13,22 @@ inline Shorts rounded(Floats x) {  // to bfloat16, ties to even
   return __builtin_convertvector((x != x ? bits | 0x400000 : even) >> 16, Shorts);
 }
 
+// Output and lse of a row, from the sum of its values with weights of this total.
+template <class E>
+void write_row(const Problem& p, const Rows& its, int i, const float* sums, float most, float total) {
+  const bool is_empty = total == 0.0f;
+  const float factor = is_empty ? 0.0f : p.kept / total;
+  char* out = p.out.at<char>(its.b, its.head_of(i), its.row_of(i));
+  for (int64_t d = 0; d < p.value_dim; d += LANES) {
+    const Floats x = is_empty ? Floats{} : load(sums + d) * factor;
+    if constexpr (E::PER_STEP == 2)
+      store(out + d * 2, rounded(x));
+    else
+      store(out + d * 4, x);
+  }
+  p.lse[its.number(p, i)] = is_empty ? -INF : most * LN2 + std::log(total);
+}
+
 template <class E>
 class Forward {
  public:
@@ -21,57 +37,81 @@ class Forward {
 
   Forward(const Problem& p, Arena& arena)
       : p_(p),
-        keys_(arena, p.panels(), p.dim / E::PER_STEP * PANEL),
-        values_(arena, IS_HALF ? p.panels() : 1, IS_HALF ? PANEL / 2 * p.value_dim : 1),
+        keys_(arena, p, p.dim / E::PER_STEP * PANEL),
+        values_(arena, p, IS_HALF ? PANEL / 2 * p.value_dim : 0),
+        queries_(arena.take<Number>(p.heads_at_once > 1 ? ROWS * p.dim / E::PER_STEP : 0)),
         scores_(arena.take<float>(ROWS * STRIDE)),
-        weights_(arena.take<uint16_t>(IS_HALF ? ROWS * STRIDE : 1)),
+        weights_(arena.take<uint16_t>(IS_HALF ? ROWS * STRIDE : 0)),
         sums_(arena.take<float>(ROWS * p.value_dim)) {}
 
-  // All rows of one block.
-  void run(int64_t b, int64_t h, int64_t block) {
-    b_ = b, h_ = h, kv_head_ = h / (p_.heads / p_.kv_heads), row_ = block * ROWS;
-    rows_ = static_cast<int>(std::min<int64_t>(ROWS, p_.q_len - row_));
-    for (int i = 0; i < rows_; ++i) most_[i] = -INF, total_[i] = 0.0f;
-    const bool any = each_part(p_, b, h, block, rows_, [&](const Seen& seen, bool adds) { part(seen, adds); });
-    finish(any);
+  // Some rows, and the keys of one of so many parts.
+  void run(const Rows& its, int64_t part) {
+    its_ = its;
+    for (int i = 0; i < its.count(); ++i) most_[i] = -INF, total_[i] = 0.0f;
+    const int64_t first = p_.panels() * part / p_.parts, stop = p_.panels() * (part + 1) / p_.parts;
+    const Left<E> query = queries();
+    const bool any = each_part(p_, its, first, stop, [&](const Seen& seen, bool adds) { add(seen, query, adds); });
+    p_.partial ? keep(any, part) : finish(any);
   }
 
  private:
   using Number = typename E::Number;
 
-  void part(const Seen& seen, bool adds) {
-    const Left<E> query{p_.q.at<Number>(b_, h_, row_), p_.q.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
+  // In place, or those of several heads below one another.
+  Left<E> queries() {
+    if (its_.heads == 1) {
+      const auto* data = p_.q.at<Number>(its_.b, its_.head, its_.first);
+      return {data, p_.q.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
+    }
+    const ptrdiff_t steps = p_.dim / E::PER_STEP;
+    for (int i = 0; i < its_.count(); ++i) {
+      const auto* row = p_.q.at<Number>(its_.b, its_.head_of(i), its_.row_of(i));
+      std::memcpy(queries_ + i * steps, row, steps * sizeof(Number));
+    }
+    return {queries_, steps, 1};
+  }
+
+  void add(const Seen& seen, Left<E> query, bool adds) {
+    const int rows = its_.count();
     for (int n = 0; n < seen.count; ++n) {
       const Right<E> keys{reinterpret_cast<const Number*>(packed_keys(seen.panel[n])), PANEL};
-      multiply<E>({scores_ + n * PANEL, STRIDE}, query, keys, rows_, PANEL / LANES, p_.dim / E::PER_STEP, false);
+      if (p_.meets_keys_once()) expect_next(seen, n);
+      const int vectors = (keys_of(seen.panel[n]) + LANES - 1) / LANES;
+      multiply<E>({scores_ + n * PANEL, STRIDE}, query, keys, rows, vectors, p_.dim / E::PER_STEP, false);
     }
-    for (int i = 0; i < rows_; ++i) {
+    for (int i = 0; i < rows; ++i) {
       if (Terms::any(p_))
         p_.row_words ? softmax<true, true>(seen, i, adds) : softmax<true, false>(seen, i, adds);
       else
         p_.row_words ? softmax<false, true>(seen, i, adds) : softmax<false, false>(seen, i, adds);
     }
     for (int n = 0; n < seen.count; ++n) {
-      const int64_t first = seen.panel[n] * PANEL, count = std::min<int64_t>(PANEL, p_.kv_len - first);
+      const int64_t first = seen.panel[n] * PANEL;
+      const int count = keys_of(seen.panel[n]);
       const Out out{sums_, p_.value_dim};
       const int vectors = static_cast<int>(p_.value_dim / LANES);
       if constexpr (IS_HALF) {
         const Left<E> weights{reinterpret_cast<const uint32_t*>(weights_ + n * PANEL), STRIDE / 2, 1};
         const Right<E> values{packed_values(seen.panel[n]), p_.value_dim};
-        multiply<E>(out, weights, values, rows_, vectors, PANEL / 2, adds || n);
+        multiply<E>(out, weights, values, rows, vectors, (count + 1) / 2, adds || n);
       } else {
         const Left<E> weights{scores_ + n * PANEL, STRIDE, 1};
-        const Right<E> values{p_.v.at<float>(b_, kv_head_, first), p_.v.row / ITEM};
-        multiply<E>(out, weights, values, rows_, vectors, count, adds || n);
+        const Right<E> values{p_.v.at<float>(its_.b, its_.kv_head, first), p_.v.row / ITEM};
+        multiply<E>(out, weights, values, rows, vectors, count, adds || n);
       }
     }
+  }
+
+  void expect_next(const Seen& seen, int n) {
+    const char* first = p_.v.at<char>(its_.b, its_.kv_head, seen.panel[n] * PANEL);
+    expect(first, p_.v.row, keys_of(seen.panel[n]), p_.value_dim * ITEM);
   }
 
   // Scores of a row to weights that are not yet divided by their total; what earlier parts left is scaled.
   template <bool TERMS, bool DROPS>
   void softmax(const Seen& seen, int i, bool adds) {
     float* scores = scores_ + i * STRIDE;
-    const Terms terms(p_, b_, h_, row_ + i);
+    const Terms terms(p_, its_, i);
     const float factor = TERMS ? 1.0f : terms.factor;
     Floats top = all(-INF);
     each(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
@@ -83,7 +123,7 @@ class Forward {
     });
     const float before = most_[i], largest = std::max(before, most_of(top));
     const float shift = largest == -INF ? 0.0f : largest;
-    const Dropout dropout = DROPS ? Dropout::of(p_, b_, h_, row_ + i) : Dropout{};
+    const Dropout dropout = DROPS ? Dropout::of(p_, its_, i) : Dropout{};
     Floats total{};
     each(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
       Floats x{};
@@ -126,59 +166,82 @@ class Forward {
   }
 
   void finish(bool any) {
-    for (int i = 0; i < rows_; ++i) {
-      const bool is_empty = total_[i] == 0.0f;
-      const float factor = is_empty || !any ? 0.0f : p_.kept / total_[i];
-      char* out = p_.out.at<char>(b_, h_, row_ + i);
-      for (int64_t d = 0; d < p_.value_dim; d += LANES) {
-        const Floats x = factor == 0.0f ? Floats{} : load(sums_ + i * p_.value_dim + d) * factor;
-        if constexpr (IS_HALF)
-          store(out + d * 2, rounded(x));
-        else
-          store(out + d * 4, x);
-      }
-      p_.lse[(b_ * p_.heads + h_) * p_.q_len + row_ + i] =
-          is_empty ? -INF : most_[i] * LN2 + std::log(total_[i]);
+    for (int i = 0; i < its_.count(); ++i) write_row<E>(p_, its_, i, sums_ + i * p_.value_dim, most_[i], any ? total_[i] : 0.0f);
+  }
+
+  // What this part of the keys adds to the rows, for `merge`.
+  void keep(bool any, int64_t part) {
+    const int64_t rows = p_.batch * p_.heads * p_.q_len, width = p_.value_dim;
+    for (int i = 0; i < its_.count(); ++i) {
+      float* to = p_.partial + (part * rows + its_.number(p_, i)) * (width + 2);
+      if (any) std::memcpy(to, sums_ + i * width, width * sizeof(float));
+      to[width] = most_[i], to[width + 1] = any ? total_[i] : 0.0f;
     }
   }
 
   const uint32_t* packed_keys(int64_t panel) {
     return keys_.get(number(panel), panel, [&](uint32_t* to) {
       const int64_t first = panel * PANEL;
-      const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - first));
-      pack_columns(p_.k.at<char>(b_, kv_head_, first), p_.k.row, count, p_.dim / E::PER_STEP, to);
+      const int count = keys_of(panel);
+      pack_columns(p_.k.at<char>(its_.b, its_.kv_head, first), p_.k.row, count, p_.dim / E::PER_STEP, to);
     });
   }
 
   const uint32_t* packed_values(int64_t panel) {
     return values_.get(number(panel), panel, [&](uint32_t* to) {
       const int64_t first = panel * PANEL;
-      const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - first));
-      pack_pairs(p_.v.at<char>(b_, kv_head_, first), p_.v.row, count, p_.value_dim, to);
+      const int count = keys_of(panel);
+      pack_pairs(p_.v.at<char>(its_.b, its_.kv_head, first), p_.v.row, count, p_.value_dim, to);
     });
   }
 
-  int64_t number(int64_t panel) const { return (b_ * p_.kv_heads + kv_head_) * p_.panels() + panel; }
+  int keys_of(int64_t panel) const { return static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - panel * PANEL)); }
+
+  int64_t number(int64_t panel) const { return (its_.b * p_.kv_heads + its_.kv_head) * p_.panels() + panel; }
 
   const Problem& p_;
   Panels keys_, values_;
+  Number* queries_;
   float* scores_;
   uint16_t* weights_;
   float* sums_;
   float most_[ROWS], total_[ROWS];
-  int64_t b_ = 0, h_ = 0, kv_head_ = 0, row_ = 0;
-  int rows_ = 0;
+  Rows its_;
 };
 
-// What one thread does: blocks of one head after the other, taken from a counter that all threads share.
+// What one thread does: blocks of one head, or of heads that are worked on together, one after the other, taken from a
+// counter that all threads share.
 template <class E>
 void forward_of(const Problem& p, Arena arena, std::atomic<int64_t>& next, int64_t blocks_at_once) {
   Forward<E> work(p, arena);
-  const int64_t runs = (p.plan.blocks + blocks_at_once - 1) / blocks_at_once;
-  for (int64_t task; (task = next.fetch_add(1)) < p.batch * p.heads * runs;) {
-    const int64_t head = task / runs, first = task % runs * blocks_at_once;
-    for (int64_t block = first; block < std::min(first + blocks_at_once, p.plan.blocks); ++block)
-      work.run(head / p.heads, head % p.heads, block);
+  const int64_t runs = (p.plan.blocks + blocks_at_once - 1) / blocks_at_once, heads = p.heads / p.heads_at_once;
+  for (int64_t task; (task = next.fetch_add(1)) < p.batch * heads * runs * p.parts;) {
+    const int64_t part = task % p.parts, run = task / p.parts % runs, head = task / p.parts / runs;
+    for (int64_t block = run * blocks_at_once; block < std::min((run + 1) * blocks_at_once, p.plan.blocks); ++block)
+      work.run(Rows(p, head / heads, head % heads * p.heads_at_once, p.heads_at_once, block), part);
+  }
+}
+
+// Results of all parts of the keys as one.
+template <class E>
+void merge_of(const Problem& p) {
+  const int64_t rows = p.batch * p.heads * p.q_len, width = p.value_dim, apart = rows * (width + 2);
+  for (int64_t row = 0; row < rows; ++row) {
+    float* sums = p.partial + row * (width + 2);
+    float most = -INF, total = 0.0f;
+    for (int64_t part = 0; part < p.parts; ++part) most = std::max(most, sums[part * apart + width]);
+    const float shift = most == -INF ? 0.0f : most;
+    for (int64_t part = 0; part < p.parts; ++part) {
+      const float* its = sums + part * apart;
+      const float its_total = its[width + 1], scale = its[width] == -INF ? 1.0f : ::exp2f(its[width] - shift);
+      const bool is_first = total == 0.0f;
+      if (its_total == 0.0f) continue;  // its sums were not written
+      for (int64_t d = 0; d < width; ++d) sums[d] = (is_first ? 0.0f : sums[d]) + its[d] * scale;
+      total += its_total * scale;
+    }
+    const int64_t head = row / p.q_len;
+    Rows its(p, head / p.heads, head % p.heads, 1, 0);
+    write_row<E>(p, its, static_cast<int>(row % p.q_len), sums, most, total);
   }
 }
 

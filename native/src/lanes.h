@@ -65,12 +65,12 @@ inline void store_some(float* to, Floats x, uint32_t bits) {
     if (bits >> i & 1) to[i] = x[i];
 }
 
-// The larger one; of NaN and a number, the number: weights and their total carry NaN on.
-inline Floats most(Floats a, Floats b) {
+// The larger one; a new x that is NaN is left out: weights and their total carry it on.
+inline Floats most(Floats top, Floats x) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+  return (Floats)_mm512_max_ps((__m512)x, (__m512)top);
 #else
-  return a > b ? a : b;
+  return x > top ? x : top;
 #endif
 }
 

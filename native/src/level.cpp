@@ -17,6 +17,10 @@ void forward(const Problem& p, char* memory, std::atomic<int64_t>& next, int64_t
   with_numbers(p, [&](auto kind) { forward_of<decltype(kind)>(p, Arena(memory), next, blocks_at_once); });
 }
 
+void merge(const Problem& p) {
+  with_numbers(p, [&](auto kind) { merge_of<decltype(kind)>(p); });
+}
+
 void backward(const Problem& p, char* memory, std::atomic<int64_t>& next) {
   with_numbers(p, [&](auto kind) { backward_of<decltype(kind)>(p, Arena(memory), next); });
 }

@@ -9,6 +9,7 @@
 #define DECLARE(LEVEL) \
   namespace LEVEL { \
   void forward(const Problem&, char* memory, std::atomic<int64_t>& next, int64_t blocks_at_once); \
+  void merge(const Problem&); \
   void backward(const Problem&, char* memory, std::atomic<int64_t>& next); \
   int64_t forward_bytes(const Problem&); \
   int64_t backward_bytes(const Problem&); \
@@ -22,13 +23,14 @@ DECLARE(avx512_bf16)
 
 struct Functions {
   decltype(&plain::forward) forward;
+  decltype(&plain::merge) merge;
   decltype(&plain::backward) backward;
   decltype(&plain::forward_bytes) forward_bytes;
   decltype(&plain::backward_bytes) backward_bytes;
 };
 
 #define FUNCTIONS(LEVEL) \
-  { LEVEL::forward, LEVEL::backward, LEVEL::forward_bytes, LEVEL::backward_bytes }
+  { LEVEL::forward, LEVEL::merge, LEVEL::backward, LEVEL::forward_bytes, LEVEL::backward_bytes }
 
 constexpr Functions LEVELS[] = {FUNCTIONS(plain), FUNCTIONS(avx2), FUNCTIONS(avx512), FUNCTIONS(avx512_bf16)};
 #undef FUNCTIONS

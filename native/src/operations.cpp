@@ -72,6 +72,7 @@ struct Told {
     Problem p{};
     p.batch = q.size(0), p.heads = q.size(1), p.q_len = q.size(2), p.dim = q.size(3);
     p.kv_heads = k.size(1), p.kv_len = k.size(2), p.value_dim = v.size(3);
+    p.heads_at_once = 1, p.parts = 1;
     p.is_half = q.scalar_type() == ScalarType::BFloat16;
     p.q = view(q), p.k = view(k), p.v = view(v);
     Plan& plan = p.plan;
@@ -102,18 +103,33 @@ struct Told {
   Told{q, k, v, starts, runs, spans, bits, visible, bias, row_words, column_words, by_distance, scale, softcap, kept, threshold} \
       .problem()
 
+// Where rows are few, heads that share keys are worked on together, and keys in parts, on any number of threads.
+void share_out(Problem& p) {
+  constexpr int64_t TASKS = 16, LEAST = 8;  // and panels of a part
+  const int64_t group = p.heads / p.kv_heads;
+  for (int64_t n = 2; n <= group && n * p.q_len <= ROWS; ++n)
+    if (group % n == 0) p.heads_at_once = static_cast<int>(n);
+  const int64_t tasks = std::max<int64_t>(1, p.batch * p.heads / p.heads_at_once);
+  if (p.plan.blocks == 1) p.parts = std::max<int64_t>(1, std::min((TASKS + tasks - 1) / tasks, p.panels() / LEAST));
+}
+
 std::tuple<Tensor, Tensor> forward(TOLD) {
   Problem p = PROBLEM;
   // [batch, len, heads, width] in memory, so that heads merge without a copy.
   Tensor out = torch::stable::transpose(torch::stable::new_empty(q, {p.batch, p.q_len, p.heads, p.value_dim}), 1, 2);
   Tensor lse = torch::stable::new_empty(q, {p.batch, p.heads, p.q_len}, ScalarType::Float);
   p.out = view(out), p.lse = static_cast<float*>(lse.data_ptr());
+  share_out(p);
+  Tensor partial = torch::stable::new_empty(
+      q, {p.parts > 1 ? p.parts * p.batch * p.heads * p.q_len * (p.value_dim + 2) : 0}, ScalarType::Float);
+  if (p.parts > 1) p.partial = static_cast<float*>(partial.data_ptr());
   const int64_t each = p.batch * p.heads * p.plan.blocks / (8 * torch::stable::get_num_threads());
   const int64_t blocks_at_once = std::max<int64_t>(1, std::min<int64_t>({each, p.plan.blocks, 32}));
   const Functions& functions = LEVELS[level()];
   share(q, functions.forward_bytes(p), [&](char* memory, std::atomic<int64_t>& next) {
     functions.forward(p, memory, next, blocks_at_once);
   });
+  if (p.partial) functions.merge(p);
   return {out, lse};
 }
 
@@ -143,9 +159,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(TOLD, const Tensor& grad_out
 }
 
 // Bytes that `forward` holds for each thread.
-int64_t held(int64_t kv_len, int64_t dim, int64_t value_dim, bool is_half) {
+int64_t held(int64_t heads, int64_t kv_heads, int64_t q_len, int64_t kv_len, int64_t dim, int64_t value_dim, bool is_half) {
   Problem p{};
-  p.kv_len = kv_len, p.dim = dim, p.value_dim = value_dim, p.is_half = is_half;
+  p.heads = heads, p.kv_heads = kv_heads, p.q_len = q_len, p.kv_len = kv_len, p.dim = dim, p.value_dim = value_dim;
+  p.is_half = is_half, p.heads_at_once = 1, p.parts = 1;
+  share_out(p);
   return (LEVELS[level()].forward_bytes(p) + 4095) / 4096 * 4096;
 }
 
@@ -161,7 +179,7 @@ STABLE_TORCH_LIBRARY(saccade_cpu, m) {
   m.def("forward(" ARGUMENTS ") -> (Tensor, Tensor)");
   m.def("backward(" ARGUMENTS ", Tensor grad_out, Tensor lse, Tensor delta, int chunks, int table) "
         "-> (Tensor, Tensor, Tensor, Tensor)");
-  m.def("held(int kv_len, int dim, int value_dim, bool is_half) -> int");
+  m.def("held(int heads, int kv_heads, int q_len, int kv_len, int dim, int value_dim, bool is_half) -> int");
   m.def("abilities() -> int");
 }
 STABLE_TORCH_LIBRARY_IMPL(saccade_cpu, CPU, m) {

@@ -28,18 +28,57 @@ class Arena {
   int64_t used_ = 0;
 };
 
+// Asks for rows that are needed soon.
+inline void expect(const char* rows, ptrdiff_t row, int count, int64_t bytes) {
+  for (int i = 0; i < count; ++i)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows + i * row + at, 0, 2);
+}
+
+// Four components of each of LANES / 4 rows that stand 4 apart.
+inline Words fours(const char* rows, ptrdiff_t row) {
+#if defined(__AVX512F__)
+  const auto four = [&](int n) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + 4 * n * row)); };
+  const __m512i low = _mm512_inserti32x4(_mm512_castsi128_si512(four(0)), four(1), 1);
+  return (Words)_mm512_inserti32x4(_mm512_inserti32x4(low, four(2), 2), four(3), 3);
+#else
+  Words found;
+  for (int n = 0; n < LANES / 4; ++n) std::memcpy(reinterpret_cast<char*>(&found) + 16 * n, rows + 4 * n * row, 16);
+  return found;
+#endif
+}
+
+// Lanes of two vectors in turn: the first two of every four, or the last two; one by one, or two by two.
+template <bool LAST, int TOGETHER>
+inline Words in_turn(Words a, Words b) {
+  Words lane;
+  for (int i = 0; i < LANES; ++i) {
+    const int from = TOGETHER == 1 ? i % 2 * LANES + i % 4 / 2 : i % 4 / 2 * LANES + i % 2;
+    lane[i] = i / 4 * 4 + (LAST ? 2 : 0) + from;
+  }
+  return __builtin_shuffle(a, b, lane);
+}
+
 // Rows as columns: row i of `rows` becomes column i of a panel [components][PANEL]; columns without a row are 0.
+// Components come in fours.
 inline void pack_columns(const char* rows, ptrdiff_t row, int count, int64_t components, uint32_t* panel) {
-  constexpr int AT_ONCE = 8;
-  int64_t d = 0;
-  for (; d + AT_ONCE <= components; d += AT_ONCE)
-    for (int i = 0; i < PANEL; ++i) {
-      uint32_t part[AT_ONCE] = {};
-      if (i < count) std::memcpy(part, rows + i * row + d * 4, sizeof part);
-      for (int n = 0; n < AT_ONCE; ++n) panel[(d + n) * PANEL + i] = part[n];
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    for (int64_t d = 0; d < components; d += 4) {
+      const char* from = rows + i * row + d * 4;
+      // A processor does not foresee what is read across rows: those of the next panel are asked for, a quarter each time.
+      for (int n = 0; n < LANES; n += 4) __builtin_prefetch(rows + (i + n + d / 4 % 4 + PANEL) * row + d / 16 * 64, 0, 2);
+      const Words a = fours(from, row), b = fours(from + row, row);
+      const Words c = fours(from + 2 * row, row), e = fours(from + 3 * row, row);
+      const Words ab = in_turn<false, 1>(a, b), ce = in_turn<false, 1>(c, e);
+      const Words later_ab = in_turn<true, 1>(a, b), later_ce = in_turn<true, 1>(c, e);
+      uint32_t* to = panel + d * PANEL + i;
+      store(to, in_turn<false, 2>(ab, ce)), store(to + PANEL, in_turn<true, 2>(ab, ce));
+      store(to + 2 * PANEL, in_turn<false, 2>(later_ab, later_ce));
+      store(to + 3 * PANEL, in_turn<true, 2>(later_ab, later_ce));
     }
-  for (; d < components; ++d)
-    for (int i = 0; i < PANEL; ++i) {
+  }
+  for (; i < PANEL; ++i)
+    for (int64_t d = 0; d < components; ++d) {
       panel[d * PANEL + i] = 0;
       if (i < count) std::memcpy(panel + d * PANEL + i, rows + i * row + d * 4, 4);
     }
@@ -60,12 +99,13 @@ inline void pack_pairs(const char* rows, ptrdiff_t row, int count, int64_t width
   }
 }
 
-// Packed panels of one thread. Where there is no room for all of them, later ones take the places of earlier ones.
+// Packed panels of one thread, those that are met again. Where there is no room for all of them, later ones take the
+// places of earlier ones.
 class Panels {
  public:
-  Panels(Arena& arena, int64_t panels, int64_t words)
+  Panels(Arena& arena, const Problem& p, int64_t words)
       : words_(words),
-        room_(std::min(panels, std::max<int64_t>(PANELS, MOST / (words * 4)))),
+        room_(p.meets_keys_once() ? 1 : std::min(p.panels(), std::max<int64_t>(PANELS, MOST / (words * 4 + 1)))),
         memory_(arena.take<uint32_t>(room_ * words)),
         held_(room_, -1) {}
 

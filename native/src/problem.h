@@ -62,4 +62,10 @@ struct Problem {
   int64_t table;              // numbers of a row's bias that all rows share: by distance, or by key; 0: none
   int64_t chunks;             // parts of a head's rows that sum up gradients of keys apart, in this order
   int64_t panels() const { return (kv_len + PANEL - 1) / PANEL; }
+
+  // Few rows: those of several heads are worked on together, and keys in several parts whose results are merged.
+  int heads_at_once;
+  int64_t parts;
+  float* partial;             // [parts, batch, heads, q_len, value_dim + 2]: sums, largest score and total; null: one part
+  bool meets_keys_once() const { return q_len <= ROWS && heads_at_once == heads / kv_heads; }
 };

@@ -7,6 +7,25 @@ namespace LEVEL {
 
 constexpr float LN2 = 0.6931471805599453f, LOG2E = 1.4426950408889634f;
 
+// Rows that are worked on together: of one head, or the few rows of several heads that share keys.
+struct Rows {
+  int64_t b, kv_head, head, first;  // the first head and row
+  int heads, of_head;
+  int32_t heads_[ROWS], rows_[ROWS];
+
+  Rows() = default;
+  Rows(const Problem& p, int64_t b, int64_t head, int heads, int64_t block)
+      : b(b), kv_head(head / (p.heads / p.kv_heads)), head(head), first(block * ROWS), heads(heads),
+        of_head(static_cast<int>(std::min<int64_t>(ROWS, p.q_len - first))) {
+    for (int i = 0; i < count(); ++i) heads_[i] = head + i / of_head, rows_[i] = first + i % of_head;
+  }
+
+  int count() const { return heads * of_head; }
+  int64_t head_of(int i) const { return heads_[i]; }
+  int64_t row_of(int i) const { return rows_[i]; }
+  int64_t number(const Problem& p, int i) const { return (b * p.heads + heads_[i]) * p.q_len + rows_[i]; }
+};
+
 // Panels that are worked on together, and for each row the keys of each that it sees, as bits.
 struct Seen {
   int64_t panel[PANELS];
@@ -32,19 +51,22 @@ inline uint64_t allowed_by(const Plan& plan, Kind kind, int64_t b, int64_t h, in
   return word;
 }
 
-// The panels that a block of rows needs, up to PANELS of them at a time, with what each row sees.
+// The panels that rows need, those of a range and up to PANELS of them at a time, with what each row sees.
 template <class Do>
-bool each_part(const Problem& p, int64_t b, int64_t h, int64_t block, int rows, Do run) {
-  const int64_t item = p.plan.items > 1 ? b : 0, at = item * p.plan.blocks + block, panels = p.panels();
-  const uint64_t* visible = p.plan.visible ? p.plan.visible + (b * p.heads + h) * panels : nullptr;
+bool each_part(const Problem& p, const Rows& its, int64_t first, int64_t stop, Do run) {
+  const int64_t item = p.plan.items > 1 ? its.b : 0, panels = p.panels();
+  const int64_t at = item * p.plan.blocks + its.first / ROWS;
+  const auto visible = [&](int64_t head) { return p.plan.visible + (its.b * p.heads + head) * panels; };
   Seen seen;
   bool any = false;
   for (int32_t n = p.plan.starts[at]; n < p.plan.starts[at + 1]; ++n) {
-    const Run& its = p.plan.runs[n];
-    for (int64_t panel = its.first; panel < its.stop; ++panel) {
-      for (int i = 0; i < rows; ++i) {
-        const uint64_t word = allowed_by(p.plan, Kind(its.kind), b, h, item, block * ROWS + i, p.q_len, panel, panels);
-        seen.words[i][seen.count] = visible ? word & visible[panel] : word;
+    const Run& span = p.plan.runs[n];
+    for (int64_t panel = std::max<int64_t>(span.first, first); panel < std::min<int64_t>(span.stop, stop); ++panel) {
+      const uint64_t there = bits_between(0, p.kv_len - panel * PANEL);
+      for (int i = 0; i < its.count(); ++i) {
+        uint64_t word = there & allowed_by(p.plan, Kind(span.kind), its.b, its.head_of(i), item, its.row_of(i), p.q_len, panel, panels);
+        if (p.plan.visible) word &= visible(its.head_of(i))[panel];
+        seen.words[i][seen.count] = word;
       }
       seen.panel[seen.count++] = panel;
       if (seen.count == PANELS) run(seen, any), any = true, seen.count = 0;
@@ -75,9 +97,9 @@ struct Dropout {
   uint32_t word;
   int32_t threshold;
 
-  static Dropout of(const Problem& p, int64_t b, int64_t h, int64_t row) {
-    const int32_t word = p.row_words[(b * p.heads + h) * p.q_len + row];
-    return {p.column_words + b * p.column_words_batch, static_cast<uint32_t>(word), p.threshold};
+  static Dropout of(const Problem& p, const Rows& its, int i) {
+    const int32_t word = p.row_words[its.number(p, i)];
+    return {p.column_words + its.b * p.column_words_batch, static_cast<uint32_t>(word), p.threshold};
   }
 
   Ints keeps(int64_t key, uint32_t bits) const {
@@ -94,9 +116,8 @@ struct Terms {
 
   static bool any(const Problem& p) { return p.softcap > 0.0f || p.bias.data; }
 
-  Terms(const Problem& p, int64_t b, int64_t h, int64_t row)
-      : factor(p.scale * LOG2E), scale(p.scale), softcap(p.softcap) {
-    if (p.bias.data) bias = p.bias.at<float>(b, h, row);
+  Terms(const Problem& p, const Rows& its, int i) : factor(p.scale * LOG2E), scale(p.scale), softcap(p.softcap) {
+    if (p.bias.data) bias = p.bias.at<float>(its.b, its.head_of(i), its.row_of(i));
   }
 
   // Of products of the row with keys from this one on; the cap's slope is written where it is asked for.

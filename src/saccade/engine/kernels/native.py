@@ -23,7 +23,8 @@ from saccade.transforms import has_forward_derivatives
 
 __all__ = ["Native", "abilities"]
 
-_FEW_ROWS, _FEW_PAIRS = 32, 512  # below which other kernels start sooner, in single and in half precision
+_FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
+_FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _LANES = 16  # widths that are multiples of it need no copies
 _TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
 _HALF = 3  # of `abilities`: from here on products of bfloat16
@@ -55,11 +56,10 @@ class Native(KernelByHand):
     is_choosy = True
 
     def suits(self, given: Ingredients) -> bool:
-        """Where it is installed and switched on, and there is more to do than to pack keys for a few rows."""
-        if not _is_on():
-            return False
-        _, _, q_len, kv_len = given.shape
-        return q_len >= _FEW_ROWS if given.query.dtype is torch.float32 else q_len * kv_len >= _FEW_PAIRS
+        """Where it is installed and switched on, and there is more to do than to pack a few keys."""
+        batch, heads, q_len, kv_len = given.shape
+        pairs = batch * heads * q_len * kv_len
+        return _is_on() and kv_len >= _FEW_KEYS and pairs >= _FEW_PAIRS.get(given.query.dtype, 0)
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
@@ -87,10 +87,11 @@ class Native(KernelByHand):
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the blocks compute and hold."""
         plan = _plan(given)
-        batch, heads, q_len, _ = given.shape
+        batch, heads, q_len, kv_len = given.shape
         results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
         widths = (-(-max(1, size) // _LANES) * _LANES for size in (given.query.shape[3], value_dim))
-        each = torch.ops.saccade_cpu.held(given.shape[3], *widths, given.query.dtype == torch.bfloat16)
+        sizes = (heads, given.key.shape[1], q_len, kv_len, *widths)
+        each = torch.ops.saccade_cpu.held(*sizes, given.query.dtype == torch.bfloat16)
         return Cost(len(plan.runs), plan.pairs(given), Held(results + torch.get_num_threads() * each, results))
 
     def pairs(self, given: Ingredients) -> int:

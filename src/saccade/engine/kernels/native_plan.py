@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -46,6 +47,8 @@ class NativePlan(NamedTuple):
             blocks = -(-q_len // ROWS)
             none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
             return cls(none[0], none[1], none[2], None)
+        if given.plan.is_full:
+            return _whole(q_len, kv_len)
         items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
         first = np.tile(np.arange(q_first, q_first + q_len, ROWS, dtype=np.int64), len(items))
         last = np.minimum(first + ROWS, q_first + q_len) - 1
@@ -78,6 +81,15 @@ def kept_plan(given: Ingredients) -> NativePlan | None:
     if "native" not in memo:
         memo["native"] = NativePlan.of(given)
     return cast("NativePlan | None", memo["native"])
+
+
+@lru_cache
+def _whole(q_len: int, kv_len: int) -> NativePlan:
+    """Where every query may see every key."""
+    blocks = -(-q_len // ROWS)
+    runs = torch.tensor([[0, -(-kv_len // PANEL), _WHOLE]], dtype=torch.int32).repeat(blocks, 1)
+    spans = torch.zeros((1, q_len, 0, 2), dtype=torch.int32)
+    return NativePlan(torch.arange(blocks + 1, dtype=torch.int32), runs, spans, None)
 
 
 def packed(seen: Tensor) -> Tensor:
