@@ -13,8 +13,12 @@ HERE = Path(__file__).parent
 FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wno-uninitialized -Wno-maybe-uninitialized -Wno-psabi".split()
 if os.environ.get("SACCADE_CPU_SANITIZE"):  # for tests: stops at the first step out of bounds, and at what is undefined
     FLAGS += "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined".split()
+if os.environ.get("SACCADE_CPU_EMULATE_TILES"):  # for tests where the processor has none
+    FLAGS.append("-DEMULATED_TILES")
 AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512".split()
-LEVELS = {"plain": [], "avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+BF16 = [*AVX512, "-mavx512bf16"]
+AMX = [*BF16, "-mamx-tile", "-mamx-bf16"]
+LEVELS = {"plain": [], "avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512_bf16": BF16, "amx": AMX}
 
 
 def build(folder: Path) -> None:

@@ -13,6 +13,12 @@ class Backward {
  public:
   static constexpr bool IS_HALF = E::PER_STEP == 2;
   static constexpr ptrdiff_t ITEM = IS_HALF ? 2 : 4;
+#if defined(__AMX_BF16__)
+  static constexpr bool HAS_TILES = std::is_same_v<E, Tiles>;
+#else
+  static constexpr bool HAS_TILES = false;
+#endif
+  static constexpr int PAIRS = HAS_TILES ? LANES : ROWS / 2;  // of rows; those without a row are 0
 
   Backward(const Problem& p, Arena& arena)
       : p_(p),
@@ -22,8 +28,9 @@ class Backward {
         weights_(arena.take<float>(ROWS * STRIDE)),
         slopes_(arena.take<float>(ROWS * STRIDE)),
         halves_(arena.take<uint16_t>(IS_HALF ? ROWS * STRIDE : 0)),
-        weight_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * STRIDE : 0)),
-        slope_pairs_(arena.take<uint32_t>(IS_HALF ? ROWS / 2 * STRIDE : 0)),
+        weight_pairs_(arena.take<uint32_t>(IS_HALF ? PAIRS * STRIDE : 0)),
+        slope_pairs_(arena.take<uint32_t>(IS_HALF ? PAIRS * STRIDE : 0)),
+        turned_(arena.take<uint32_t>(HAS_TILES ? PANEL * PANEL : 0)),
         query_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.dim : 0)),
         grad_pairs_(arena.take<uint32_t>(IS_HALF ? PANEL / 2 * p.value_dim : 0)) {}
 
@@ -107,7 +114,7 @@ class Backward {
   // Weights and gradients of scores, those of two rows as one word.
   void pair_up(const Seen& seen) {
 #if defined(__AVX512BF16__)
-    for (int i = 0; i < its_.count(); i += 2)
+    for (int i = 0; i < (HAS_TILES ? 2 * PAIRS : its_.count()); i += 2)
       for (int at = 0; at < seen.count * PANEL; at += LANES) {
         pair(weights_, i, at, weight_pairs_);
         pair(slopes_, i, at, slope_pairs_);
@@ -115,10 +122,11 @@ class Backward {
   }
 
   void pair(const float* rows, int i, int at, uint32_t* to) {
-    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + i * STRIDE + at)));
-    __m512i high = _mm512_setzero_si512();
-    if (i + 1 < its_.count())
-      high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + (i + 1) * STRIDE + at)));
+    const auto row = [&](int n) {
+      if (n >= its_.count()) return _mm512_setzero_si512();
+      return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + n * STRIDE + at)));
+    };
+    const __m512i low = row(i), high = row(i + 1);
     store(to + i / 2 * STRIDE + at, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 #endif
   }
@@ -136,9 +144,9 @@ class Backward {
       });
       const Left<E> slopes{reinterpret_cast<const uint32_t*>(halves_ + at), STRIDE / 2, 1};
       multiply<E>(of_q, slopes, {packed, p_.dim}, rows, wide, PANEL / 2, adds);
-      const int pairs = (rows + 1) / 2;
-      multiply<E>(of_k, {slope_pairs_ + at, 1, STRIDE}, {query_pairs_, p_.dim}, count, wide, pairs, true);
-      multiply<E>(of_v, {weight_pairs_ + at, 1, STRIDE}, {grad_pairs_, p_.value_dim}, count, value_wide, pairs, true);
+      const int pairs = HAS_TILES ? PAIRS : (rows + 1) / 2;
+      multiply<E>(of_k, by_key(slope_pairs_ + at), {query_pairs_, p_.dim}, count, wide, pairs, true);
+      multiply<E>(of_v, by_key(weight_pairs_ + at), {grad_pairs_, p_.value_dim}, count, value_wide, pairs, true);
     } else {
       const float *weights = weights_ + at, *slopes = slopes_ + at;
       const Right<E> keys{p_.k.at<float>(its_.b, its_.kv_head, first), p_.k.row / ITEM};
@@ -147,6 +155,13 @@ class Backward {
       multiply<E>(of_k, {slopes, 1, STRIDE}, query, count, wide, rows, true);
       multiply<E>(of_v, {weights, 1, STRIDE}, grad, count, value_wide, rows, true);
     }
+  }
+
+  // Pairs of rows of a panel's keys, as the left side of a product: tiles want the pairs of a key side by side.
+  Left<E> by_key(const uint32_t* pairs) {
+    if (!HAS_TILES) return {reinterpret_cast<const Number*>(pairs), 1, STRIDE};
+    pack_columns(reinterpret_cast<const char*>(pairs), STRIDE * 4, PAIRS, PANEL, turned_);
+    return {reinterpret_cast<const Number*>(turned_), PANEL, 1};
   }
 
   const uint32_t* columns(Panels& panels, const View& x, int64_t components, int64_t panel) {
@@ -171,7 +186,7 @@ class Backward {
   Panels keys_, values_, key_rows_;
   float *weights_, *slopes_;
   uint16_t* halves_;
-  uint32_t *weight_pairs_, *slope_pairs_, *query_pairs_, *grad_pairs_;
+  uint32_t *weight_pairs_, *slope_pairs_, *turned_, *query_pairs_, *grad_pairs_;
   float *grad_k_ = nullptr, *grad_v_ = nullptr;
   int64_t chunk_ = 0;
   Rows its_;

@@ -7,7 +7,12 @@ namespace LEVEL {
 // Calls a template with the kind of numbers that a problem has.
 template <class Call>
 auto with_numbers(const Problem& p, Call call) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  if (p.is_half) {
+    [[maybe_unused]] const Tiling while_running;
+    return call(Tiles{});
+  }
+#elif defined(__AVX512BF16__)
   if (p.is_half) return call(Pairs{});
 #endif
   return call(Singles{});

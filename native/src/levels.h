@@ -19,6 +19,7 @@ DECLARE(plain)
 DECLARE(avx2)
 DECLARE(avx512)
 DECLARE(avx512_bf16)
+DECLARE(amx)
 #undef DECLARE
 
 struct Functions {
@@ -32,5 +33,5 @@ struct Functions {
 #define FUNCTIONS(LEVEL) \
   { LEVEL::forward, LEVEL::merge, LEVEL::backward, LEVEL::forward_bytes, LEVEL::backward_bytes }
 
-constexpr Functions LEVELS[] = {FUNCTIONS(plain), FUNCTIONS(avx2), FUNCTIONS(avx512), FUNCTIONS(avx512_bf16)};
+constexpr Functions LEVELS[] = {FUNCTIONS(plain), FUNCTIONS(avx2), FUNCTIONS(avx512), FUNCTIONS(avx512_bf16), FUNCTIONS(amx)};
 #undef FUNCTIONS

@@ -13,18 +13,39 @@
 
 #include "levels.h"
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-enum Level : int64_t { PLAIN, AVX2, AVX512, AVX512_BF16 };
+enum Level : int64_t { PLAIN, AVX2, AVX512, AVX512_BF16, AMX };
+
+// Whether the processor has tiles, and the system lets this process use them: it must be asked once.
+bool has_tiles() {
+#if defined(EMULATED_TILES)
+  return true;
+#elif defined(__x86_64__) && defined(__linux__)
+  unsigned a, b, c, d;
+  constexpr unsigned BF16 = 1u << 22, TILES = 1u << 24, ASK_PERMISSION = 0x1023, TILE_DATA = 18;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & BF16) || !(d & TILES)) return false;
+  return syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+
 
 Level highest() {
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
-    return __builtin_cpu_supports("avx512bf16") ? AVX512_BF16 : AVX512;
+    return !__builtin_cpu_supports("avx512bf16") ? AVX512 : has_tiles() ? AMX : AVX512_BF16;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
 #endif
   return PLAIN;

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
-#include "multiply.h"
+#include "tiles.h"
 #include "problem.h"
 
 namespace LEVEL {
