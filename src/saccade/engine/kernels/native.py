@@ -32,7 +32,7 @@ _HALF = 3  # of `abilities`: from here on products of bfloat16
 
 @cache
 def abilities() -> int | None:
-    """What the compiled kernel may use: 0 plain, 1 AVX2, 2 AVX-512, 3 with bfloat16, 4 AMX; None where not installed."""
+    """What the compiled kernel may use: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None: not installed."""
     try:
         library: Any = import_module("saccade_cpu")
     except ImportError:
