@@ -50,10 +50,12 @@ bench: $(VENV)/.dev  ## time the kernels against torch in the same run
 fmt: $(VENV)/.dev  ## format the code
 	$(BIN)/ruff format src tests benchmarks examples
 	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/clang-format -i native/src/*
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/clang-format --dry-run -Werror native/src/*
 
 type: $(VENV)/.dev
 	$(BIN)/mypy

@@ -40,7 +40,8 @@ def build(folder: Path) -> None:
         libraries = [f"-L{root / 'lib'}", "-ltorch", "-ltorch_cpu"]
         folder.mkdir(parents=True, exist_ok=True)
         objects_made = map(str, made.values())
-        subprocess.run([compiler, *FLAGS, "-shared", *objects_made, *libraries, "-o", str(folder / "saccade_cpu.so")], check=True)
+        target = folder / "saccade_cpu.so"
+        subprocess.run([compiler, *FLAGS, "-shared", *objects_made, *libraries, "-o", str(target)], check=True)
 
 
 class Build(build_py):

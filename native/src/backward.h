@@ -49,7 +49,9 @@ class Backward {
   using Number = typename E::Number;
 
   template <class T>
-  const T* row_of(const View& x) const { return x.at<T>(its_.b, its_.head, its_.first); }
+  const T* row_of(const View& x) const {
+    return x.at<T>(its_.b, its_.head, its_.first);
+  }
 
   void part(const Seen& seen, bool adds) {
     constexpr ptrdiff_t NUMBER = sizeof(Number);
@@ -58,7 +60,8 @@ class Backward {
     const int rows = its_.count();
     for (int n = 0; n < seen.count; ++n) {
       const Right<E> keys{reinterpret_cast<const Number*>(columns(keys_, p_.k, p_.dim, seen.panel[n])), PANEL};
-      const Right<E> values{reinterpret_cast<const Number*>(columns(values_, p_.v, p_.value_dim, seen.panel[n])), PANEL};
+      const Right<E> values{reinterpret_cast<const Number*>(columns(values_, p_.v, p_.value_dim, seen.panel[n])),
+                            PANEL};
       multiply<E>({weights_ + n * PANEL, STRIDE}, query, keys, rows, PANEL / LANES, p_.dim / E::PER_STEP, false);
       multiply<E>({slopes_ + n * PANEL, STRIDE}, grad, values, rows, PANEL / LANES, p_.value_dim / E::PER_STEP, false);
     }
@@ -150,7 +153,8 @@ class Backward {
     } else {
       const float *weights = weights_ + at, *slopes = slopes_ + at;
       const Right<E> keys{p_.k.at<float>(its_.b, its_.kv_head, first), p_.k.row / ITEM};
-      const Right<E> query{row_of<float>(p_.q), p_.q.row / ITEM}, grad{row_of<float>(p_.grad_out), p_.grad_out.row / ITEM};
+      const Right<E> query{row_of<float>(p_.q), p_.q.row / ITEM},
+          grad{row_of<float>(p_.grad_out), p_.grad_out.row / ITEM};
       multiply<E>(of_q, {slopes, STRIDE, 1}, keys, rows, wide, count, adds);
       multiply<E>(of_k, {slopes, 1, STRIDE}, query, count, wide, rows, true);
       multiply<E>(of_v, {weights, 1, STRIDE}, grad, count, value_wide, rows, true);
@@ -196,7 +200,7 @@ class Backward {
 template <class E>
 void backward_of(const Problem& p, Arena arena, std::atomic<int64_t>& next) {
   Backward<E> work(p, arena);
-  const int64_t group = p.heads / p.kv_heads, kv_heads = p.batch * p.kv_heads;
+  const int64_t kv_heads = p.batch * p.kv_heads, group = p.heads / std::max<int64_t>(1, p.kv_heads);
   for (int64_t task; (task = next.fetch_add(1)) < kv_heads * p.chunks;) {
     const int64_t kv = task / p.chunks, chunk = task % p.chunks;
     const int64_t first = p.plan.blocks * chunk / p.chunks, stop = p.plan.blocks * (chunk + 1) / p.chunks;

@@ -166,7 +166,8 @@ class Forward {
   }
 
   void finish(bool any) {
-    for (int i = 0; i < its_.count(); ++i) write_row<E>(p_, its_, i, sums_ + i * p_.value_dim, most_[i], any ? total_[i] : 0.0f);
+    for (int i = 0; i < its_.count(); ++i)
+      write_row<E>(p_, its_, i, sums_ + i * p_.value_dim, most_[i], any ? total_[i] : 0.0f);
   }
 
   // What this part of the keys adds to the rows, for `merge`.

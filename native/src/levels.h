@@ -6,13 +6,13 @@
 #include "problem.h"
 
 // A thread's part of the work, with memory of its own; and how much of that it needs.
-#define DECLARE(LEVEL) \
-  namespace LEVEL { \
+#define DECLARE(LEVEL)                                                                            \
+  namespace LEVEL {                                                                               \
   void forward(const Problem&, char* memory, std::atomic<int64_t>& next, int64_t blocks_at_once); \
-  void merge(const Problem&); \
-  void backward(const Problem&, char* memory, std::atomic<int64_t>& next); \
-  int64_t forward_bytes(const Problem&); \
-  int64_t backward_bytes(const Problem&); \
+  void merge(const Problem&);                                                                     \
+  void backward(const Problem&, char* memory, std::atomic<int64_t>& next);                        \
+  int64_t forward_bytes(const Problem&);                                                          \
+  int64_t backward_bytes(const Problem&);                                                         \
   }
 
 DECLARE(plain)
@@ -30,8 +30,8 @@ struct Functions {
   decltype(&plain::backward_bytes) backward_bytes;
 };
 
-#define FUNCTIONS(LEVEL) \
-  { LEVEL::forward, LEVEL::merge, LEVEL::backward, LEVEL::forward_bytes, LEVEL::backward_bytes }
+#define FUNCTIONS(LEVEL) {LEVEL::forward, LEVEL::merge, LEVEL::backward, LEVEL::forward_bytes, LEVEL::backward_bytes}
 
-constexpr Functions LEVELS[] = {FUNCTIONS(plain), FUNCTIONS(avx2), FUNCTIONS(avx512), FUNCTIONS(avx512_bf16), FUNCTIONS(amx)};
+constexpr Functions LEVELS[] = {FUNCTIONS(plain), FUNCTIONS(avx2), FUNCTIONS(avx512), FUNCTIONS(avx512_bf16),
+                                FUNCTIONS(amx)};
 #undef FUNCTIONS

@@ -54,7 +54,8 @@ void micro(Out out, Left<E> left, Right<E> right, ptrdiff_t steps, bool adds) {
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 8
       for (int n = 0; n < WIDE; ++n)
-        sums[i][n] = E::add(sums[i][n], left.data[i * left.row + t * left.step], right.data + t * right.step + n * LANES);
+        sums[i][n] =
+            E::add(sums[i][n], left.data[i * left.row + t * left.step], right.data + t * right.step + n * LANES);
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 8

@@ -1,8 +1,8 @@
 // What torch calls: arguments become a problem, threads share its blocks.
-#include <algorithm>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <algorithm>
 
 #include <cstdlib>
 #include <cstring>
@@ -40,7 +40,6 @@ bool has_tiles() {
 #endif
 }
 
-
 Level highest() {
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -70,12 +69,16 @@ const T* data(const std::optional<Tensor>& x) {
   return x ? static_cast<const T*>(x->data_ptr()) : nullptr;
 }
 
+int64_t of_thread(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+int64_t scratch_bytes(int64_t bytes) { return torch::stable::get_num_threads() * of_thread(bytes) + 64; }
+
 // One parallel region: each thread takes tasks until none is left, with memory of its own.
 template <class Work>
 void share(const Tensor& like, int64_t bytes, Work work) {
   std::atomic<int64_t> next{0};
-  const int64_t threads = torch::stable::get_num_threads(), each = (bytes + 4095) / 4096 * 4096;
-  Tensor scratch = torch::stable::new_empty(like, {threads * each + 64}, ScalarType::Byte);
+  const int64_t threads = torch::stable::get_num_threads(), each = of_thread(bytes);
+  Tensor scratch = torch::stable::new_empty(like, {scratch_bytes(bytes)}, ScalarType::Byte);
   char* memory = static_cast<char*>(scratch.data_ptr());
   memory += (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64;
   torch::stable::parallel_for(0, threads, 1, [&](int64_t thread, int64_t) { work(memory + thread * each, next); });
@@ -115,23 +118,29 @@ struct Told {
   }
 };
 
-#define TOLD \
+#define TOLD                                                                                                        \
   const Tensor &q, const Tensor &k, const Tensor &v, const Tensor &starts, const Tensor &runs, const Tensor &spans, \
-      std::optional<Tensor> bits, std::optional<Tensor> visible, std::optional<Tensor> bias, bool by_distance, double scale, double softcap, \
-      std::optional<Tensor> row_words, std::optional<Tensor> column_words, int64_t threshold, double kept
+      std::optional<Tensor> bits, std::optional<Tensor> visible, std::optional<Tensor> bias, bool by_distance,      \
+      double scale, double softcap, std::optional<Tensor> row_words, std::optional<Tensor> column_words,            \
+      int64_t threshold, double kept
 
-#define PROBLEM \
-  Told{q, k, v, starts, runs, spans, bits, visible, bias, row_words, column_words, by_distance, scale, softcap, kept, threshold} \
+#define PROBLEM                                                                                            \
+  Told{q,           k,     v,       starts, runs,     spans, bits, visible, bias, row_words, column_words, \
+       by_distance, scale, softcap, kept,   threshold}                                                     \
       .problem()
 
 // Where rows are few, heads that share keys are worked on together, and keys in parts, on any number of threads.
 void share_out(Problem& p) {
   constexpr int64_t TASKS = 16, LEAST = 8;  // and panels of a part
-  const int64_t group = p.heads / p.kv_heads;
+  const int64_t group = p.heads / std::max<int64_t>(1, p.kv_heads);
   for (int64_t n = 2; n <= group && n * p.q_len <= ROWS; ++n)
     if (group % n == 0) p.heads_at_once = static_cast<int>(n);
   const int64_t tasks = std::max<int64_t>(1, p.batch * p.heads / p.heads_at_once);
   if (p.plan.blocks == 1) p.parts = std::max<int64_t>(1, std::min((TASKS + tasks - 1) / tasks, p.panels() / LEAST));
+}
+
+int64_t partial_numbers(const Problem& p) {
+  return p.parts > 1 ? p.parts * p.batch * p.heads * p.q_len * (p.value_dim + 2) : 0;
 }
 
 std::tuple<Tensor, Tensor> forward(TOLD) {
@@ -141,15 +150,13 @@ std::tuple<Tensor, Tensor> forward(TOLD) {
   Tensor lse = torch::stable::new_empty(q, {p.batch, p.heads, p.q_len}, ScalarType::Float);
   p.out = view(out), p.lse = static_cast<float*>(lse.data_ptr());
   share_out(p);
-  Tensor partial = torch::stable::new_empty(
-      q, {p.parts > 1 ? p.parts * p.batch * p.heads * p.q_len * (p.value_dim + 2) : 0}, ScalarType::Float);
+  Tensor partial = torch::stable::new_empty(q, {partial_numbers(p)}, ScalarType::Float);
   if (p.parts > 1) p.partial = static_cast<float*>(partial.data_ptr());
   const int64_t each = p.batch * p.heads * p.plan.blocks / (8 * torch::stable::get_num_threads());
   const int64_t blocks_at_once = std::max<int64_t>(1, std::min<int64_t>({each, p.plan.blocks, 32}));
   const Functions& functions = LEVELS[level()];
-  share(q, functions.forward_bytes(p), [&](char* memory, std::atomic<int64_t>& next) {
-    functions.forward(p, memory, next, blocks_at_once);
-  });
+  share(q, functions.forward_bytes(p),
+        [&](char* memory, std::atomic<int64_t>& next) { functions.forward(p, memory, next, blocks_at_once); });
   if (p.partial) functions.merge(p);
   return {out, lse};
 }
@@ -173,34 +180,37 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(TOLD, const Tensor& grad_out
   p.grad_v = static_cast<float*>(of_v.data_ptr());
   p.grad_bias = table < 0 ? nullptr : static_cast<float*>(of_bias.data_ptr());
   const Functions& functions = LEVELS[level()];
-  share(q, functions.backward_bytes(p), [&](char* memory, std::atomic<int64_t>& next) {
-    functions.backward(p, memory, next);
-  });
+  share(q, functions.backward_bytes(p),
+        [&](char* memory, std::atomic<int64_t>& next) { functions.backward(p, memory, next); });
   return {of_q, of_k, of_v, of_bias};
 }
 
-// Bytes that `forward` holds for each thread.
-int64_t held(int64_t heads, int64_t kv_heads, int64_t q_len, int64_t kv_len, int64_t dim, int64_t value_dim, bool is_half) {
+// Bytes that `forward` holds beside its results, of tensors of these sizes.
+int64_t held(int64_t batch, int64_t heads, int64_t kv_heads, int64_t q_len, int64_t kv_len, int64_t dim,
+             int64_t value_dim, bool is_half) {
   Problem p{};
-  p.heads = heads, p.kv_heads = kv_heads, p.q_len = q_len, p.kv_len = kv_len, p.dim = dim, p.value_dim = value_dim;
-  p.is_half = is_half, p.heads_at_once = 1, p.parts = 1;
+  p.batch = batch, p.heads = heads, p.kv_heads = kv_heads, p.q_len = q_len, p.kv_len = kv_len;
+  p.dim = dim, p.value_dim = value_dim, p.is_half = is_half, p.heads_at_once = 1, p.parts = 1;
+  p.plan.blocks = (q_len + ROWS - 1) / ROWS;
   share_out(p);
-  return (LEVELS[level()].forward_bytes(p) + 4095) / 4096 * 4096;
+  return scratch_bytes(LEVELS[level()].forward_bytes(p)) + partial_numbers(p) * 4;
 }
 
 int64_t abilities() { return level(); }
 
 }  // namespace
 
-#define ARGUMENTS \
-  "Tensor q, Tensor k, Tensor v, Tensor starts, Tensor runs, Tensor spans, Tensor? bits, Tensor? visible, Tensor? bias, " \
+#define ARGUMENTS                                                                                                   \
+  "Tensor q, Tensor k, Tensor v, Tensor starts, Tensor runs, Tensor spans, Tensor? bits, Tensor? visible, Tensor? " \
+  "bias, "                                                                                                          \
   "bool by_distance, float scale, float softcap, Tensor? row_words, Tensor? column_words, int threshold, float kept"
 
 STABLE_TORCH_LIBRARY(saccade_cpu, m) {
   m.def("forward(" ARGUMENTS ") -> (Tensor, Tensor)");
-  m.def("backward(" ARGUMENTS ", Tensor grad_out, Tensor lse, Tensor delta, int chunks, int table) "
+  m.def("backward(" ARGUMENTS
+        ", Tensor grad_out, Tensor lse, Tensor delta, int chunks, int table) "
         "-> (Tensor, Tensor, Tensor, Tensor)");
-  m.def("held(int heads, int kv_heads, int q_len, int kv_len, int dim, int value_dim, bool is_half) -> int");
+  m.def("held(int batch, int heads, int kv_heads, int q_len, int kv_len, int dim, int value_dim, bool is_half) -> int");
   m.def("abilities() -> int");
 }
 STABLE_TORCH_LIBRARY_IMPL(saccade_cpu, CPU, m) {

@@ -5,8 +5,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "tiles.h"
 #include "problem.h"
+#include "tiles.h"
 
 namespace LEVEL {
 
@@ -66,8 +66,10 @@ inline void pack_columns(const char* rows, ptrdiff_t row, int count, int64_t com
   for (; i + LANES <= count; i += LANES) {
     for (int64_t d = 0; d < components; d += 4) {
       const char* from = rows + i * row + d * 4;
-      // A processor does not foresee what is read across rows: those of the next panel are asked for, a quarter each time.
-      for (int n = 0; n < LANES; n += 4) __builtin_prefetch(rows + (i + n + d / 4 % 4 + PANEL) * row + d / 16 * 64, 0, 2);
+      // A processor does not foresee what is read across rows: those of the next panel are asked for, a quarter each
+      // time.
+      for (int n = 0; n < LANES; n += 4)
+        __builtin_prefetch(rows + (i + n + d / 4 % 4 + PANEL) * row + d / 16 * 64, 0, 2);
       const Words a = fours(from, row), b = fours(from + row, row);
       const Words c = fours(from + 2 * row, row), e = fours(from + 3 * row, row);
       const Words ab = in_turn<false, 1>(a, b), ce = in_turn<false, 1>(c, e);

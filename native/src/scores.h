@@ -15,7 +15,11 @@ struct Rows {
 
   Rows() = default;
   Rows(const Problem& p, int64_t b, int64_t head, int heads, int64_t block)
-      : b(b), kv_head(head / (p.heads / p.kv_heads)), head(head), first(block * ROWS), heads(heads),
+      : b(b),
+        kv_head(head / (p.heads / p.kv_heads)),
+        head(head),
+        first(block * ROWS),
+        heads(heads),
         of_head(static_cast<int>(std::min<int64_t>(ROWS, p.q_len - first))) {
     for (int i = 0; i < count(); ++i) heads_[i] = head + i / of_head, rows_[i] = first + i % of_head;
   }
@@ -41,7 +45,7 @@ inline uint64_t bits_between(int64_t start, int64_t stop) {
 
 // The keys of one panel that a row sees, those included that nobody may see.
 inline uint64_t allowed_by(const Plan& plan, Kind kind, int64_t b, int64_t h, int64_t item, int64_t row, int64_t q_len,
-                        int64_t panel, int64_t panels) {
+                           int64_t panel, int64_t panels) {
   if (kind == WHOLE) return ~0ull;
   if (kind == RESIDUAL) return plan.bits[b * plan.bits_batch + h * plan.bits_head + row * panels + panel];
   uint64_t word = 0;
@@ -64,7 +68,8 @@ bool each_part(const Problem& p, const Rows& its, int64_t first, int64_t stop, D
     for (int64_t panel = std::max<int64_t>(span.first, first); panel < std::min<int64_t>(span.stop, stop); ++panel) {
       const uint64_t there = bits_between(0, p.kv_len - panel * PANEL);
       for (int i = 0; i < its.count(); ++i) {
-        uint64_t word = there & allowed_by(p.plan, Kind(span.kind), its.b, its.head_of(i), item, its.row_of(i), p.q_len, panel, panels);
+        uint64_t word = there & allowed_by(p.plan, Kind(span.kind), its.b, its.head_of(i), item, its.row_of(i), p.q_len,
+                                           panel, panels);
         if (p.plan.visible) word &= visible(its.head_of(i))[panel];
         seen.words[i][seen.count] = word;
       }
@@ -110,7 +115,7 @@ struct Dropout {
 
 // Scores as powers of 2: scaled, capped, with the bias.
 struct Terms {
-  float factor;               // of a product, where there is neither a cap nor a bias
+  float factor;  // of a product, where there is neither a cap nor a bias
   float scale, softcap;
   const float* bias = nullptr;  // of the row, at key 0
 

@@ -11,7 +11,7 @@ namespace LEVEL {
 
 struct Tiles : Pairs {};
 
-constexpr int TILE = 16;                                          // rows, words of a row
+constexpr int TILE = 16;                                                 // rows, words of a row
 constexpr uint8_t HEIGHTS[8] = {TILE, TILE, 8, 8, TILE, 8, TILE, TILE};  // sums 0 to 3, left 4 and 5, right 6 and 7
 
 #if defined(EMULATED_TILES)  // for tests on processors without them
@@ -21,7 +21,9 @@ inline thread_local uint32_t emulated[8][TILE][TILE];
 struct Tiling {};
 
 template <int T>
-inline void tile_zero() { std::memset(emulated[T], 0, sizeof emulated[T]); }
+inline void tile_zero() {
+  std::memset(emulated[T], 0, sizeof emulated[T]);
+}
 
 template <int T, class Word>
 inline void tile_load(const Word* from, ptrdiff_t row) {
@@ -69,7 +71,9 @@ struct Tiling {
 
 // Written as instructions: GCC's intrinsics take no constants of templates, and do not say that they touch memory.
 template <int T>
-inline void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(T)); }
+inline void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
 
 template <int T, class Word>
 inline void tile_load(const Word* from, ptrdiff_t row) {
@@ -115,9 +119,11 @@ template <bool HIGH, bool LOW>
 inline void rows_of_tiles(Out out, Left<Tiles> left, Right<Tiles> right, int vectors, ptrdiff_t steps, bool adds) {
   int n = 0;
   for (; n + 2 <= vectors; n += 2)
-    micro_tiles<HIGH, LOW, true>({out.data + n * TILE, out.row}, left, {right.data + n * TILE, right.step}, steps, adds);
+    micro_tiles<HIGH, LOW, true>({out.data + n * TILE, out.row}, left, {right.data + n * TILE, right.step}, steps,
+                                 adds);
   if (n < vectors)
-    micro_tiles<HIGH, LOW, false>({out.data + n * TILE, out.row}, left, {right.data + n * TILE, right.step}, steps, adds);
+    micro_tiles<HIGH, LOW, false>({out.data + n * TILE, out.row}, left, {right.data + n * TILE, right.step}, steps,
+                                  adds);
 }
 
 template <>

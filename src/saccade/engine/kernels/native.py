@@ -90,9 +90,9 @@ class Native(KernelByHand):
         batch, heads, q_len, kv_len = given.shape
         results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
         widths = (-(-max(1, size) // _LANES) * _LANES for size in (given.query.shape[3], value_dim))
-        sizes = (heads, given.key.shape[1], q_len, kv_len, *widths)
-        each = torch.ops.saccade_cpu.held(*sizes, given.query.dtype == torch.bfloat16)
-        return Cost(len(plan.runs), plan.pairs(given), Held(results + torch.get_num_threads() * each, results))
+        sizes = (batch, heads, given.key.shape[1], q_len, kv_len, *widths)
+        held = torch.ops.saccade_cpu.held(*sizes, given.query.dtype == torch.bfloat16)
+        return Cost(len(plan.runs), plan.pairs(given), Held(results + held, results))
 
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the blocks compute."""
