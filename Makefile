@@ -36,7 +36,7 @@ demo: $(VENV)/.native  ## see what a trained model attends to
 verify: $(VENV)/.native  ## check what is said about attention by running it (under a minute)
 	$(OFFLINE) $(BIN)/saccade verify
 
-test: $(VENV)/.dev  ## run the tests (about four minutes)
+test: $(VENV)/.dev  ## run the tests (five to ten minutes)
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 
 check: lint type imports test  ## what CI runs: style, types, import rules, tests
