@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.native import NATIVE, needs_half, needs_native
 from tests.kernels.stretching import stretched
 from torch import Tensor
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import saccade as sc
-from saccade import masks
+from saccade import masks, positions
 from saccade.engine.kernels import aten, tiled
+from saccade.engine.kernels.native import Native, abilities
 from saccade.engine.memory import counted
 from saccade.masks import plans as kept_plans
 from saccade.testing.case import Case
@@ -58,10 +61,24 @@ def _pairs_of_a_call(query: Tensor, key: Tensor, causal: bool) -> int:
     return batch * heads * total
 
 
+def _pairs_of_panels(q: Tensor, k: Tensor, starts: Tensor, runs: Tensor, spans: Tensor) -> int:
+    """As the compiled kernel goes through them: for 24 rows of each item and head, panels of 64 keys."""
+    (batch, heads, rows, _), columns = q.shape, k.shape[2]
+    blocks, total = -(-rows // 24), 0
+    for item in range(batch):
+        for block in range(blocks):
+            at = block if len(spans) == 1 else item * blocks + block
+            for first, stop, _ in runs[starts[at] : starts[at + 1]].tolist():
+                height = len(range(rows)[24 * block : 24 * block + 24])
+                total += sum(height * len(range(columns)[64 * n : 64 * n + 64]) for n in range(first, stop))
+    return heads * total
+
+
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    """Counts at the operation itself, and where the tiled kernel has made a block."""
+    """Counts at the operations themselves, and where the tiled kernel has made a block."""
     count, forward, made = Counted(), aten._forward, tiled._made
+    compiled = None if abilities() is None else torch.ops.saccade_cpu.forward
 
     def called(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool, **options: Any) -> Any:
         count.pairs += _pairs_of_a_call(q, k, causal)
@@ -72,7 +89,14 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         count.pairs += result.scores.numel()
         return result
 
+    def run(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, runs: Tensor, spans: Tensor, *options: Any) -> Any:
+        assert compiled is not None
+        count.pairs += _pairs_of_panels(q, k, starts, runs, spans)
+        return compiled(q, k, v, starts, runs, spans, *options)
+
     with monkeypatch.context() as patch:
+        if compiled is not None:
+            patch.setattr(torch.ops.saccade_cpu, "forward", run)
         patch.setattr(aten, "_forward", called)
         patch.setattr(tiled, "_made", block)
         yield count
@@ -108,6 +132,12 @@ def matrix_of(case: Case, dtype: torch.dtype, impl: str) -> tuple[sc.AttentionMa
     return sc.AttentionMatrix(given.query, given.key, case.mask, score=score, impl=impl, **options), given.value
 
 
+def skip_what_it_refuses(impl: str, matrix: sc.AttentionMatrix) -> None:
+    reasons = Native().reasons(matrix.ingredients, 0.0) if impl == "native" else ()
+    if reasons:
+        pytest.skip("; ".join(reasons))
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(
     "impl, dtype, factor",
@@ -116,11 +146,14 @@ def matrix_of(case: Case, dtype: torch.dtype, impl: str) -> tuple[sc.AttentionMa
         ("auto", torch.bfloat16, 64),
         ("tiled", torch.float32, 64),
         ("reference", torch.float32, 16),
+        pytest.param("native", torch.float32, 64, marks=needs_native),
+        pytest.param("native", torch.bfloat16, 64, marks=needs_half),
     ],
-    ids=["auto", "half", "tiled", "reference"],
+    ids=["auto", "half", "tiled", "reference", "native", "native-half"],
 )
 def test_every_case(case: Case, impl: str, dtype: torch.dtype, factor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix, value = matrix_of(stretched(case, factor), dtype, impl)
+    skip_what_it_refuses(impl, matrix)
     check(matrix, value, monkeypatch)
 
 
@@ -151,7 +184,15 @@ LONG_BATCH = (masks.Window(50, 50), 512, {"batch": 3, "heads": 4, "kv_heads": 2}
 
 
 @pytest.mark.parametrize("mask, n, options", LONG, ids=[f"{str(mask)[:50]}-{n}-{options}" for mask, n, options in LONG])
-@pytest.mark.parametrize("impl, layout", [("fused", "heads first"), ("tiled", "heads first"), ("fused", "heads last")])
+@pytest.mark.parametrize(
+    "impl, layout",
+    [
+        ("fused", "heads first"),
+        ("tiled", "heads first"),
+        ("fused", "heads last"),
+        pytest.param("native", "heads first", marks=needs_native),
+    ],
+)
 def test_long(
     mask: masks.Mask,
     n: int,
@@ -171,7 +212,8 @@ def test_long(
     )
     sink = torch.zeros(heads) if options.get("sink") else None
     matrix = sc.AttentionMatrix(query, key, mask, scale=options.get("scale"), sink_logit=sink, impl=impl)
-    check(matrix, value, monkeypatch, dropout_p=0.1 if impl == "tiled" else 0.0)
+    skip_what_it_refuses(impl, matrix)
+    check(matrix, value, monkeypatch, dropout_p=0.0 if impl == "fused" else 0.1)
 
 
 @pytest.mark.parametrize("layout", ["heads first", "heads last"])
@@ -179,19 +221,59 @@ def test_keys_of_several_items(layout: str, monkeypatch: pytest.MonkeyPatch) -> 
     test_long(*LONG_BATCH, "tiled", layout, monkeypatch)
 
 
+@pytest.mark.parametrize("impl", ["fused", NATIVE])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_buffers_of_the_operation_are_one_for_each_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_buffers_of_the_operation_are_one_for_each_thread(
+    impl: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, before = torch.randn(1, 2, 1024, 64), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        check(sc.AttentionMatrix(x, x, masks.Causal()), x, monkeypatch)
+        check(sc.AttentionMatrix(x, x, masks.Causal(), impl=impl), x, monkeypatch)
     finally:
         torch.set_num_threads(before)
 
 
+COPIED = {
+    "a padded width": {"width": 50, "value_width": 20},
+    "numbers apart": {"is_apart": True},
+    "half precision at odd steps": {"dtype": torch.bfloat16, "value_width": 65, "is_cut": True},
+    "half precision that begins between two words": {"dtype": torch.bfloat16, "is_late": True},
+    "rows of a bias in half precision": {"dtype": torch.bfloat16, "bias": torch.zeros(4, 1000, 1000).bfloat16()},
+    "rows of a bias whose numbers stand apart": {"bias": torch.zeros(1, 4, 1000, 1000).mT},
+    "numbers of a bias that all rows share": {"bias": torch.zeros(2, 1, 1, 1000)},
+    "a bias by distance": {"bias": positions.ALiBi(4)},
+    "bits": {"mask": masks.Random(3, 2), "kv_heads": 1},
+    "bits of every item": {"mask": masks.Dense(torch.rand(2, 1, 1000, 1000) < 0.5)},
+    "words of dropout": {"kv_heads": 1, "dropout_p": 0.1, "n": 5000, "width": 16, "value_width": 16},
+}
+
+
+@needs_native
+@pytest.mark.parametrize("name", COPIED)
+def test_what_the_compiled_kernel_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = dict(COPIED[name])
+    dtype, n, width = (options.pop(key, own) for key, own in (("dtype", torch.float32), ("n", 1000), ("width", 64)))
+    if dtype == torch.bfloat16 and (abilities() or 0) < 3:
+        pytest.skip("this processor has no products of bfloat16")
+    kv_heads, value_width = options.pop("kv_heads", 2), options.pop("value_width", width)
+    tensors = [
+        torch.randn(2, heads, n, own).to(dtype)
+        for heads, own in ((4, width), (kv_heads, width), (kv_heads, value_width))
+    ]
+    if options.pop("is_apart", False):
+        tensors = [*(x.mT.contiguous().mT for x in tensors[:2]), tensors[2]]
+    if options.pop("is_cut", False):
+        tensors = [torch.cat([x, x[..., :1]], 3)[..., : x.shape[3]] for x in tensors]
+    if options.pop("is_late", False):
+        tensors = [*(F.pad(x.flatten(), (1, 0))[1:].view_as(x) for x in tensors[:2]), tensors[2]]
+    (query, key, value), dropout_p = tensors, options.pop("dropout_p", 0.0)
+    check(sc.AttentionMatrix(query, key, impl="native", **options), value, monkeypatch, dropout_p=dropout_p)
+
+
 def test_half_the_pairs_of_a_causal_mask_and_no_mask_of_it() -> None:
     x = torch.zeros(1, 1, 1, 64).expand(1, 1, 16_384, 64)
-    explained = sc.AttentionMatrix(x, x, masks.Causal()).explain()
+    explained = sc.AttentionMatrix(x, x, masks.Causal(), impl="fused").explain()
     assert "(51.6 %)" in str(explained)
     assert explained.extra_bytes < torch.get_num_threads() * 2**20
 
@@ -204,5 +286,16 @@ def test_half_the_pairs_of_a_causal_mask_and_no_mask_of_it() -> None:
 def test_to_ask_costs_little(impl: str, mask: masks.Mask) -> None:
     x = torch.zeros(1, 4, 1, 64).expand(1, 4, 100_000, 64)
     matrix = sc.AttentionMatrix(x, x, mask, impl=impl)
+    assert counted(matrix.explain).most < 16 * 2**20
+    assert not any(isinstance(x, Tensor) for x in matrix.ingredients.plan.memo.values())
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "mask", [masks.Causal(), masks.Documents([4_000] * 5, rule=masks.Causal()), masks.Random(2, 64)]
+)
+def test_to_ask_the_compiled_kernel_costs_little(mask: masks.Mask) -> None:
+    x = torch.zeros(1, 4, 1, 64).expand(1, 4, 20_000, 64)
+    matrix = sc.AttentionMatrix(x, x, mask, impl="native")
     assert counted(matrix.explain).most < 16 * 2**20
     assert not any(isinstance(x, Tensor) for x in matrix.ingredients.plan.memo.values())

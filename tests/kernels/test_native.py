@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.native import needs_half, needs_native
 from tests.masks.test_masks import ATOMS
 from torch import Tensor
 
@@ -16,9 +17,8 @@ import saccade as sc
 from saccade import masks
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.native import abilities
-from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan
+from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan, kept_bits
 
-needs_native = pytest.mark.skipif(abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
 SIZES = [(5, 5), (70, 70), (130, 130), (7, 200), (200, 64), (1, 129)]
 RULES = [
     None,
@@ -33,10 +33,11 @@ RULES = [
 ]
 
 
-def _read(plan: NativePlan, shape: tuple[int, int, int, int]) -> Tensor:
+def _read(plan: NativePlan, given: Ingredients) -> Tensor:
     """The mask that a plan says, bool ``[batch, heads, q_len, kv_len]``, pair by pair."""
-    batch, heads, q_len, kv_len = shape
-    blocks, seen = -(-q_len // ROWS), torch.zeros(shape, dtype=torch.bool)
+    batch, heads, q_len, kv_len = given.shape
+    blocks, seen = -(-q_len // ROWS), torch.zeros(given.shape, dtype=torch.bool)
+    bits = None if plan.is_exact else kept_bits(given)
     for b, h, q in product(range(batch), range(heads), range(q_len)):
         item = b if len(plan.spans) > 1 else 0
         at = item * blocks + q // ROWS
@@ -47,10 +48,21 @@ def _read(plan: NativePlan, shape: tuple[int, int, int, int]) -> Tensor:
                 elif kind == 1:
                     seen[b, h, q, kv] = any(start <= kv < end for start, end in plan.spans[item, q].tolist())
                 else:
-                    assert plan.bits is not None
-                    words = plan.bits[b if len(plan.bits) > 1 else 0, h if plan.bits.shape[1] > 1 else 0, q]
+                    assert bits is not None
+                    words = bits[b if len(bits) > 1 else 0, h if bits.shape[1] > 1 else 0, q]
                     seen[b, h, q, kv] = bool(int(words[kv // PANEL]) >> kv % PANEL & 1)
     return seen
+
+
+def _pairs_of_panels(seen: Tensor) -> int:
+    """Pairs of one head in the panels of 64 keys of which some row among 24 sees one, from the mask written out."""
+    items, _, q_len, kv_len = seen.shape
+    total = 0
+    for item, row, key in product(range(items), range(0, q_len, 24), range(0, kv_len, 64)):
+        rows, keys = seen[item, 0, row : row + 24].shape[0], seen[item, 0, 0, key : key + 64].shape[0]
+        if seen[item, :, row : row + 24, key : key + 64].any():
+            total += rows * keys
+    return total
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -66,14 +78,23 @@ def test_a_plan_says_what_the_mask_says(rule: masks.Mask | None) -> None:
         plan = NativePlan.of(given)
         assert plan is not None
         expected = given.rule.to_dense(q_len, kv_len, batch=batch, heads=heads)
-        assert torch.equal(_read(plan, given.shape), expected.expand(batch, heads, -1, -1))
+        assert torch.equal(_read(plan, given), expected.expand(batch, heads, -1, -1))
+        assert plan.pairs(given) >= _pairs_of_panels(expected) * (batch // len(expected)) * heads
 
 
-@needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rule", RULES[:7], ids=str)
+def test_no_panel_is_read_that_none_of_24_rows_sees(rule: masks.Mask | None) -> None:
+    batch = 1 if rule is None else rule.shape[0]
+    given = Ingredients.of(torch.zeros(batch, 2, 130, 8), torch.zeros(batch, 2, 130, 8), rule)
+    plan = NativePlan.of(given)
+    assert plan is not None
+    assert plan.pairs(given) == 2 * _pairs_of_panels(given.rule.to_dense(130, batch=batch).expand(batch, -1, -1, -1))
+
+
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_half)]
+)
 def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
-    if dtype == torch.bfloat16 and (abilities() or 0) < 3:
-        pytest.skip("this processor has no products of bfloat16")
     tensors = [torch.randn(1, 4, 300, 32).to(dtype).requires_grad_() for _ in range(3)]
     found, before = [], torch.get_num_threads()
     try:

@@ -29,8 +29,9 @@ class Explanation:
             of keys that stand after the last of a block of queries: a little more than half the pairs.
         flops: floating-point operations of the forward product (two per multiply-add).
         extra_bytes: most memory that the forward product holds at any time beside its inputs and its outputs, in bytes:
-            copies, blocks of scores, the buffers of torch's own operation (which grow with the number of threads), and
-            the hidden pairs that the plan keeps for the next product. What autograd records is not counted.
+            copies, blocks of scores, the buffers of compiled operations (which grow with the number of threads), and
+            the hidden pairs that the plan keeps for the next product. What autograd records is not counted, and of
+            the backward pass nothing is said.
     """
 
     kernel: str

@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from saccade.engine.bias_terms import DenseTerm, HidingTerm, Term, summed_to
 from saccade.engine.distance_bias import DistanceTerm
-from saccade.engine.dropout import Dropped, Words
+from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
-from saccade.engine.kernels.native_plan import ROWS, NativePlan, kept_plan, packed
-from saccade.engine.memory import Cost, Held
-from saccade.engine.tiles import index_of, positions
+from saccade.engine.kernels.native_call import Call, cost_of, prepared
+from saccade.engine.kernels.native_plan import ROWS, kept_plan, known_plan
+from saccade.engine.memory import Cost
 from saccade.transforms import has_forward_derivatives
 
 __all__ = ["Native", "abilities"]
 
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
-_LANES = 16  # widths that are multiples of it need no copies
 _TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
 _HALF = 3  # of `abilities`: from here on products of bfloat16
 
@@ -85,22 +83,16 @@ class Native(KernelByHand):
         return tuple(why)
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
-        """What the blocks compute and hold."""
-        plan = _plan(given)
-        batch, heads, q_len, kv_len = given.shape
-        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
-        widths = (-(-max(1, size) // _LANES) * _LANES for size in (given.query.shape[3], value_dim))
-        sizes = (batch, heads, given.key.shape[1], q_len, kv_len, *widths)
-        held = torch.ops.saccade_cpu.held(*sizes, given.query.dtype == torch.bfloat16)
-        return Cost(len(plan.runs), plan.pairs(given), Held(results + held, results))
+        """What the blocks compute and hold; nothing is run."""
+        return cost_of(given, value_dim, dropout_p)
 
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the blocks compute."""
-        return _plan(given).pairs(given)
+        return known_plan(given).pairs(given)
 
     def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        call = _Call.of(given, value, dropped)
+        call = Call.of(given, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
         if isinstance(given.bias, HidingTerm):
@@ -112,9 +104,9 @@ class Native(KernelByHand):
         self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
     ) -> Tensors:
         """Gradients of query, key, value and the bias's source."""
-        call = _Call.of(given, value, dropped)
+        call = Call.of(given, value, dropped)
         batch, _, q_len, _ = given.shape
-        grad_out = _prepared(results.grad_out)
+        grad_out = prepared(results.grad_out)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
         if results.grad_lse is not None:
             delta = delta - results.grad_lse
@@ -136,53 +128,6 @@ class Native(KernelByHand):
         )
 
 
-class _Call(NamedTuple):
-    """Arguments of the operations, and what the gradient of a bias is read from.
-
-    Attributes:
-        arguments: those that forward and backward share.
-        places: where each distance stands in the bias's source, from the last query's first key on; None by rows.
-        table: how many numbers of a bias all rows share; 0 for a row of its own, -1 without a bias.
-    """
-
-    arguments: tuple[Any, ...]
-    places: Tensor | None
-    table: int
-
-    @classmethod
-    def of(cls, given: Ingredients, value: Tensor, dropped: Dropped | None) -> _Call:
-        """Tensors as the operations read them."""
-        plan, term = _plan(given), given.bias
-        visible = None
-        if isinstance(term, HidingTerm):
-            visible, term = packed(~term.keys), term.term
-        bias, index, table = _rows_of(term, given.shape)
-        rows, columns, threshold, kept = None, None, 0, 1.0
-        if dropped is not None:
-            b, h, _ = index_of(given, given.everything)
-            words = Words(dropped.seed, b, h, *positions(given, given.everything), dropped.p)
-            rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
-            kept = 1.0 / (1.0 - dropped.p)
-        tensors = (_prepared(given.query), _prepared(given.key), _prepared(value))
-        capped = 0.0 if given.softcap is None else given.softcap
-        options = (bias, index is not None, given.scale, capped, rows, columns, threshold, kept)
-        return cls((*tensors, plan.starts, plan.runs, plan.spans, plan.bits, visible, *options), index, table)
-
-
-def _plan(given: Ingredients) -> NativePlan:
-    plan = kept_plan(given)
-    assert plan is not None  # `reasons` has looked
-    return plan
-
-
-def _prepared(x: Tensor) -> Tensor:
-    """Of a width that vectors fill, its numbers side by side, its rows where a pair of numbers can be read at once."""
-    if x.shape[3] % _LANES or not x.shape[3]:
-        return F.pad(x, (0, max(1, -(-x.shape[3] // _LANES)) * _LANES - x.shape[3]))
-    is_straight = x.stride(3) == 1 and (x.dtype == torch.float32 or not any(step % 2 for step in x.stride()[:3]))
-    return x if is_straight and x.data_ptr() % 4 == 0 else x.contiguous()
-
-
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
     """Why a bias cannot be read row by row, or its gradient not be taken."""
     if isinstance(bias, HidingTerm):
@@ -200,22 +145,7 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
     return []
 
 
-def _rows_of(bias: Term | None, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """A bias as float32 rows, where distances stand in its source, and how many numbers all rows share."""
-    if bias is None:
-        return None, None, -1
-    source = bias.source
-    if isinstance(bias, DistanceTerm):
-        q_len, kv_len = shape[2:]
-        index = torch.arange(bias.first + q_len - 1, bias.first - kv_len, -1, device=source.device) - bias.lowest
-        index = index.clamp_(0, source.shape[3] - 1)
-        return source.float().index_select(3, index), index, len(index)
-    rows = source.float()
-    rows = rows if rows.stride(3) == 1 else rows.contiguous()
-    return rows, None, 0 if source.shape[2] > 1 else shape[3]
-
-
-def _grad_of_bias(bias: Term, found: Tensor, call: _Call) -> Tensor:
+def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
     """Gradient of a bias's source from that of its rows, or of the numbers that all rows share."""
     bias = bias.term if isinstance(bias, HidingTerm) and bias.term is not None else bias
     if call.table:

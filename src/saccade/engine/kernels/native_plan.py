@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -10,14 +12,17 @@ import torch
 from torch import Tensor
 
 from saccade.engine.ingredients import Ingredients
-from saccade.plan import ALL, Groups
+from saccade.engine.kernels.probe import Probe
+from saccade.engine.memory import Held
+from saccade.engine.tiles import allowed
+from saccade.plan import ALL, Groups, Strip, Tile
 from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
-__all__ = ["PANEL", "ROWS", "NativePlan", "kept_plan", "packed"]
+__all__ = ["PANEL", "ROWS", "NativePlan", "held_by_bits", "kept_bits", "kept_plan", "packed", "known_plan"]
 
 ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
 _MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
-_ROWS_ASKED = 512
+_PAIRS_ASKED = 1 << 20  # at a time
 _MOST_SPANS = 64  # ranges of a row: with more of them bits are smaller
 _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
@@ -31,22 +36,22 @@ class NativePlan(NamedTuple):
         runs: int32 ``[runs, 3]``: first panel, panel behind the last, and kind: 0, every row sees every key; 1, each
             row sees the keys of its spans; 2, those whose bits are set.
         spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
-        bits: int64 ``[batch | 1, heads | 1, q_len, panels]``, one for each key; None where spans say everything.
+        is_exact: whether spans say everything, and there are no bits.
     """
 
     starts: Tensor
     runs: Tensor
     spans: Tensor
-    bits: Tensor | None
+    is_exact: bool
 
     @classmethod
     def of(cls, given: Ingredients) -> NativePlan | None:
         """The plan of a rule; None if its rows say nothing exact, and bits for all pairs are too many."""
-        rule, (batch, heads, q_len, kv_len), (q_first, kv_first) = given.rule, given.shape, given.origin
+        rule, (batch, _, q_len, kv_len), (q_first, kv_first) = given.rule, given.shape, given.origin
         if 0 in given.shape:
             blocks = -(-q_len // ROWS)
             none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
-            return cls(none[0], none[1], none[2], None)
+            return cls(none[0], none[1], none[2], True)
         if given.plan.is_full:
             return _whole(q_len, kv_len)
         items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
@@ -56,13 +61,13 @@ class NativePlan(NamedTuple):
         groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
         bounds = rule.bounds(groups, _keys(first, kv_first, kv_len))
         exact = _spans(given, items) if bounds.needed.starts.shape[1] <= _MOST_SPANS else None
-        is_exact, told_apart = exact is not None, min(rule.shape[0], batch) * min(rule.shape[1], heads)
-        if not is_exact and told_apart * q_len * kv_len > _MOST_BITS:
+        is_exact = exact is not None
+        if not is_exact and math.prod(_told_apart(given)) * q_len * kv_len > _MOST_BITS:
             return None
         spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
         starts, runs = _runs(given, bounds, first, is_exact=is_exact)
         arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
-        return cls(arrays[0], arrays[1], arrays[2], None if is_exact else _bits(given))
+        return cls(arrays[0], arrays[1], arrays[2], is_exact)
 
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores are computed, over batch and heads: whole panels of each block."""
@@ -83,13 +88,40 @@ def kept_plan(given: Ingredients) -> NativePlan | None:
     return cast("NativePlan | None", memo["native"])
 
 
+def known_plan(given: Ingredients) -> NativePlan:
+    """`kept_plan` of a rule that has one, as `Native.reasons` has seen."""
+    plan = kept_plan(given)
+    assert plan is not None
+    return plan
+
+
+def kept_bits(given: Ingredients) -> Tensor:
+    """One bit for each pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, kept with the plan of the rule."""
+    memo = given.plan.memo
+    if "native bits" not in memo:
+        words = torch.zeros(_shape_of_bits(given), dtype=torch.int64, device=given.device)
+        own = words.numpy().view(np.uint8)
+        for tile in _asked(given):
+            bits = np.packbits(cast("Tensor", allowed(given, tile)).numpy(), axis=-1, bitorder="little")
+            own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
+        memo["native bits"] = words
+    return cast("Tensor", memo["native bits"])
+
+
+def held_by_bits(given: Ingredients) -> Held:
+    """Bytes that `kept_bits` holds while it asks the rule, and those that are kept."""
+    words = 8 * math.prod(_shape_of_bits(given))
+    asked = Probe(given).held("bits", next(_asked(given)), allowed)
+    return Held(words + asked.most, words)
+
+
 @lru_cache
 def _whole(q_len: int, kv_len: int) -> NativePlan:
     """Where every query may see every key."""
     blocks = -(-q_len // ROWS)
     runs = torch.tensor([[0, -(-kv_len // PANEL), _WHOLE]], dtype=torch.int32).repeat(blocks, 1)
     spans = torch.zeros((1, q_len, 0, 2), dtype=torch.int32)
-    return NativePlan(torch.arange(blocks + 1, dtype=torch.int32), runs, spans, None)
+    return NativePlan(torch.arange(blocks + 1, dtype=torch.int32), runs, spans, True)
 
 
 def packed(seen: Tensor) -> Tensor:
@@ -139,15 +171,19 @@ def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False) 
     return Spans.of(np.where(is_some, starts // PANEL, 0), np.where(is_some, -(-ends // PANEL), 0), panels)
 
 
-def _bits(given: Ingredients) -> Tensor:
-    """One bit for each pair, in words of `PANEL` keys."""
-    (batch, heads, q_len, kv_len), (q_first, kv_first), rule = given.shape, given.origin, given.rule
-    items, own_heads = min(rule.shape[0], batch), min(rule.shape[1], heads)
-    b, h = torch.arange(items)[:, None, None, None], torch.arange(own_heads)[None, :, None, None]
-    kv = torch.arange(kv_first, kv_first + kv_len)[None, None, None]
-    words = []
-    for start in range(0, q_len, _ROWS_ASKED):
-        q = torch.arange(q_first + start, q_first + min(start + _ROWS_ASKED, q_len))[None, None, :, None]
-        seen = rule.allows(b, h, q, kv).expand(items, own_heads, q.shape[2], kv_len)
-        words.append(packed(seen))
-    return torch.cat(words, 2)
+def _told_apart(given: Ingredients) -> tuple[int, int]:
+    """How many batch items and heads have bits of their own."""
+    return min(given.rule.shape[0], given.shape[0]), min(given.rule.shape[1], given.shape[1])
+
+
+def _shape_of_bits(given: Ingredients) -> tuple[int, int, int, int]:
+    return (*_told_apart(given), given.shape[2], -(-given.shape[3] // PANEL))
+
+
+def _asked(given: Ingredients) -> Iterator[Tile]:
+    """Some rows at a time, of all pairs that are told apart."""
+    (items, heads), (q_len, kv_len) = _told_apart(given), given.shape[2:]
+    rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
+    for first in range(0, q_len, rows):
+        columns = (Strip(range(kv_len), "all pairs"),)
+        yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, given.rule)
