@@ -14,6 +14,12 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``impl="auto"`` chooses as where saccade-cpu is not installed."""
+    monkeypatch.setattr("saccade.engine.kernels.native._is_on", lambda: False)
+
+
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill what ``new_empty`` returns with NaN, so that a cell nobody writes cannot pass for a result."""

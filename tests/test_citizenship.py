@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 import torch
+from tests.kernels.native import NATIVE, needs_half
 from tests.masks.test_masks import ATOMS
 from torch import func
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -44,7 +45,7 @@ def test_autocast_casts_projections_and_never_scores() -> None:
     torch.testing.assert_close(inside[1].float(), dense.sum(2)[..., None], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("impl", ["fused", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "reference", pytest.param("native", marks=needs_half)])
 def test_autocast_does_not_reach_into_a_product(impl: str) -> None:
     q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
     expected = sc.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), MASK, impl=impl)
@@ -440,7 +441,7 @@ def test_a_compiled_decoder_goes_on_with_a_cache(kind: str) -> None:
         torch.testing.assert_close(torch.cat(parts, 1), model(tokens))
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled"])
+@pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
 @pytest.mark.parametrize("bias", [False, True])
 def test_who_keeps_saved_tensors_keeps_all_of_them(impl: str, bias: bool) -> None:
     """What waits for the backward pass holds on to nothing beside them, so that checkpoints free its memory."""

@@ -67,6 +67,7 @@ def test_its_mean_is_the_product_without_dropout() -> None:
     assert ((draws.mean(0) - matrix @ v).abs() < 5 * standard_error).all()
 
 
+@pytest.mark.usefixtures("without_native")
 def test_explain_says_why_the_fused_kernel_does_not_run() -> None:
     q = torch.randn(1, 1, 8, 4)
     explanation = sc.AttentionMatrix(q, q).explain(dropout_p=0.1)

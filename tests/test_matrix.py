@@ -68,7 +68,7 @@ def test_lse_is_kept_after_a_product() -> None:
 
 def test_nothing_dense_at_any_length() -> None:
     q = torch.randn(1, 1, 100_000, 4)
-    matrix = sc.AttentionMatrix(q, q, masks.Causal())
+    matrix = sc.AttentionMatrix(q, q, masks.Causal(), impl="fused")
     with pytest.raises(
         ValueError, match=r"Matrix\.to_dense: size must be at most 67,108,864 weights; got 10,000,000,000"
     ):
@@ -104,6 +104,7 @@ def test_half_precision_weights_are_float32() -> None:
     torch.testing.assert_close(matrix.to_dense().sum(-1), torch.ones(1, 2, 6))
 
 
+@pytest.mark.usefixtures("without_native")
 def test_explanation_counts_what_is_computed() -> None:
     q = torch.randn(2, 4, 64, 8)
     explanation = sc.AttentionMatrix(q, q, masks.Full()).explain()

@@ -1,10 +1,12 @@
 """Products whose rows are taken in squares equal the definition, in every respect."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.kernels.native import NATIVE, needs_native
 from torch import Tensor
 
 import saccade as sc
@@ -57,8 +59,16 @@ def _check(out: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
         torch.testing.assert_close(own, other.to(own.dtype), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled"])
-@pytest.mark.parametrize("name", MASKS)
+CALLS_NOTHING = [name for name in MASKS if name != "predicate"]
+
+
+@pytest.mark.parametrize(
+    "impl, name",
+    [
+        *itertools.product(["fused", "tiled"], MASKS),
+        *(pytest.param("native", name, marks=needs_native) for name in CALLS_NOTHING),
+    ],
+)
 def test_outputs_and_gradients(name: str, impl: Any) -> None:
     mask, n = MASKS[name]
     inputs = _inputs(n)
@@ -69,6 +79,7 @@ def _runs_in_squares(matrix: sc.AttentionMatrix, **options: Any) -> bool:
     return matrix.explain(**options).pairs < matrix.mask.plan(*matrix.shape[2:], batch=2, heads=4).pairs
 
 
+@pytest.mark.usefixtures("without_native")
 def test_squares_are_taken_where_they_pay() -> None:
     x = torch.randn(2, 4, 64 * 64, 8)
     near = masks.Neighborhood(64, 64, 3)
@@ -134,17 +145,17 @@ def test_a_trained_dense_bias() -> None:
 
 def test_dropout_and_lse_do_not_depend_on_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = _inputs(N)
-    matrix = sc.AttentionMatrix(*inputs[:2], NEAR, sink_logit=torch.randn(4))
+    matrix = sc.AttentionMatrix(*inputs[:2], NEAR, sink_logit=torch.randn(4), impl="tiled")
     assert _runs_in_squares(matrix, dropout_p=0.3)
 
     def all_of_it() -> list[Tensor]:
         out = matrix.matmul(inputs[2], dropout_p=0.3, seed=5)
-        lse = sc.attention_with_lse(*inputs, NEAR)[1]
+        lse = sc.attention_with_lse(*inputs, NEAR, impl="tiled")[1]
         return [out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), inputs)]
 
     squares = all_of_it()
     monkeypatch.setattr(row_order, "_PAIR", 1e9)
-    assert not _runs_in_squares(sc.AttentionMatrix(*inputs[:2], masks.Neighborhood(HEIGHT, WIDTH, 2)))
+    assert not _runs_in_squares(sc.AttentionMatrix(*inputs[:2], masks.Neighborhood(HEIGHT, WIDTH, 2), impl="tiled"))
     natural = sc.AttentionMatrix(*inputs[:2], NEAR, sink_logit=matrix.ingredients.sink_logit, impl="reference")
     expected = natural.matmul(inputs[2], dropout_p=0.3, seed=5)
     lse = sc.attention_with_lse(*inputs, NEAR, impl="reference")[1]
@@ -153,7 +164,7 @@ def test_dropout_and_lse_do_not_depend_on_the_order(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(own, other, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled"])
+@pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
 def test_a_nan_reaches_those_who_see_it(impl: Any) -> None:
     query, key, value = (x.detach() for x in _inputs(N))
     clean = sc.attention(query, key, value, NEAR, impl=impl)
@@ -166,9 +177,10 @@ def test_a_nan_reaches_those_who_see_it(impl: Any) -> None:
     assert torch.equal(out[1], clean[1])
 
 
-def test_heads_still_merge_without_a_copy() -> None:
-    x = torch.randn(1, 4, N, 8)
-    out = sc.attention(x, x, x, NEAR)
+@pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
+def test_heads_still_merge_without_a_copy(impl: Any) -> None:
+    x = torch.randn(1, 4, N, 16)
+    out = sc.attention(x, x, x, NEAR, impl=impl)
     assert out.transpose(1, 2).is_contiguous()
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.native import NATIVE
 from torch import Tensor, nn
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
@@ -178,7 +179,7 @@ def test_derivatives_taken_forwards(name: str) -> None:
     torch.testing.assert_close(hessian(total)(SMALL), jacrev(jacrev(defined))(SMALL))
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled"])
+@pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
 def test_a_kernel_asked_for_by_name_refuses_them(impl: str) -> None:
     with pytest.raises(
         sc.UnsupportedError, match="its derivatives are taken backwards, and here they are taken forwards"

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.kernels.native import needs_half, needs_native
 
 import saccade
 from saccade import testing
-from saccade.engine.kernels.native import abilities
 from saccade.engine.product import KERNELS
 from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.patterns import PATTERNS
@@ -17,6 +17,7 @@ MORE = [*PATTERNS, *testing.LARGE_CASES]
 BASIC = [case for case in testing.CASES if case not in PATTERNS]
 # Laws that bring neither cases nor dtypes of their own: what can be tried on other cases and in other dtypes.
 GENERAL = [law for law in testing.LAWS if law.cases is None and law.dtypes is None]
+ANY_DTYPE = [law for law in testing.LAWS if law.dtypes is None]
 # What is said beforehand hardly depends on masks, and each case is asked some thirty questions.
 TOLD = [law for law in testing.LAWS if law.name in ("declined", "offered")]
 UNTOLD = [law for law in testing.LAWS if law not in TOLD]
@@ -39,14 +40,10 @@ class Executed:
         return saccade.attention_with_lse(*tensors, impl=self.impl, **options)
 
     def reasons(self, query, key, value, mask, *, dropout_p=0.0, **options):
-        """What is public: why the fastest kernel that is asked first was passed over; and what the last one lacks."""
-        if self.impl in ("flex", "native"):
-            (kernel,) = (kernel for kernel in KERNELS if kernel.name == self.impl)
-            return kernel.reasons(saccade.AttentionMatrix(query, key, mask, **options).ingredients, dropout_p)
-        if self.impl != "fused":
-            return ()
-        explanation = saccade.AttentionMatrix(query, key, mask, **options).explain(dropout_p=dropout_p)
-        return explanation.passed_over.get(self.impl, ())
+        """Of the kernel that is asked for by name, whether it is the first that would be asked or not."""
+        named = [kernel for kernel in KERNELS if kernel.name == self.impl]
+        given = saccade.AttentionMatrix(query, key, mask, **options).ingredients
+        return named[0].reasons(given, dropout_p) if named else ()
 
     def declared(self, device="cpu"):
         """What is said about it, as arguments of the kit."""
@@ -76,9 +73,6 @@ class Executed:
                 yield str(result)
 
 
-needs_native = pytest.mark.skipif(abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
-
-
 def trials(impl, laws, cases, *dtypes, marks=()):
     """What there is to try, as pytest parameters: a law, on all cases, in one dtype or in those of its own."""
     for law in laws:
@@ -102,7 +96,8 @@ def trials(impl, laws, cases, *dtypes, marks=()):
         *trials("native", UNTOLD, testing.CASES, torch.float32, marks=needs_native),
         *trials("native", TOLD, BASIC, torch.float32, marks=needs_native),
         *trials("native", GENERAL, testing.LARGE_CASES, torch.float32, marks=needs_native),
-        *trials("native", GENERAL, EVERY, torch.bfloat16, marks=[needs_native, pytest.mark.slow]),
+        *trials("native", NUMBERS, testing.CASES, torch.bfloat16, marks=needs_half),
+        *trials("native", ANY_DTYPE, EVERY, torch.bfloat16, marks=[needs_half, pytest.mark.slow]),
         *trials("reference", GENERAL, MORE, torch.float64, marks=pytest.mark.slow),
         *trials("fused", GENERAL, EVERY, torch.float64, *HALF, marks=pytest.mark.slow),
         *trials("tiled", GENERAL, MORE, torch.float32, marks=pytest.mark.slow),

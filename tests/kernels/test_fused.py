@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.kernels.native import NATIVE
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import saccade as sc
@@ -28,6 +29,10 @@ def _inputs(*, heads: int = 4, kv_heads: int = 2, q_len: int = 21, kv_len: int =
     q = torch.randn(2, heads, q_len, dim, dtype=dtype)
     k, v = torch.randn(2, 2, kv_heads, kv_len, dim, dtype=dtype)
     return [x.requires_grad_() for x in (q, k, v)]
+
+
+def _dtype(impl: str) -> torch.dtype:
+    return torch.float32 if impl == "native" else torch.float64
 
 
 def _agrees(mask: masks.Mask, *, q_len: int = 21, impl: str = "fused") -> None:
@@ -152,7 +157,7 @@ def test_odd_strides(view, mask: masks.Mask) -> None:
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2, 2, 3, 4)])
 @pytest.mark.parametrize("kv_len", [0, 3])
 @pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
@@ -182,12 +187,12 @@ def test_rows_without_keys_take_no_gradient() -> None:
     assert not grads[0][:, :, -1].any()
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["key", "value"])
 def test_what_is_hidden_cannot_spread(impl: str, bad: float, where: str) -> None:
     mask = masks.Causal() & masks.Padding([18, 21])
-    q, k, v = (x.detach() for x in _inputs())
+    q, k, v = (x.detach() for x in _inputs(dtype=_dtype(impl)))
     clean = sc.attention(q, k, v, mask, impl=impl)
     broken = {"key": k, "value": v}[where].clone()
     broken[0, 0, 19] = bad  # padding: no one may attend
@@ -206,22 +211,23 @@ def test_what_is_hidden_cannot_spread(impl: str, bad: float, where: str) -> None
         without, _ = definition.attention(q, k.detach().nan_to_num(0, 0, 0), v, allowed)
         weightless = (q[..., 3] * bad < 0) & hit
         assert weightless.any()
-        torch.testing.assert_close(out[weightless], without[weightless])
+        torch.testing.assert_close(out[weightless], without[weightless].to(out.dtype))
         assert out[hit & ~weightless].isnan().all()
     grads = torch.autograd.grad(out[~hit].sum(), (q, k, v))
     assert all(torch.isfinite(grad).all() for grad in grads)
 
 
+@pytest.mark.parametrize("impl", ["fused", NATIVE])
 @pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(1, 1)], ids=str)
 @pytest.mark.parametrize("kv_len", [1, 3, 7, 15, 16, 40])
-def test_a_row_of_nothing_but_nan_stays_nan(mask: masks.Mask | None, kv_len: int) -> None:
+def test_a_row_of_nothing_but_nan_stays_nan(mask: masks.Mask | None, kv_len: int, impl: str) -> None:
     q, k, v = (torch.randn(1, 2, kv_len, 8) for _ in range(3))
     q[0, 1, -1] = math.nan
-    out, lse = sc.attention_with_lse(q, k, v, mask, impl="fused")
+    out, lse = sc.attention_with_lse(q, k, v, mask, impl=impl)
     assert out[0, 1, -1].isnan().all()
     assert lse[0, 1, -1].isnan()
     assert torch.isfinite(out[0, 0]).all()
-    assert sc.attention(q[:, :1], k[:, :1] * math.nan, v[:, :1], mask, impl="fused").isnan().all()
+    assert sc.attention(q[:, :1], k[:, :1] * math.nan, v[:, :1], mask, impl=impl).isnan().all()
 
 
 @pytest.mark.parametrize("scale", [-0.7, 0.0])
@@ -286,12 +292,12 @@ def test_no_tensor_grows_faster_than_the_inputs(mask: masks.Mask) -> None:
 def test_residual_masks_are_kept_with_the_plan_and_bounded() -> None:
     q, k, v = (torch.randn(1, 1, 600, 8) for _ in range(3))
     mask = masks.Window(33, 21)
-    sc.attention(q, k, v, mask)
+    sc.attention(q, k, v, mask, impl="fused")
     plan = mask.plan(600)
     kept = [x for x in plan.memo.values() if hasattr(x, "terms")]
     assert kept
     before = dict(plan.memo)
-    sc.attention(q, k, v, mask)
+    sc.attention(q, k, v, mask, impl="fused")
     assert plan.memo == before
 
 
@@ -337,10 +343,10 @@ def test_a_hidden_key_of_minus_infinity_spoils_no_gradient() -> None:
     assert torch.isfinite(torch.autograd.grad(out[:, :, :7].sum(), q)[0]).all()
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
 def test_rows_that_the_bias_empties_take_no_gradient(impl: str) -> None:
-    q, k, v = _inputs()
-    bias = torch.zeros(21, 21, dtype=torch.float64)
+    q, k, v = _inputs(dtype=_dtype(impl))
+    bias = torch.zeros(21, 21, dtype=q.dtype)
     bias[3] = -math.inf
     out, lse = sc.attention_with_lse(q, k, v, masks.Causal(), bias=bias, impl=impl)
     assert not out[:, :, 3].any()
@@ -348,11 +354,11 @@ def test_rows_that_the_bias_empties_take_no_gradient(impl: str) -> None:
     assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_hidden_bias_does_not_spread(impl: str, bad: float) -> None:
-    q, k, v = _inputs(q_len=4, kv_len=4)
-    bias = torch.zeros(4, 4, dtype=torch.float64)
+    q, k, v = _inputs(q_len=4, kv_len=4, dtype=_dtype(impl))
+    bias = torch.zeros(4, 4, dtype=q.dtype)
     expected = sc.attention(q, k, v, masks.Causal(), bias=bias, impl=impl)
     bias[0, 3] = bad
     assert torch.equal(sc.attention(q, k, v, masks.Causal(), bias=bias, impl=impl), expected)

@@ -1,5 +1,6 @@
 """NaN and infinity anywhere: what may not see them does not notice, forward and backward, in every kernel."""
 
+import copy
 import math
 import random
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks, positions, scores
+from saccade.engine import product
 
 
 class Result(NamedTuple):
@@ -37,9 +39,32 @@ def results(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, impl: str, 
     return Result(out.detach(), lse.detach(), dense, *gradients)
 
 
-def kernels(query: Tensor, key: Tensor, **options: Any) -> list[str]:
-    passed_over = sc.AttentionMatrix(query, key, **options).explain().passed_over
-    return ["reference", "tiled", *(["fused"] if "fused" not in passed_over else [])]
+# The kernels by name, each in the dtypes that it is tried in, and how far the same rows may then differ.
+KERNELS = {kernel.name: kernel for kernel in product.KERNELS}
+TRIED = [(name, torch.float64) for name in ("reference", "tiled", "fused")]
+TRIED += [("native", torch.float32), ("native", torch.bfloat16)]
+CLOSE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
+
+
+def in_dtype(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The same inputs and options in another dtype; positions, rules and masks as they are."""
+    made = dict(given)
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.is_floating_point():
+            made[name] = x.to(dtype)
+        elif isinstance(x, scores.Score):
+            made[name] = copy.deepcopy(x).to(dtype)
+    return made
+
+
+def kernels(given: dict[str, Any]) -> list[tuple[str, torch.dtype]]:
+    """Those that run these inputs, in the dtypes in which they do."""
+    found = []
+    for name, dtype in TRIED:
+        options = {key: x for key, x in in_dtype(given, dtype).items() if key != "value"}
+        if not KERNELS[name].reasons(sc.AttentionMatrix(**options).ingredients, 0.0):
+            found.append((name, dtype))
+    return found
 
 
 class Drawn(NamedTuple):
@@ -145,15 +170,16 @@ def check(data: st.DataObject) -> None:
     keys = (spoil is not in_sink) & ~(touched[..., None] & drawn.allowed).any(2).unflatten(1, (drawn.groups, -1)).any(2)
     rows = ~touched
     shown = ("out", "lse", "weights", "query") if torch.isfinite(dirty["value"]).all() else ("out", "query")
-    for impl in kernels(**{name: x for name, x in clean.items() if name != "value"}):
-        want, got = (results(rows=rows, impl=impl, **given) for given in (clean, dirty))
+    for impl, dtype in kernels(clean):
+        want, got = (results(rows=rows, impl=impl, **in_dtype(given, dtype)) for given in (clean, dirty))
         assert (got.out[~sees] == 0).all()
         assert got.lse[~sees].isneginf().all()
+        rtol, atol = CLOSE[dtype]
         for names, places in ((shown, rows), (("key", "value"), keys)):
             for name in names:
                 own, other = getattr(got, name)[places], getattr(want, name)[places]
                 torch.testing.assert_close(
-                    own, other, rtol=1e-8, atol=1e-9, msg=lambda m, n=(spoil, impl, name): f"{n}: {m}"
+                    own, other, rtol=rtol, atol=atol, msg=lambda m, n=(spoil, impl, dtype, name): f"{n}: {m}"
                 )
 
 
