@@ -41,7 +41,8 @@ test: $(VENV)/.dev  ## run the tests (five to ten minutes)
 
 check: lint type imports test  ## what CI runs: style, types, import rules, tests
 
-check-all: check  ## check, and the slow proofs
+check-all: check  ## check, the tests once more where `auto` asks the compiled kernels first, and the slow proofs
+	SACCADE_CPU=on $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu'
 
 bench: $(VENV)/.dev  ## time the kernels against torch in the same run
