@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-# Whether saccade-cpu is installed must change nothing: tests of it ask for impl="native". With SACCADE_CPU=on all others
-# run where `auto` asks it first, and pass too: a test that is about another kernel asks for that by name.
+# Whether saccade-cpu is installed must change nothing: tests of it ask for impl="native". All others pass with
+# SACCADE_CPU=on too, where `auto` asks it first: those that are about another kernel ask for that one by name.
 os.environ.setdefault("SACCADE_CPU", "off")
 
 

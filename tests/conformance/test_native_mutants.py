@@ -39,7 +39,11 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "a larger scale": ("scale", lambda x: 1.2 * x, ("scale", "oracle")),
     "no softcap": ("softcap", lambda x: 0.0, ("softcap", "order")),
     "what flows back is not weighed": ("delta", torch.zeros_like, ("gradients_of_inputs", "gradients_through_lse")),
-    "a larger denominator on the way back": ("lse", lambda x: x + 0.2, ("gradients_of_inputs", "gradients_through_lse")),
+    "a larger denominator on the way back": (
+        "lse",
+        lambda x: x + 0.2,
+        ("gradients_of_inputs", "gradients_through_lse"),
+    ),
     "no gradient of a bias": ("table", lambda x: -1, ("gradient_of_bias", "gradients_of_parameters")),
 }
 

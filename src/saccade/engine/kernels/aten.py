@@ -5,7 +5,7 @@ which exact tiled attention needs and no public function offers. Seen in torch 2
 
 - zero lengths and zero heads end the *process*;
 - a head dimension with a stride other than 1 is read out of bounds;
-- a row whose keys are all masked gets lse 0 instead of -inf, and -inf in the lse turns gradients to NaN;
+- a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients to NaN;
 - the causal flag aligns upper-left;
 - hidden scores, already -inf, are multiplied by the scale, which must therefore be above 0;
 - scores that are all NaN give 0 and lse 0 where one vector register holds them, unless something is added to them;
@@ -36,6 +36,7 @@ _FEW = 64  # columns: more than any vector register holds
 _NOTHING = {x: torch.zeros(1, 1, 1, 1, dtype=x) for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 _FOLDED = 32  # rows, the heads of a group included: the operation works on so many at a time
 _KEYS_AT_ONCE = 512
+_ROWS_AGAIN = 256  # whose scores are looked at once more
 
 
 def forward(
@@ -64,7 +65,10 @@ def forward(
     if added is None and columns < _FEW:
         added = _NOTHING[q.dtype]
     out, lse = _forward(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
-    return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
+    lse = lse if empty is None else lse.masked_fill(empty, -math.inf)
+    if lse.count_nonzero().item() < lse.numel():
+        _tell_empty(q, k, added, causal, scale, out, lse)
+    return out, lse
 
 
 def backward(
@@ -175,6 +179,23 @@ def _widened(q: Tensor, x: Tensor) -> Tensor:
     if reads_groups():
         return x
     return x[:, :, None].expand(-1, -1, share, -1, -1).flatten(1, 2)
+
+
+def _tell_empty(
+    q: Tensor, k: Tensor, added: Tensor | None, causal: bool, scale: float, out: Tensor, lse: Tensor
+) -> None:
+    """Write -inf to the lse where all scores of a row are: it is 0 there, as where their exponentials sum to 1."""
+    share, columns = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
+    unsure = (lse == 0.0) & (out == 0.0).all(-1)
+    for b, h in unsure.any(-1).nonzero().tolist():
+        for rows in unsure[b, h].nonzero()[:, 0].split(_ROWS_AGAIN):
+            scores = q[b, h, rows].to(lse.dtype) @ k[b, h // share].to(lse.dtype).mT * scale
+            if added is not None:
+                own = added[b % len(added), h % added.shape[1]]
+                scores = scores + (own[rows] if len(own) > 1 else own)
+            if causal:
+                scores = scores.masked_fill(columns > rows[:, None], -math.inf)
+            lse[b, h, rows[(scores == -math.inf).all(-1)]] = -math.inf
 
 
 @cache

@@ -147,6 +147,8 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
 
 def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
     """Gradient of a bias's source from that of its rows, or of the numbers that all rows share."""
+    if not found.numel() or not bias.source.numel():  # of no pairs
+        return torch.zeros_like(bias.source)
     bias = bias.term if isinstance(bias, HidingTerm) and bias.term is not None else bias
     if call.table:
         found = found.sum(0)[:, :, None]

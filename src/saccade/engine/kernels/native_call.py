@@ -104,8 +104,9 @@ def _rows_of(bias: Term | None, shape: tuple[int, int, int, int]) -> tuple[Tenso
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]
-        index = torch.arange(bias.first + q_len - 1, bias.first - kv_len, -1, device=source.device) - bias.lowest
-        index = index.clamp_(0, source.shape[3] - 1)
+        top = bias.first + q_len - 1
+        index = torch.arange(top, min(top, bias.first - kv_len), -1, device=source.device)
+        index = index.sub_(bias.lowest).clamp_(0, source.shape[3] - 1)
         return source.float().index_select(3, index), index, len(index)
     rows = source.float()
     rows = rows if rows.stride(3) == 1 else rows.contiguous()
@@ -116,8 +117,8 @@ def _held_by_bias(bias: Term, distances: int) -> Held:
     """Bytes that `_rows_of` holds, and those that it returns."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
-        read = 8 * distances + 4 * distances * source.shape[0] * source.shape[1]
-        return Held(max(16 * distances, read), read)
+        read = (8 + 4 * source.shape[0] * source.shape[1]) * distances
+        return Held(read, read)
     widened = 0 if source.dtype == torch.float32 else 4 * source.numel()
     straight = 0 if source.stride(3) == 1 else 4 * source.numel()
     return Held(widened + straight, straight or widened)
