@@ -44,7 +44,7 @@ check: lint type imports test  ## what CI runs: style, types, import rules, test
 check-all: check  ## check, and the slow proofs
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu'
 
-bench: $(VENV)/.dev  ## time the kernels against torch in the same run
+bench: $(VENV)/.dev  ## time everything against torch, transformers and others (half an hour)
 	$(OFFLINE) $(BIN)/python -m benchmarks
 
 fmt: $(VENV)/.dev  ## format the code

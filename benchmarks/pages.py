@@ -65,11 +65,10 @@ def page(text: str, results: dict[str, Any], language: str) -> str:
 def write(found: Path, root: Path) -> list[Path]:
     """Keep the results of a run beside the questions, and write both pages and their pictures from them."""
     results = json.loads(found.read_text(encoding="utf-8"))
-    rows = [json.dumps(row, ensure_ascii=False) for row in results.pop("rows")]
-    head = json.dumps(results, indent=1, ensure_ascii=False).removesuffix("\n}")
-    kept = head + ',\n "rows": [\n' + ",\n".join(f"  {row}" for row in rows) + "\n ]\n}\n"
+    head = json.dumps({name: value for name, value in results.items() if name != "rows"}, indent=1, ensure_ascii=False)
+    rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in results["rows"])
+    kept = head.removesuffix("\n}") + f',\n "rows": [\n{rows}\n ]\n}}\n'
     written = [replace(root / RESULTS, kept.encode())]
-    results = json.loads(kept)
     for language in _WORDS:
         path = root / "docs" / language / "benchmarks.md"
         written.append(replace(path, page(path.read_text(encoding="utf-8"), results, language).encode()))

@@ -1,14 +1,14 @@
 """Sides of one problem: checked against each other, then timed in turns."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.checking import assert_agree
-from benchmarks.conditions import lacking
+from benchmarks.conditions import lacking, threads
 from benchmarks.measuring import Call, Pair, Referee, Rounds, in_turn, matmul_rate, median_ratio
 from benchmarks.peers import SIDES, Side, UnfitError
 from benchmarks.problem import Problem
@@ -23,6 +23,13 @@ def run(its: Problem, side: Side, dropout_p: float) -> tuple[Tensor, ...]:
     return (out, *torch.autograd.grad(out, its.tensors, its.grad)) if its.backward else (out,)
 
 
+@cache
+def matmul_peak(dtype: torch.dtype, number: int) -> float:
+    """FLOP/s of a dense product with so many threads, measured once in a run."""
+    with threads(number):
+        return max(matmul_rate(dtype) for _ in range(20))
+
+
 class Sides(NamedTuple):
     """Who takes part, and who does not and why; the first is whom all others were checked against."""
 
@@ -30,8 +37,7 @@ class Sides(NamedTuple):
     calls: dict[str, Call]
     notes: dict[str, str]
     left_out: dict[str, str]
-    peak: float
-    """FLOP/s of a dense product in the dtype of the problem, with as many threads."""
+    threads: int
 
     def race(self, referee: Referee, rounds: int) -> "Turns":
         """All in turn."""
@@ -55,7 +61,7 @@ def sides(its: Problem, names: Sequence[str]) -> Sides:
             assert_agree(own, other)
         calls[name] = partial(run, its, side, its.dropout_p)
         notes[name] = side.note
-    return Sides(its, calls, notes, left_out, max(matmul_rate(its.dtype) for _ in range(20)))
+    return Sides(its, calls, notes, left_out, torch.get_num_threads())
 
 
 class Turns(NamedTuple):
@@ -87,7 +93,7 @@ class Turns(NamedTuple):
     def share_row(self, case: str, name: str, target: float | None = None, but: str | None = None) -> Row:
         """One side's rate as a share of a dense product's, and per visible pair of that of SDPA over all pairs."""
         its, time = self.sides.its, self.seconds(name)
-        of_peak = its.flops / time / self.sides.peak
+        of_peak = its.flops / time / matmul_peak(its.dtype, self.sides.threads)
         text, figures = f"{of_peak:.0%} of matmul peak: {duration(time)}", {"peak_share": of_peak, "ours_s": time}
         told, met = "", None
         if "sdpa" in self.names:

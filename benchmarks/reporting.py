@@ -154,9 +154,9 @@ def say(answers: Answers, referee: Referee) -> None:
     console.print(table(answers, referee))
 
 
-def write(answers: Answers, referee: Referee, folder: Path = OUT, name: str = "results.json") -> Path:
-    """Write what was found: whole or not at all."""
-    results = {
+def results(answers: Answers, referee: Referee) -> dict[str, object]:
+    """All that was found, and where."""
+    return {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "versions": versions(),
@@ -176,7 +176,12 @@ def write(answers: Answers, referee: Referee, folder: Path = OUT, name: str = "r
             for row in rows
         ],
     }
-    return replace(folder / name, (json.dumps(results, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def write(answers: Answers, referee: Referee, folder: Path = OUT, name: str = "results.json") -> Path:
+    """Write what was found: whole or not at all."""
+    written = json.dumps(results(answers, referee), indent=1, ensure_ascii=False) + "\n"
+    return replace(folder / name, written.encode())
 
 
 def replace(path: Path, content: bytes) -> Path:
