@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import torch
 import typer
@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _refuse(sentence: str) -> None:
+def _refuse(sentence: str) -> NoReturn:
     typer.echo(f"benchmarks: {sentence}.", err=True)
     raise typer.Exit(2)
 

@@ -25,8 +25,9 @@ def _beside(name: str, who: str, quiet: Turns, loud: Turns, *, is_asked: bool) -
     )
     measured = f"{times:.1f}x its quiet time: {duration(loud.seconds(who))}, quiet {duration(quiet.seconds(who))}"
     yield Row(name, measured, told, met, {"of_quiet": times, "ours_s": loud.seconds(who)})
-    row = loud.row(name, who, "flex", 1.0 if is_asked else None, but)
-    yield row._replace(rate=None, quiet=True)  # it is meant to be busy
+    for peer in ("flex", "no-wheel") if who == "ours" else ("flex",):
+        row = loud.row(name, who, peer, 1.0 if is_asked else None, but)
+        yield row._replace(rate=None, quiet=True)  # it is meant to be busy
 
 
 def measure(referee: Referee) -> Iterator[Row]:
