@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.checking import assert_agree
-from benchmarks.conditions import lacking
+from benchmarks.conditions import lacking, no_wheel
 from benchmarks.measuring import Call, Pair, Referee, compare
 from benchmarks.reporting import Row, duration, ratio_row
 from saccade import masks
@@ -96,6 +96,10 @@ def measure(referee: Referee) -> Iterator[Row]:
             check(its)
             pair = _beside(its, its.theirs, referee)
             yield ratio_row(name, pair, peer="SDPA(enable_gqa)", target=target)
+            with no_wheel():
+                check(its)
+                pair = _beside(its, its.theirs, referee)
+            yield ratio_row(f"{name}, without the wheel", pair, peer="SDPA(enable_gqa)", target=ELSEWHERE[dtype])
             pair = _beside(its, its.theirs_apart, referee)
             yield ratio_row(f"{name}, SDPA over a copy", pair, peer="SDPA(enable_gqa)")
             if dtype == torch.float32:

@@ -1,7 +1,8 @@
 """The tables of the documents' page of figures, in both languages, made from the results of a run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ _WORDS = {
         "head": "| case | measured | target | met |",
         "met": {True: "yes", False: "**no**", None: ""},
         "busy": "† The machine was busy beside it.",
+        "pictures": {
+            "ratios.png": "ratios beside their targets; grey: not asked on this machine",
+            "growth.png": "time and memory against length",
+        },
     },
     "zh": {
         "machine": "{date}，{cpu}，{cores} 个核心，指令集 {features}，{threads} 个线程；Python {python}，"
@@ -25,6 +30,7 @@ _WORDS = {
         "head": "| 情形 | 实测 | 目标 | 达到 |",
         "met": {True: "是", False: "**否**", None: ""},
         "busy": "† 测量时机器另有负载。",
+        "pictures": {"ratios.png": "比值与目标；灰色：在这台机器上不要求", "growth.png": "时间和内存随长度的变化"},
     },
 }
 
@@ -39,6 +45,8 @@ def _lines(results: dict[str, Any], words: dict[str, Any], is_zh: bool) -> Itera
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     told = {"features": ", ".join(about["features"]), "peak": results["matmul_peak_flops"] / 1e9}
     yield words["machine"].format(**about | told, date=results["date"], versions=versions)
+    for name in drawings(results):
+        yield from ("", f"![{words['pictures'][name]}](../images/{name})")
     for name, question in QUESTIONS.items():
         rows = [row for row in results["rows"] if row["question"] == question.TITLE]
         if not rows:
@@ -72,23 +80,23 @@ def write(found: Path, root: Path) -> list[Path]:
     for language in _WORDS:
         path = root / "docs" / language / "benchmarks.md"
         written.append(replace(path, page(path.read_text(encoding="utf-8"), results, language).encode()))
-    for name, image in pictures(results).items():
-        written.append(replace(root / "docs" / "images" / name, image))
+    for name, draw in drawings(results).items():
+        written.append(replace(root / "docs" / "images" / name, draw()))
     return written
 
 
-def pictures(results: dict[str, Any]) -> dict[str, bytes]:
-    """Ratios beside their targets, and growth, as far as they were measured."""
+def drawings(results: dict[str, Any]) -> dict[str, Callable[[], bytes]]:
+    """Pictures of what was measured: ratios beside their targets, and growth."""
     asked = [row for row in results["rows"] if "target_ratio" in row]
     grown = {row["case"]: row for row in results["rows"] if "time_slope" in row}
-    found = {}
+    found: dict[str, Callable[[], bytes]] = {}
     if asked:
-        found["ratios.png"] = drawn_ratios(asked)
+        found["ratios.png"] = partial(drawn_ratios, asked)
     if grown:
         sizes = sorted(int(key.removeprefix("seconds_")) for key in next(iter(grown.values())) if "seconds_" in key)
         curves = {
             name: Curve([row[f"seconds_{n}"] for n in sizes], [row[f"bytes_{n}"] for n in sizes])
             for name, row in grown.items()
         }
-        found["growth.png"] = drawn(sizes, curves)
+        found["growth.png"] = partial(drawn, sizes, curves)
     return found

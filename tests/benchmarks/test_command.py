@@ -84,6 +84,7 @@ def test_a_page_is_made_from_results(language, title):
     assert "old" not in page
     assert f"### window: {getattr(QUESTIONS['window'], title)}" in page
     assert r"| a \| case | 5.0x: 10.0 ms, SDPA 50.0 ms | at least 6x | **" in page
+    assert "](../images/ratios.png)" in page
     assert "SDPA 50.0 ms † | at least 2x; not asked: no AMX |  |" in page
 
 
@@ -93,7 +94,7 @@ def test_a_page_without_markers_is_refused():
 
 
 def test_pictures_of_results():
-    assert pages.pictures(results())["ratios.png"].startswith(b"\x89PNG")
+    assert pages.drawings(results())["ratios.png"]().startswith(b"\x89PNG")
 
 
 def test_pages_are_written(tmp_path):
