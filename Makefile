@@ -45,7 +45,7 @@ check-all: check  ## check, the tests once more where `auto` asks the compiled k
 	SACCADE_CPU=on $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu'
 
-bench: $(VENV)/.dev  ## time the kernels against torch in the same run
+bench: $(VENV)/.dev  ## time everything against torch, transformers and others (half an hour)
 	$(OFFLINE) $(BIN)/python -m benchmarks
 
 fmt: $(VENV)/.dev  ## format the code

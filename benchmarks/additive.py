@@ -11,11 +11,12 @@ import saccade as sc
 from benchmarks.checking import assert_agree
 from benchmarks.measuring import Call, Referee, compare
 from benchmarks.memory import Job, extra_bytes
-from benchmarks.reporting import Row, ratio_row
+from benchmarks.reporting import Row, memory_row, ratio_row
 from saccade import scores
 
 N, DIM = 4096, 64
 TITLE = f"additive attention, n={N}, one head of {DIM}, {DIM} hidden units, float32"
+TITLE_ZH = f"加性注意力，{N:,} 个词元，一个宽 {DIM} 的头，{DIM} 个隐藏单元，float32"
 MEMORY_TARGET = 50.0
 
 
@@ -92,10 +93,4 @@ def measure(referee: Referee) -> Iterator[Row]:
         pair = compare(getattr(its, ours), getattr(its, theirs), rounds=3, referee=referee)
         yield ratio_row(name, pair, peer="broadcast form", target=1.0)
         own, other = extra_bytes([Job("benchmarks.additive:memory_of", [side]) for side in (ours, theirs)])
-        yield Row(
-            f"{name}: memory",
-            f"1/{other / own:.0f}: {own / 2**20:.0f} MiB, broadcast form {other / 2**20:.0f} MiB",
-            f"at most 1/{MEMORY_TARGET:g}",
-            other >= MEMORY_TARGET * own,
-            {"ours_bytes": own, "theirs_bytes": other},
-        )
+        yield memory_row(f"{name}: memory", own, other, peer="broadcast form", target=MEMORY_TARGET)

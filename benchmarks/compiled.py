@@ -1,19 +1,18 @@
-"""How much faster is the compiled kernel than the others, and than SDPA; also on a busy machine?"""
+"""How much faster is the compiled kernel than those that run without it, and than SDPA where nothing is hidden?"""
 
-import itertools
-import multiprocessing
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import saccade as sc
 from benchmarks.checking import assert_agree
+from benchmarks.conditions import lacking
 from benchmarks.measuring import Referee, compare
+from benchmarks.problem import Problem
+from benchmarks.racing import sides
 from benchmarks.reporting import Row, ratio_row
 from saccade import masks
 from saccade.engine.kernels.native import abilities
@@ -21,6 +20,8 @@ from saccade.positions import ALiBi
 
 HEADS, DIM, WIDTH = 8, 64, 256
 TITLE = f"compiled kernel, {HEADS} heads of {DIM}"
+TITLE_ZH = f"编译的内核，{HEADS} 个头，每头宽 {DIM}"
+FULL_N, FULL = 2048, {torch.float32: 1.1, torch.bfloat16: 1.4}
 _NEAR = masks.Window(WIDTH, WIDTH)
 
 
@@ -63,29 +64,9 @@ def run(case: Case, its: list[Tensor], impl: str, *, backward: bool = False) -> 
 def check(case: Case, its: list[Tensor]) -> None:
     """Both kernels agree, forward and backward."""
     for backward in (False, True):
-        sides = (run(case, its, impl, backward=backward) for impl in ("native", case.other))
-        for own, other in zip(*sides, strict=True):
+        both = (run(case, its, impl, backward=backward) for impl in ("native", case.other))
+        for own, other in zip(*both, strict=True):
             assert_agree(own, other)
-
-
-@contextmanager
-def busy(processes: int = 2) -> Iterator[None]:
-    """Other processes that keep as many cores busy."""
-    context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=_spin, daemon=True) for _ in range(processes)]
-    for other in others:
-        other.start()
-    try:
-        yield
-    finally:
-        for other in others:
-            other.terminate()
-            other.join()
-
-
-def _spin() -> None:
-    for _ in itertools.count():
-        pass
 
 
 def measure(referee: Referee) -> Iterator[Row]:
@@ -97,27 +78,9 @@ def measure(referee: Referee) -> Iterator[Row]:
             its = tensors(case.n, dtype)
             check(case, its)
             for backward in (False, True):
-                sides = [partial(run, case, its, impl, backward=backward) for impl in ("native", case.other)]
-                pair = compare(*sides, rounds=5, referee=referee)
+                both = [partial(run, case, its, impl, backward=backward) for impl in ("native", case.other)]
+                pair = compare(*both, rounds=5, referee=referee)
                 told = f"{case.name}, n={case.n:,}, {name}{', with backward' if backward else ''}"
                 yield ratio_row(told, pair, peer=case.other, target=case.target)
-        yield _beside_sdpa(name, [x.detach() for x in tensors(2048, dtype)[:3]], referee)
-        yield _on_a_busy_machine(name, tensors(CASES[0].n, dtype), referee)
-
-
-def _beside_sdpa(name: str, its: list[Tensor], referee: Referee) -> Row:
-    ours, theirs = partial(sc.attention, *its, impl="native"), partial(F.scaled_dot_product_attention, *its)
-    assert_agree(ours(), theirs())
-    pair = compare(ours, theirs, rounds=15, referee=referee)
-    return ratio_row(f"full, n=2,048, {name}", pair, peer="SDPA", target=1.0)
-
-
-def _on_a_busy_machine(name: str, its: list[Tensor], referee: Referee) -> Row:
-    case = CASES[0]
-    ours, theirs = (partial(run, case, its, impl) for impl in ("native", case.other))
-    quiet = compare(ours, theirs, rounds=5, referee=referee).ours
-    with busy():
-        pair = compare(ours, theirs, rounds=5, referee=Referee(patience=0.0))
-    row = ratio_row(f"{case.name}, {name}, beside two busy processes", pair, peer=case.other, target=1.0)
-    measured = f"{row.measured}; {pair.ours / quiet:.1f} of its quiet time"
-    return row._replace(measured=measured, figures=row.figures | {"of_quiet": pair.ours / quiet}, quiet=True, rate=None)
+        turns = sides(Problem(None, n=FULL_N, dtype=dtype), ["native", "sdpa"]).race(referee, 15)
+        yield turns.row(f"full, n={FULL_N:,}, {name}", "native", "sdpa", 1.0 if lacking(dtype) else FULL[dtype], "")

@@ -17,6 +17,7 @@ from saccade import vision
 
 SIDE, NOISE, PATCH, RADIUS = 192, 0.1, 7, 10
 TITLE = f"non-local means of a colour photograph, {SIDE} x {SIDE}, patches of {PATCH}, search radius {RADIUS}"
+TITLE_ZH = f"彩色照片的非局部均值，{SIDE} × {SIDE}，图块 {PATCH}，搜索半径 {RADIUS}"
 TARGET = 1.0
 
 

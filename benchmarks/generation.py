@@ -26,6 +26,7 @@ SIZES = {
 TARGET = 1.3
 ROUNDS = 7
 TITLE = f"generation, {NEW} tokens up to a context of {CONTEXT}, Llama of width 512, 8 layers, 8 and 2 heads, float32"
+TITLE_ZH = f"生成 {NEW} 个词元，直到上下文 {CONTEXT:,}；Llama，宽 512，8 层，8 个和 2 个头，float32"
 
 
 class Run(NamedTuple):
@@ -114,7 +115,7 @@ def measure(referee: Referee) -> Iterator[Row]:
     runs: dict[str, Run] = {}
     calls = [lambda: runs.update(ours=its.ours()), lambda: runs.update(theirs=its.theirs())]
     pairs, rates, quiet = [], [], []
-    for _ in range(ROUNDS):
+    for _ in range(referee.rounds(ROUNDS)):
         one = in_turn(calls, rounds=1, referee=referee, warm_up=0)  # tried again where it was disturbed
         pairs.append((runs["ours"], runs["theirs"]))
         rates.append(one.rate)

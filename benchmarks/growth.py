@@ -22,6 +22,7 @@ SIZES = tuple(1 << power for power in range(12, 17))
 DIM = 64
 LONGEST = 100_000
 TITLE = f"growth, {SIZES[0]} to {SIZES[-1]} tokens, one head of {DIM}, float32, forward"
+TITLE_ZH = f"随长度的增长，{SIZES[0]:,} 到 {SIZES[-1]:,} 个词元，一个宽 {DIM} 的头，float32，前向"
 MOST_MEMORY = 3.0  # of query + key + value
 
 

@@ -15,7 +15,8 @@ from saccade.statistics import Coverage, LagProfile, Pooled, TopK
 
 N, LONGEST, DIM = 32_768, 100_000, 64
 TITLE = f"statistics, causal, one head of {DIM}, float32"
-MOST_FORWARDS, MOST_BYTES = 5.0, 400_000_000
+TITLE_ZH = f"统计量，因果，一个宽 {DIM} 的头，float32"
+MOST_FORWARDS, MOST_BYTES = 1.5, 400_000_000
 _CAUSAL = masks.Causal()
 
 

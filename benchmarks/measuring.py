@@ -32,6 +32,7 @@ class Referee:
         floor: share of the best rate that counts as quiet.
         samples: measurements from which the first peak is taken; a better one seen later raises it.
         patience: seconds that all waiting together may take.
+        most_rounds: of any question, for a quick look.
         clock, sleep: for tests.
     """
 
@@ -42,10 +43,11 @@ class Referee:
         floor: float = 0.8,
         samples: int = 40,
         patience: float = 90.0,
+        most_rounds: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self._rate, self.floor, self.patience = rate, floor, patience
+        self._rate, self.floor, self.patience, self.most_rounds = rate, floor, patience, most_rounds
         self._clock, self._sleep = clock, sleep
         self.peak = max(rate() for _ in range(samples))
 
@@ -54,6 +56,14 @@ class Referee:
         rate = self._rate()
         self.peak = max(self.peak, rate)
         return rate
+
+    def rounds(self, wanted: int) -> int:
+        """As many as wanted, or as a quick look allows."""
+        return wanted if self.most_rounds is None else min(wanted, self.most_rounds)
+
+    def unruffled(self) -> "Referee":
+        """One for a machine that is busy on purpose: it never waits, and allows as many rounds."""
+        return Referee(self._rate, floor=0.0, samples=1, patience=0.0, most_rounds=self.most_rounds)
 
     def is_quiet(self, rate: float | None = None) -> bool:
         """True if a rate (that of right now when None) is near the best one seen so far."""
@@ -109,6 +119,7 @@ def in_turn(
     for _ in range(warm_up):
         for call in calls:
             call()
+    rounds = referee.rounds(rounds)
     kept: list[tuple[float, list[float]]] = []
     others: list[tuple[float, list[float]]] = []
     after = referee.look()

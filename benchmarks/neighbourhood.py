@@ -16,6 +16,7 @@ from saccade import masks
 
 SIDE, RADIUS, HEADS, DIM = 64, 7, 8, 64
 TITLE = f"neighbourhood of radius {RADIUS} on {SIDE} x {SIDE} cells, {HEADS} heads of {DIM}, float32"
+TITLE_ZH = f"{SIDE} × {SIDE} 个格子上半径 {RADIUS} 的邻域，{HEADS} 个头，每头宽 {DIM}，float32"
 TARGET = 3.0
 
 

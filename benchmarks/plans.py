@@ -17,6 +17,7 @@ from saccade.plan import Plan
 
 N = 1 << 20
 TITLE = f"plans for {N:,} tokens, nothing kept from before"
+TITLE_ZH = f"{N:,} 个词元的计划，此前什么都没有保留"
 MOST_SECONDS, MOST_BYTES = 0.060, 8e6
 
 MAKERS: dict[str, Callable[[int], Mask]] = {

@@ -1,8 +1,8 @@
-"""The picture of how time and memory grow."""
+"""Pictures: how time and memory grow, and ratios beside their targets."""
 
 import io
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -34,6 +34,30 @@ def drawn(sizes: Sequence[int], curves: dict[str, Curve]) -> bytes:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     left.legend(fontsize=8)
+    return _png(canvas)
+
+
+def drawn_ratios(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Ratios as bars, their targets as lines across them, on a logarithmic axis: a PNG."""
+    figure = Figure(figsize=(10, 1.0 + 0.24 * len(rows)), dpi=120, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    places = range(len(rows), 0, -1)
+    colours = ["tab:red" if row["met"] is False else "tab:blue" if row["met"] else "0.7" for row in rows]
+    axes.barh(places, [row["ratio"] for row in rows], color=colours, height=0.7)
+    axes.vlines(
+        [row["target_ratio"] for row in rows], [y - 0.45 for y in places], [y + 0.45 for y in places], color="0"
+    )
+    axes.set_yticks(places, [f"{row['question'].partition(',')[0]}: {row['case']}"[:72] for row in rows], fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xticks((1, 2, 5, 10, 20, 50, 100), ("1", "2", "5", "10", "20", "50", "100"))
+    axes.set_xlabel("times faster than the other side; the line is the target, grey is not asked on this machine")
+    axes.axvline(1.0, color="0.4", linewidth=0.8)
+    axes.set_ylim(0.3, len(rows) + 0.7)
+    return _png(canvas)
+
+
+def _png(canvas: FigureCanvasAgg) -> bytes:
     image = io.BytesIO()
     canvas.print_png(image)
     return image.getvalue()

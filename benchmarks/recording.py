@@ -17,6 +17,7 @@ TOKENS, WIDTH, LAYERS, HEADS, KV_HEADS = 4096, 512, 6, 8, 2
 MOST_TIME = {"statistics": 5.0, "qk": 1.3}
 LEAST_MEMORY = 20.0
 TITLE = f"recording, a Llama of {LAYERS} layers, {WIDTH} wide, {HEADS}/{KV_HEADS} heads, {TOKENS} tokens"
+TITLE_ZH = f"记录一个 Llama：{LAYERS} 层，宽 {WIDTH}，{HEADS}/{KV_HEADS} 个头，{TOKENS:,} 个词元"
 
 
 class Case(NamedTuple):

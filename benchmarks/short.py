@@ -16,6 +16,7 @@ from saccade import masks
 
 SIZES, HEADS, DIM = (16, 64, 128, 256, 512), 8, 64
 TITLE = f"short sequences, {HEADS} heads of {DIM}, float32"
+TITLE_ZH = f"短序列，{HEADS} 个头，每头宽 {DIM}，float32"
 SHORTEST, FACTOR, EXTRA = 2.0, 1.2, 20e-6  # the shortest may take twice as long, others a fifth and some Python longer
 _CAUSAL = masks.Causal()
 

@@ -15,6 +15,7 @@ from saccade.caches import BlockSelectCache, Cache, KVCache, PrefixStore, finger
 from saccade.mechanisms import Softmax
 
 TITLE = "decode with chosen blocks, and prompts that begin like earlier ones"
+TITLE_ZH = "只读选中的块的解码，以及开头相同的提示词"
 HEADS, KV_HEADS, DIM, LENGTH, BLOCK = 32, 8, 128, 32768, 64
 SHARE, BYTES, FASTER, FIRST_TOKEN = 8, 6, 3.0, 3.0
 SHORTER = (2048, 4096, 8192, 16384)

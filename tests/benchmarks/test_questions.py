@@ -1,17 +1,18 @@
 """The part of every question that comes before timing, at tiny sizes."""
 
+import dataclasses
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks.racing import sides
 
 import saccade as sc
-from benchmarks import __main__ as command
 from benchmarks import (
     additive,
     bias,
     bigbird,
+    bool_mask,
     checking,
     dropout,
     growth,
@@ -20,25 +21,58 @@ from benchmarks import (
     looking,
     measuring,
     memory,
+    packages,
+    packed,
     plans,
     plotting,
-    reporting,
     short,
+    training_memory,
     window,
 )
 from saccade import masks
 
 
-@pytest.mark.parametrize("dtype", window.TARGETS)
-def test_window(dtype):
-    window.check(window.case(dtype, n=96, width=8))
+def test_window():
+    assert window.memory_of(True, 600)()[0].shape == (1, window.HEADS, 600, window.DIM)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_window_of_flex_attention():
-    with torch.no_grad():
-        made = window.flex(window.case(torch.float32, n=96, width=8), (32, 32), compiled=False)
-    assert made.mask_seconds > 0.0
+def test_packed():
+    its = packed.case(4, 8, 40)
+    packed.check(its)
+    assert its.packed[0].shape[2] == sum(its.lengths) == its.is_token.sum()
+
+
+def test_packed_notices_a_document_that_sees_another():
+    its = packed.case(4, 8, 40)
+    longer = [its.lengths[0] + 1, its.lengths[1] - 1, *its.lengths[2:]]
+    with pytest.raises(AssertionError, match="not close"):
+        packed.check(its._replace(lengths=longer))
+
+
+def test_bool_masks():
+    tensors, given = bool_mask.case(70)
+    for mask in given.values():
+        bool_mask.check(tensors, mask)
+    assert torch.equal(given["causal"], masks.Causal().to_dense(70)[0, 0])
+
+
+def test_training_memory():
+    training_memory.check(training_memory.Models(n=70, window=8))
+
+
+def test_training_memory_notices_another_window():
+    models = training_memory.Models(n=70, window=8)
+    models.own[0].attention.mask = masks.sliding_window(9)
+    with pytest.raises(AssertionError, match="not close"):
+        training_memory.check(models)
+
+
+def test_packages_are_asked_what_they_can():
+    pytest.importorskip("local_attention")
+    pytest.importorskip("x_transformers")
+    for its, names in packages.CASES.values():
+        small = dataclasses.replace(its, heads=2, n=512, dim=16)
+        assert set(sides(small, ["ours", *names]).calls) == {"ours", *names}
 
 
 def test_linear():
@@ -46,9 +80,14 @@ def test_linear():
     assert linear.run_one(70)().shape == (1, 1, 70, 64)
 
 
-def test_linear_notices_another_sum(monkeypatch):
+@pytest.mark.parametrize("name", ["published_loop", "package"])
+def test_linear_notices_another_sum(name, monkeypatch):
     its = linear.Case(n=96)
-    monkeypatch.setattr(linear, "published_loop", lambda a, b, c: 1.01 * c)
+    if name == "package":
+        pytest.importorskip("performer_pytorch")
+        monkeypatch.setattr(linear.package(), "linear_attention", lambda a, b, c: 1.01 * c)
+    else:
+        monkeypatch.setattr(linear, name, lambda a, b, c: 1.01 * c)
     with pytest.raises(AssertionError, match="not close"):
         linear.check(its)
 
@@ -143,34 +182,12 @@ def test_a_picture():
     assert plotting.drawn(growth.SIZES, {"one": curve}).startswith(b"\x89PNG")
 
 
-def test_an_unknown_question_is_one_line(capsys):
-    assert command.main(["windows", "short"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    known = ", ".join(command.QUESTIONS)
-    assert said.err == f"benchmarks: question must be one of {known}; got windows.\n"
-
-
-@pytest.mark.parametrize("met, status", [(True, 0), (None, 0), (False, 1)])
-def test_the_exit_status_says_whether_all_targets_are_met(met, status, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "Referee", lambda patience: measuring.Referee(lambda: 1.0))
-    row = reporting.Row("a case", "1x", "at least 2x", met)
-    question = SimpleNamespace(TITLE="a question", measure=lambda referee: iter([row]))
-    monkeypatch.setattr(command, "QUESTIONS", {"one": question})
-    assert command.main([]) == status
-    assert (tmp_path / "out" / "bench" / "results.json").exists()
-    said = capsys.readouterr()
-    assert "a case" in said.out
-    assert "a question" in said.err
-
-
 def test_what_ours_need_not_compute_is_taken_off_theirs(monkeypatch):
     layers = longformer.Layers
     monkeypatch.setattr(longformer, "Layers", lambda own_globals: layers(64, 4, own_globals=own_globals))
     monkeypatch.setattr(longformer, "compare", lambda *sides, **options: measuring.Pair(0.01, 0.08, 8.0, 1.0, True))
     monkeypatch.setattr(longformer, "in_turn", lambda *calls, **options: measuring.Rounds([[0.02]], 1.0, True))
-    copied, own = longformer.measure(referee=None)
-    assert copied.figures["ratio"] == pytest.approx(6.0)
-    assert copied.met is True
+    copied, without_wheel, own = longformer.measure(referee=None)
+    assert copied.figures["ratio"] == without_wheel.figures["ratio"] == pytest.approx(6.0)
+    assert without_wheel.met is True
     assert own.figures["ratio"] == 8.0

@@ -1,0 +1,60 @@
+"""What a side may have to run under: a number of threads, a busy machine, no compiled kernel."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+
+from saccade.engine.kernels import native
+
+_SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+
+
+def thread_counts() -> list[int]:
+    """One, two and all."""
+    return sorted({1, min(2, os.cpu_count() or 1), os.cpu_count() or 1})
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads in torch's operations and in ours."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def busy(cores: int = 2) -> Iterator[None]:
+    """Someone else keeps so many cores busy; ends with us, however we end."""
+    others = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(cores)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@contextmanager
+def no_wheel() -> Iterator[None]:
+    """As if saccade-cpu were not installed, in this process, so that both sides take turns in one run."""
+    with patch.object(native, "_is_on", bool):  # SACCADE_CPU=off is read once for a process
+        yield
+
+
+def lacking(dtype: torch.dtype = torch.float32) -> str:
+    """What promised ratios are for and is not here; empty where they can be asked for."""
+    if not native._is_on():
+        return "without saccade-cpu"
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return "no AVX-512"
+    if dtype is torch.bfloat16 and not torch.cpu._is_amx_tile_supported():
+        return "no AMX"
+    return ""

@@ -1,0 +1,102 @@
+"""The tables of the documents' page of figures, in both languages, made from the results of a run."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plotting import Curve, drawn, drawn_ratios
+from benchmarks.questions import QUESTIONS
+from benchmarks.reporting import replace
+
+RESULTS = Path("benchmarks/results.json")
+START, END = "<!-- made by `python -m benchmarks --docs` from here -->", "<!-- to here -->"
+_WORDS = {
+    "en": {
+        "machine": "{date}, {cpu}, {cores} cores with {features}, {threads} threads; Python {python}, torch {torch}, "
+        "{versions}; a dense float32 product runs at {peak:.0f} GFLOP/s.",
+        "head": "| case | measured | target | met |",
+        "met": {True: "yes", False: "**no**", None: ""},
+        "busy": "† The machine was busy beside it.",
+        "pictures": {
+            "ratios.png": "ratios beside their targets; grey: not asked on this machine",
+            "growth.png": "time and memory against length",
+        },
+    },
+    "zh": {
+        "machine": "{date}，{cpu}，{cores} 个核心，指令集 {features}，{threads} 个线程；Python {python}，"
+        "torch {torch}，{versions}；稠密 float32 乘积 {peak:.0f} GFLOP/s。",
+        "head": "| 情形 | 实测 | 目标 | 达到 |",
+        "met": {True: "是", False: "**否**", None: ""},
+        "busy": "† 测量时机器另有负载。",
+        "pictures": {"ratios.png": "比值与目标；灰色：在这台机器上不要求", "growth.png": "时间和内存随长度的变化"},
+    },
+}
+
+
+def part(results: dict[str, Any], language: str) -> str:
+    """What stands between the two markers."""
+    return "\n".join(_lines(results, _WORDS[language], language == "zh"))
+
+
+def _lines(results: dict[str, Any], words: dict[str, Any], is_zh: bool) -> Iterator[str]:
+    about = results["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    told = {"features": ", ".join(about["features"]), "peak": results["matmul_peak_flops"] / 1e9}
+    yield words["machine"].format(**about | told, date=results["date"], versions=versions)
+    for name in drawings(results):
+        yield from ("", f"![{words['pictures'][name]}](../images/{name})")
+    for name, question in QUESTIONS.items():
+        rows = [row for row in results["rows"] if row["question"] == question.TITLE]
+        if not rows:
+            continue
+        yield from ("", f"### {name}: {question.TITLE_ZH if is_zh else question.TITLE}", "", words["head"])
+        yield "|---|---|---|---|"
+        for row in rows:
+            measured = row["measured"] + " †" * row["disturbed"]
+            cells = (row["case"], measured, row["target"], words["met"][row["met"]])
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    if any(row["disturbed"] for row in results["rows"]):
+        yield from ("", words["busy"])
+
+
+def page(text: str, results: dict[str, Any], language: str) -> str:
+    """A page with the part between its markers made anew."""
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    if not rest or END not in rest:
+        raise ValueError(f"the page must have the lines {START} and {END}")
+    return f"{before}{START}\n\n{part(results, language)}\n\n{END}{after}"
+
+
+def write(found: Path, root: Path) -> list[Path]:
+    """Keep the results of a run beside the questions, and write both pages and their pictures from them."""
+    results = json.loads(found.read_text(encoding="utf-8"))
+    head = json.dumps({name: value for name, value in results.items() if name != "rows"}, indent=1, ensure_ascii=False)
+    rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in results["rows"])
+    kept = head.removesuffix("\n}") + f',\n "rows": [\n{rows}\n ]\n}}\n'
+    written = [replace(root / RESULTS, kept.encode())]
+    for language in _WORDS:
+        path = root / "docs" / language / "benchmarks.md"
+        written.append(replace(path, page(path.read_text(encoding="utf-8"), results, language).encode()))
+    for name, draw in drawings(results).items():
+        written.append(replace(root / "docs" / "images" / name, draw()))
+    return written
+
+
+def drawings(results: dict[str, Any]) -> dict[str, Callable[[], bytes]]:
+    """Pictures of what was measured: ratios beside their targets, and growth."""
+    asked = [row for row in results["rows"] if "target_ratio" in row]
+    grown = {row["case"]: row for row in results["rows"] if "time_slope" in row}
+    found: dict[str, Callable[[], bytes]] = {}
+    if asked:
+        found["ratios.png"] = partial(drawn_ratios, asked)
+    if grown:
+        sizes = sorted(int(key.removeprefix("seconds_")) for key in next(iter(grown.values())) if "seconds_" in key)
+        curves = {
+            name: Curve([row[f"seconds_{n}"] for n in sizes], [row[f"bytes_{n}"] for n in sizes])
+            for name, row in grown.items()
+        }
+        found["growth.png"] = partial(drawn, sizes, curves)
+    return found

@@ -1,0 +1,121 @@
+"""The command line of the benchmarks, and the pages that it writes."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from benchmarks.questions import QUESTIONS
+
+from benchmarks import __main__ as command
+from benchmarks import measuring, pages, reporting
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _quick_referee(monkeypatch):
+    monkeypatch.setattr(command, "Referee", lambda **options: measuring.Referee(lambda: 1.0, samples=1, **options))
+
+
+def test_an_unknown_question_is_one_line(capsys):
+    assert command.main(["windows", "short"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    known = ", ".join(QUESTIONS)
+    assert said.err == f"benchmarks: question must be one of {known}; got windows.\n"
+
+
+@pytest.mark.parametrize("met, status", [(True, 0), (None, 0), (False, 1)])
+def test_the_exit_status_says_whether_all_targets_are_met(met, status, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    row = reporting.Row("a case", "1x", "at least 2x", met)
+    question = SimpleNamespace(TITLE="a question", measure=lambda referee: iter([row]))
+    monkeypatch.setattr(command, "QUESTIONS", {"one": question})
+    assert command.main(["--quick"]) == status
+    assert (tmp_path / "out" / "bench" / "results.json").exists()
+    said = capsys.readouterr()
+    assert "a case" in said.out
+    assert "a question" in said.err
+
+
+@pytest.mark.parametrize(
+    "option, sentence",
+    [
+        (["--mask", "open('x')"], "--mask: a mask is written like"),
+        (["--shape", "1,2,x,4"], "--shape must be batch,heads,tokens,width, at least 1 each; got 1,2,x,4"),
+        (["--shape", "1,0,2,4"], "--shape must be"),
+        (["--kv-heads", "3"], "--kv-heads must divide the 8 heads; got 3"),
+        (["--peers", "sdpa,spda"], "--peers must be of ours, no-wheel, sdpa"),
+        (["--dtype", "int8"], "int8"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(option, sentence, capsys):
+    assert command.main(["compare", *option]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = "compare --mask Window(8,8) --shape 1,2,64,16 --peers sdpa,sdpa+mask,flex --backward --threads 1 --rounds 1"
+    assert command.main(given.split()) == 0
+    said = capsys.readouterr().out
+    assert "of the dense rate" in said
+    assert "flex is left out" in said
+    written = json.loads((tmp_path / "out" / "bench" / "compare.json").read_text(encoding="utf-8"))
+    assert [row["case"] for row in written["rows"]][:2] == ["ours", "against sdpa"]
+
+
+def results():
+    referee = measuring.Referee(lambda: 1e9, samples=1)
+    pair = measuring.Pair(0.01, 0.05, 5.0, 1e9, True)
+    rows = [
+        reporting.ratio_row("a | case", pair, peer="SDPA", target=6.0),
+        reporting.ratio_row("another", pair._replace(rate=1e8), peer="SDPA", target=2.0, but="no AMX"),
+    ]
+    return json.loads(json.dumps(reporting.results({QUESTIONS["window"].TITLE: rows}, referee)))
+
+
+@pytest.mark.parametrize("language, title", [("en", "TITLE"), ("zh", "TITLE_ZH")])
+def test_a_page_is_made_from_results(language, title):
+    page = pages.page(f"before\n{pages.START}\nold\n{pages.END}\nafter\n", results(), language)
+    assert page.startswith("before\n")
+    assert page.endswith("after\n")
+    assert "old" not in page
+    assert f"### window: {getattr(QUESTIONS['window'], title)}" in page
+    assert r"| a \| case | 5.0x: 10.0 ms, SDPA 50.0 ms | at least 6x | **" in page
+    assert "](../images/ratios.png)" in page
+    assert "SDPA 50.0 ms † | at least 2x; not asked: no AMX |  |" in page
+
+
+def test_a_page_without_markers_is_refused():
+    with pytest.raises(ValueError, match="must have the lines"):
+        pages.page("nothing", results(), "en")
+
+
+def test_pictures_of_results():
+    assert pages.drawings(results())["ratios.png"]().startswith(b"\x89PNG")
+
+
+def test_pages_are_written(tmp_path):
+    for language in ("en", "zh"):
+        page = tmp_path / "docs" / language / "benchmarks.md"
+        page.parent.mkdir(parents=True)
+        page.write_text(f"{pages.START}\n{pages.END}\n", encoding="utf-8")
+    found = reporting.replace(tmp_path / "results.json", json.dumps(results()).encode())
+    assert {path.name for path in pages.write(found, tmp_path)} == {"results.json", "benchmarks.md", "ratios.png"}
+    assert json.loads((tmp_path / pages.RESULTS).read_text(encoding="utf-8")) == results()
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_documents_show_the_results_that_are_kept(language):
+    kept = ROOT / pages.RESULTS
+    if not kept.exists():
+        pytest.skip("no results are kept")
+    page = (ROOT / "docs" / language / "benchmarks.md").read_text(encoding="utf-8")
+    assert pages.page(page, json.loads(kept.read_text(encoding="utf-8")), language) == page
+
+
+def test_every_question_has_its_title_in_both_languages():
+    titles = [title for question in QUESTIONS.values() for title in (question.TITLE, question.TITLE_ZH)]
+    assert len(set(titles)) == 2 * len(QUESTIONS)
