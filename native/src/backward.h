@@ -22,8 +22,8 @@ class Backward {
 
   Backward(const Problem& p, Arena& arena)
       : p_(p),
-        keys_(arena, p, p.dim / E::PER_STEP * PANEL),
-        values_(arena, p, p.value_dim / E::PER_STEP * PANEL),
+        keys_(arena, p, p.k, p.dim),
+        values_(arena, p, p.v, p.value_dim),
         key_rows_(arena, p, IS_HALF ? PANEL / 2 * p.dim : 0),
         weights_(arena.take<float>(ROWS * STRIDE)),
         slopes_(arena.take<float>(ROWS * STRIDE)),
@@ -59,9 +59,7 @@ class Backward {
     const Left<E> grad{row_of<Number>(p_.grad_out), p_.grad_out.row / NUMBER, 1};
     const int rows = its_.count();
     for (int n = 0; n < seen.count; ++n) {
-      const Right<E> keys{reinterpret_cast<const Number*>(columns(keys_, p_.k, p_.dim, seen.panel[n])), PANEL};
-      const Right<E> values{reinterpret_cast<const Number*>(columns(values_, p_.v, p_.value_dim, seen.panel[n])),
-                            PANEL};
+      const Right<E> keys = keys_.get(its_, seen.panel[n]), values = values_.get(its_, seen.panel[n]);
       multiply<E>({weights_ + n * PANEL, STRIDE}, query, keys, rows, PANEL / LANES, p_.dim / E::PER_STEP, false);
       multiply<E>({slopes_ + n * PANEL, STRIDE}, grad, values, rows, PANEL / LANES, p_.value_dim / E::PER_STEP, false);
     }
@@ -137,12 +135,12 @@ class Backward {
   // What one panel adds to the gradients of queries, keys and values.
   void products(int64_t panel, int at, bool adds) {
     const int64_t first = panel * PANEL;
-    const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - first)), rows = its_.count();
+    const int count = p_.keys_of(panel), rows = its_.count();
     const int wide = static_cast<int>(p_.dim / LANES), value_wide = static_cast<int>(p_.value_dim / LANES);
     const Out of_q{grad_q(), p_.dim}, of_k{grad_k_ + first * p_.dim, p_.dim};
     const Out of_v{grad_v_ + first * p_.value_dim, p_.value_dim};
     if constexpr (IS_HALF) {
-      const uint32_t* packed = key_rows_.get(number(panel), panel, [&](uint32_t* to) {
+      const uint32_t* packed = key_rows_.get(its_.number_of_panel(p_, panel), panel, [&](uint32_t* to) {
         pack_pairs(p_.k.at<char>(its_.b, its_.kv_head, first), p_.k.row, count, p_.dim, to);
       });
       const Left<E> slopes{reinterpret_cast<const uint32_t*>(halves_ + at), STRIDE / 2, 1};
@@ -168,13 +166,6 @@ class Backward {
     return {reinterpret_cast<const Number*>(turned_), PANEL, 1};
   }
 
-  const uint32_t* columns(Panels& panels, const View& x, int64_t components, int64_t panel) {
-    return panels.get(number(panel), panel, [&](uint32_t* to) {
-      const int count = static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - panel * PANEL));
-      pack_columns(x.at<char>(its_.b, its_.kv_head, panel * PANEL), x.row, count, components / E::PER_STEP, to);
-    });
-  }
-
   float* grad_q() const { return p_.grad_q + its_.number(p_, 0) * p_.dim; }
 
   float* bias_row(int i) const {  // at key 0
@@ -184,10 +175,9 @@ class Backward {
     return p_.bias.row ? table + p_.q_len - 1 - row : table;
   }
 
-  int64_t number(int64_t panel) const { return (its_.b * p_.kv_heads + its_.kv_head) * p_.panels() + panel; }
-
   const Problem& p_;
-  Panels keys_, values_, key_rows_;
+  Columns<E> keys_, values_;
+  Panels key_rows_;
   float *weights_, *slopes_;
   uint16_t* halves_;
   uint32_t *weight_pairs_, *slope_pairs_, *turned_, *query_pairs_, *grad_pairs_;

@@ -37,7 +37,7 @@ class Forward {
 
   Forward(const Problem& p, Arena& arena)
       : p_(p),
-        keys_(arena, p, p.dim / E::PER_STEP * PANEL),
+        keys_(arena, p, p.k, p.dim),
         values_(arena, p, IS_HALF ? PANEL / 2 * p.value_dim : 0),
         queries_(arena.take<Number>(p.heads_at_once > 1 ? ROWS * p.dim / E::PER_STEP : 0)),
         scores_(arena.take<float>(ROWS * STRIDE)),
@@ -74,9 +74,9 @@ class Forward {
   void add(const Seen& seen, Left<E> query, bool adds) {
     const int rows = its_.count();
     for (int n = 0; n < seen.count; ++n) {
-      const Right<E> keys{reinterpret_cast<const Number*>(packed_keys(seen.panel[n])), PANEL};
+      const Right<E> keys = keys_.get(its_, seen.panel[n]);
       if (p_.meets_keys_once()) expect_next(seen, n);
-      const int vectors = (keys_of(seen.panel[n]) + LANES - 1) / LANES;
+      const int vectors = (p_.keys_of(seen.panel[n]) + LANES - 1) / LANES;
       multiply<E>({scores_ + n * PANEL, STRIDE}, query, keys, rows, vectors, p_.dim / E::PER_STEP, false);
     }
     for (int i = 0; i < rows; ++i) {
@@ -87,7 +87,7 @@ class Forward {
     }
     for (int n = 0; n < seen.count; ++n) {
       const int64_t first = seen.panel[n] * PANEL;
-      const int count = keys_of(seen.panel[n]);
+      const int count = p_.keys_of(seen.panel[n]);
       const Out out{sums_, p_.value_dim};
       const int vectors = static_cast<int>(p_.value_dim / LANES);
       if constexpr (IS_HALF) {
@@ -104,7 +104,7 @@ class Forward {
 
   void expect_next(const Seen& seen, int n) {
     const char* first = p_.v.at<char>(its_.b, its_.kv_head, seen.panel[n] * PANEL);
-    expect(first, p_.v.row, keys_of(seen.panel[n]), p_.value_dim * ITEM);
+    expect(first, p_.v.row, p_.keys_of(seen.panel[n]), p_.value_dim * ITEM);
   }
 
   // Scores of a row to weights that are not yet divided by their total; what earlier parts left is scaled.
@@ -114,7 +114,7 @@ class Forward {
     const Terms terms(p_, its_, i);
     const float factor = TERMS ? 1.0f : terms.factor;
     Floats top = all(-INF);
-    each(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
+    each_vector(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
       if (!bits) return;
       Floats x = load(scores + at);
       if (TERMS) x = terms.of(x, key, bits), store(scores + at, x);
@@ -125,7 +125,7 @@ class Forward {
     const float shift = largest == -INF ? 0.0f : largest;
     const Dropout dropout = DROPS ? Dropout::of(p_, its_, i) : Dropout{};
     Floats total{};
-    each(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
+    each_vector(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
       Floats x{};
       if (bits) {
         x = exp2<IS_HALF>(load(scores + at) * factor - shift);
@@ -139,20 +139,6 @@ class Forward {
     total_[i] = total_[i] * scale + sum_of(total), most_[i] = largest;
     if (adds && scale != 1.0f)
       for (int64_t d = 0; d < p_.value_dim; ++d) sums_[i * p_.value_dim + d] *= scale;
-  }
-
-  // Vectors of scores of a row: where they stand, their first key, and which of them are seen.
-  template <class Do>
-  void each(const Seen& seen, int i, Do run) {
-    for (int n = 0; n < seen.count; ++n) {
-      const uint64_t word = seen.words[i][n];
-      const int at = n * PANEL;
-      const int64_t key = seen.panel[n] * PANEL;
-      if (word == ~0ull)
-        for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, EVERY);
-      else
-        for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, word >> part & EVERY);
-    }
   }
 
   void put(int i, int at, Floats x) {
@@ -180,28 +166,17 @@ class Forward {
     }
   }
 
-  const uint32_t* packed_keys(int64_t panel) {
-    return keys_.get(number(panel), panel, [&](uint32_t* to) {
-      const int64_t first = panel * PANEL;
-      const int count = keys_of(panel);
-      pack_columns(p_.k.at<char>(its_.b, its_.kv_head, first), p_.k.row, count, p_.dim / E::PER_STEP, to);
-    });
-  }
-
   const uint32_t* packed_values(int64_t panel) {
-    return values_.get(number(panel), panel, [&](uint32_t* to) {
+    return values_.get(its_.number_of_panel(p_, panel), panel, [&](uint32_t* to) {
       const int64_t first = panel * PANEL;
-      const int count = keys_of(panel);
+      const int count = p_.keys_of(panel);
       pack_pairs(p_.v.at<char>(its_.b, its_.kv_head, first), p_.v.row, count, p_.value_dim, to);
     });
   }
 
-  int keys_of(int64_t panel) const { return static_cast<int>(std::min<int64_t>(PANEL, p_.kv_len - panel * PANEL)); }
-
-  int64_t number(int64_t panel) const { return (its_.b * p_.kv_heads + its_.kv_head) * p_.panels() + panel; }
-
   const Problem& p_;
-  Panels keys_, values_;
+  Columns<E> keys_;
+  Panels values_;
   Number* queries_;
   float* scores_;
   uint16_t* weights_;

@@ -1,6 +1,7 @@
 // Compiled once for each processor level, into a namespace of its own: -DLEVEL=name.
 #include "backward.h"
 #include "levels.h"
+#include "look.h"
 
 namespace LEVEL {
 
@@ -30,6 +31,10 @@ void backward(const Problem& p, char* memory, std::atomic<int64_t>& next) {
   with_numbers(p, [&](auto kind) { backward_of<decltype(kind)>(p, Arena(memory), next); });
 }
 
+void look(const Problem& p, char* memory, std::atomic<int64_t>& next) {
+  with_numbers(p, [&](auto kind) { look_of<decltype(kind)>(p, Arena(memory), next); });
+}
+
 int64_t forward_bytes(const Problem& p) {
   Arena arena;
   with_numbers(p, [&](auto kind) { Forward<decltype(kind)>(p, arena); });
@@ -39,6 +44,12 @@ int64_t forward_bytes(const Problem& p) {
 int64_t backward_bytes(const Problem& p) {
   Arena arena;
   with_numbers(p, [&](auto kind) { Backward<decltype(kind)>(p, arena); });
+  return arena.used();
+}
+
+int64_t look_bytes(const Problem& p) {
+  Arena arena;
+  with_numbers(p, [&](auto kind) { Look<decltype(kind)>(p, arena); });
   return arena.used();
 }
 

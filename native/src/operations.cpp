@@ -118,11 +118,13 @@ struct Told {
   }
 };
 
-#define TOLD                                                                                                        \
-  const Tensor &q, const Tensor &k, const Tensor &v, const Tensor &starts, const Tensor &runs, const Tensor &spans, \
-      std::optional<Tensor> bits, std::optional<Tensor> visible, std::optional<Tensor> bias, bool by_distance,      \
-      double scale, double softcap, std::optional<Tensor> row_words, std::optional<Tensor> column_words,            \
-      int64_t threshold, double kept
+#define PLANNED                                                                              \
+  const Tensor &starts, const Tensor &runs, const Tensor &spans, std::optional<Tensor> bits, \
+      std::optional<Tensor> visible, std::optional<Tensor> bias, bool by_distance, double scale, double softcap
+
+#define TOLD                                                                                   \
+  const Tensor &q, const Tensor &k, const Tensor &v, PLANNED, std::optional<Tensor> row_words, \
+      std::optional<Tensor> column_words, int64_t threshold, double kept
 
 #define PROBLEM                                                                                            \
   Told{q,           k,     v,       starts, runs,     spans, bits, visible, bias, row_words, column_words, \
@@ -185,6 +187,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(TOLD, const Tensor& grad_out
   return {of_q, of_k, of_v, of_bias};
 }
 
+// Panels of the block of rows that needs most of them.
+int64_t most_panels(const Plan& plan) {
+  int64_t most = 0;
+  for (int64_t block = 0; block < plan.items * plan.blocks; ++block) {
+    int64_t panels = 0;
+    for (int32_t n = plan.starts[block]; n < plan.starts[block + 1]; ++n)
+      panels += plan.runs[n].stop - plan.runs[n].first;
+    most = std::max(most, panels);
+  }
+  return most;
+}
+
+// Numbers of each row, and what keys receive from each of so many parts of the rows.
+std::tuple<Tensor, Tensor> look(const Tensor& q, const Tensor& k, PLANNED, std::optional<Tensor> sinks,
+                                const Tensor& bands, int64_t ahead, int64_t chunks) {
+  Problem p =
+      Told{q, k, k, starts, runs, spans, bits, visible, bias, {}, {}, by_distance, scale, softcap, 1.0, 0}.problem();
+  p.chunks = chunks, p.ahead = ahead, p.most_panels = most_panels(p.plan), p.sinks = data<float>(sinks);
+  p.bands = static_cast<const Band*>(bands.data_ptr()), p.band_count = bands.size(0);
+  Tensor answers = torch::stable::new_empty(q, {ANSWERS + p.band_count, p.batch, p.heads, p.q_len}, ScalarType::Float);
+  Tensor received = torch::stable::new_zeros(q, {chunks, p.batch, p.heads, p.kv_len}, ScalarType::Double);
+  p.answers = static_cast<float*>(answers.data_ptr()), p.received = static_cast<double*>(received.data_ptr());
+  const Functions& functions = LEVELS[level()];
+  share(q, functions.look_bytes(p), [&](char* memory, std::atomic<int64_t>& next) { functions.look(p, memory, next); });
+  return {answers, received};
+}
+
 // Bytes that `forward` holds beside its results, of tensors of these sizes.
 int64_t held(int64_t batch, int64_t heads, int64_t kv_heads, int64_t q_len, int64_t kv_len, int64_t dim,
              int64_t value_dim, bool is_half) {
@@ -200,22 +229,25 @@ int64_t abilities() { return level(); }
 
 }  // namespace
 
-#define ARGUMENTS                                                                                                   \
-  "Tensor q, Tensor k, Tensor v, Tensor starts, Tensor runs, Tensor spans, Tensor? bits, Tensor? visible, Tensor? " \
-  "bias, "                                                                                                          \
-  "bool by_distance, float scale, float softcap, Tensor? row_words, Tensor? column_words, int threshold, float kept"
+#define PLAN                                                                                                  \
+  "Tensor starts, Tensor runs, Tensor spans, Tensor? bits, Tensor? visible, Tensor? bias, bool by_distance, " \
+  "float scale, float softcap"
+#define ARGUMENTS \
+  "Tensor q, Tensor k, Tensor v, " PLAN ", Tensor? row_words, Tensor? column_words, int threshold, float kept"
 
 STABLE_TORCH_LIBRARY(saccade_cpu, m) {
   m.def("forward(" ARGUMENTS ") -> (Tensor, Tensor)");
   m.def("backward(" ARGUMENTS
         ", Tensor grad_out, Tensor lse, Tensor delta, int chunks, int table) "
         "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("look(Tensor q, Tensor k, " PLAN ", Tensor? sinks, Tensor bands, int ahead, int chunks) -> (Tensor, Tensor)");
   m.def("held(int batch, int heads, int kv_heads, int q_len, int kv_len, int dim, int value_dim, bool is_half) -> int");
   m.def("abilities() -> int");
 }
 STABLE_TORCH_LIBRARY_IMPL(saccade_cpu, CPU, m) {
   m.impl("forward", TORCH_BOX(&forward));
   m.impl("backward", TORCH_BOX(&backward));
+  m.impl("look", TORCH_BOX(&look));
 }
 STABLE_TORCH_LIBRARY_IMPL(saccade_cpu, CompositeExplicitAutograd, m) {
   m.impl("held", TORCH_BOX(&held));

@@ -41,6 +41,14 @@ struct Plan {
   const uint64_t* visible;          // [batch, heads, panels]: keys that any row may see; null: all
 };
 
+// What a look finds of each row. Behind these come the sums of its weights in the bands.
+enum Answer : int64_t { LARGEST_LOGIT, LARGEST_WEIGHT, HELD, ENTROPY, SQUARES, VARIANCE, DISTANCE, ANSWERS };
+
+// Keys [first, stop) of a row, counted from the row's own number if they follow it.
+struct Band {
+  int32_t follows, first, stop;
+};
+
 struct Problem {
   View q, k, v, out;
   float* lse;
@@ -61,7 +69,20 @@ struct Problem {
   float* grad_bias;  // null: none; [chunks, batch, heads, table] or [batch, heads, q_len, kv_len]
   int64_t table;     // numbers of a row's bias that all rows share: by distance, or by key; 0: none
   int64_t chunks;    // parts of a head's rows that sum up gradients of keys apart, in this order
+
+  // Of a look, which asks rows and columns for sums.
+  int64_t most_panels;  // that one block of rows needs
+  const float* sinks;   // [heads]: logarithms of one more term in each total; null: none
+  int64_t ahead;        // from key i to query i, in positions
+  const Band* bands;
+  int64_t band_count;
+  float* answers;    // [ANSWERS + band_count, batch, heads, q_len]
+  double* received;  // [chunks, batch, heads, kv_len]
+
   int64_t panels() const { return (kv_len + PANEL - 1) / PANEL; }
+  int keys_of(int64_t panel) const {
+    return static_cast<int>(kv_len - panel * PANEL < PANEL ? kv_len - panel * PANEL : PANEL);
+  }
 
   // Few rows: those of several heads are worked on together, and keys in several parts whose results are merged.
   int heads_at_once;

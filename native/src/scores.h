@@ -28,6 +28,31 @@ struct Rows {
   int64_t head_of(int i) const { return heads_[i]; }
   int64_t row_of(int i) const { return rows_[i]; }
   int64_t number(const Problem& p, int i) const { return (b * p.heads + heads_[i]) * p.q_len + rows_[i]; }
+  int64_t number_of_panel(const Problem& p, int64_t panel) const {
+    return (b * p.kv_heads + kv_head) * p.panels() + panel;
+  }
+};
+
+// Rows of a tensor as columns of products, packed panel by panel: keys, or values where gradients meet them.
+template <class E>
+class Columns {
+ public:
+  Columns(Arena& arena, const Problem& p, const View& rows, int64_t components)
+      : p_(p), rows_(rows), steps_(components / E::PER_STEP), panels_(arena, p, steps_ * PANEL) {}
+
+  Right<E> get(const Rows& its, int64_t panel) {
+    const uint32_t* found = panels_.get(its.number_of_panel(p_, panel), panel, [&](uint32_t* to) {
+      const char* from = rows_.at<char>(its.b, its.kv_head, panel * PANEL);
+      pack_columns(from, rows_.row, p_.keys_of(panel), steps_, to);
+    });
+    return {reinterpret_cast<const typename E::Number*>(found), PANEL};
+  }
+
+ private:
+  const Problem& p_;
+  View rows_;
+  int64_t steps_;
+  Panels panels_;
 };
 
 // Panels that are worked on together, and for each row the keys of each that it sees, as bits.
@@ -79,6 +104,20 @@ bool each_part(const Problem& p, const Rows& its, int64_t first, int64_t stop, D
   }
   if (seen.count) run(seen, any), any = true;
   return any;
+}
+
+// Vectors of scores of a row: where they stand, their first key, and which of them are seen.
+template <class Do>
+inline void each_vector(const Seen& seen, int i, Do run) {
+  for (int n = 0; n < seen.count; ++n) {
+    const uint64_t word = seen.words[i][n];
+    const int at = n * PANEL;
+    const int64_t key = seen.panel[n] * PANEL;
+    if (word == ~0ull)
+      for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, EVERY);
+    else
+      for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, word >> part & EVERY);
+  }
 }
 
 inline Floats tanh(Floats x) {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,9 @@ from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
 from saccade.statistics.block import Block, as_slice
+from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.summary import Summary, summary_of
+from saccade.statistics.sweep import answers_by_sweep
 
 __all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse", "from_ingredients"]
 
@@ -201,6 +203,9 @@ class AttentionMatrix(Matrix):
                     logs = None if logs is None else logs.masked_fill(marked[..., None], math.nan)
                 columns = joined(piece.spans)
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
+
+    def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
+        return answers_by_sweep(self.ingredients, self.impl, folds, outline)
 
     def _wants_grad(self) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.ingredients.leaves)

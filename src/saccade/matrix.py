@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -160,10 +160,17 @@ class Matrix(ABC):
             return ()
         outline = Outline.of(self)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            states = [fold.start(outline) for fold in folds]
-            for block in self.blocks():
-                states = [fold.add(state, block) for fold, state in zip(folds, states, strict=True)]
-            return tuple(fold.finish(state) for fold, state in zip(folds, states, strict=True))
+            found = self._by_sweep(folds, outline)
+            rest = {place: fold for place, fold in enumerate(folds) if place not in found}
+            states = {place: fold.start(outline) for place, fold in rest.items()}
+            for block in self.blocks() if rest else ():
+                states = {place: fold.add(states[place], block) for place, fold in rest.items()}
+            found |= {place: fold.finish(states[place]) for place, fold in rest.items()}
+            return tuple(found[place] for place in range(len(folds)))
+
+    def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
+        """Answers that need no blocks, by the places of their questions."""
+        return {}
 
     def entropy(self) -> Tensor:
         """Over how many keys a query spreads, in nats, ``[batch, heads, q_len]``; see `saccade.statistics.Entropy`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.statistics.block import Block
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
+from saccade.statistics.sweep import Far, Quantity
 
 __all__ = ["Distance"]
 
@@ -53,6 +54,9 @@ class Distance(PerRow):
             return (block.weights * (q - kv).abs()).sum(-1)
         ramps = _ramps(placing.places.kv.shape[-1], block.weights.dtype, block.weights.device)
         return _of_range(block.weights, block.queries + (placing.offset - span.start), *ramps)
+
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return None if placing.offset is None else Far(placing.offset)
 
 
 def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:

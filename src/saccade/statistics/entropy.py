@@ -8,6 +8,7 @@ from torch import Tensor
 
 from saccade.statistics.block import Block
 from saccade.statistics.per_row import PerRow, Placing
+from saccade.statistics.sweep import Quantity
 
 __all__ = ["Entropy"]
 
@@ -40,3 +41,6 @@ class Entropy(PerRow):
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return block.entropy
+
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return "entropy"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.statistics.block import Block
+from saccade.statistics.sweep import Swept
 
 if TYPE_CHECKING:
     from saccade.statistics.matrix_like import MatrixLike
@@ -87,6 +88,10 @@ class Fold(ABC, Generic[State, Answer]):
     @abstractmethod
     def merge(self, state: State, other: State) -> State:
         """The state of the rows of both, which are different rows; neither is changed."""
+
+    def by_sweep(self, outline: Outline) -> Swept | None:
+        """How numbers of rows and columns answer this, where compiled code finds them; None: only blocks do."""
+        return None
 
     @abstractmethod
     def finish(self, state: State) -> Answer:

@@ -13,6 +13,7 @@ from saccade.errors import unsupported, value_error
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing, RowState
+from saccade.statistics.sweep import Quantity
 
 __all__ = ["LargestLogit", "LogitVariance"]
 
@@ -40,6 +41,9 @@ class LogitVariance(PerRow):
         # Centred first: of squares of logs, which may be 100, little would be left in float32.
         centred = (block.logs + block.entropy[..., None]).square_()
         return torch.linalg.vecdot(block.weights, centred)
+
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return "variance"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,6 +91,9 @@ class LargestLogit(PerRow):
             reason = "its weights are no softmax of scores, so no denominators are known"
             raise unsupported("LargestLogit", "this matrix", [reason], hint="LargestLogit(lse) takes denominators")
         return block.logs.amax(-1) + lse
+
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return "largest_logit" if self.lse is None else None
 
     def merge(self, state: RowState, other: RowState) -> RowState:
         return state._replace(values=torch.maximum(state.values, other.values))

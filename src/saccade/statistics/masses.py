@@ -11,6 +11,7 @@ from saccade.arguments import integer
 from saccade.statistics.block import Block
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
+from saccade.statistics.sweep import Band, Quantity
 
 __all__ = ["LagMass", "LocalMass", "SinkMass"]
 
@@ -48,6 +49,12 @@ class SinkMass(PerRow):
         _, kv = placing.places.of_block(block)
         return torch.where((kv >= 0) & (kv < self.sink_tokens), block.weights, 0.0).sum(-1)
 
+    def quantity(self, placing: Placing) -> Quantity | None:
+        if placing.first is None:
+            return None
+        first = -placing.first[1]
+        return Band(False, first, first + self.sink_tokens)
+
 
 @dataclasses.dataclass(frozen=True)
 class LagMass(PerRow):
@@ -81,6 +88,9 @@ class LagMass(PerRow):
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return _between(block, placing, self.lag, self.lag)
 
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return _band(placing, self.lag, self.lag)
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalMass(PerRow):
@@ -106,6 +116,9 @@ class LocalMass(PerRow):
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return _between(block, placing, -self.width, self.width)
 
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return _band(placing, -self.width, self.width)
+
 
 def _of_keys(block: Block, keys: range) -> Tensor:
     """Sum of the weights at a range of keys, ``[batch, heads, rows]``."""
@@ -125,3 +138,8 @@ def _between(block: Block, placing: Placing, least: int, most: int) -> Tensor:
         return torch.where(is_near, block.weights, 0.0).sum(-1)
     lags = torch.arange(least, most + 1, device=block.weights.device)
     return block.at_keys(block.queries[:, None] + placing.offset - lags).sum(-1)
+
+
+def _band(placing: Placing, least: int, most: int) -> Band | None:
+    """Keys whose lag lies between two bounds."""
+    return None if placing.offset is None else Band(True, placing.offset - most, placing.offset - least + 1)

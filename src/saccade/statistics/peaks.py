@@ -13,6 +13,7 @@ from saccade.errors import value_error
 from saccade.statistics.block import Block
 from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing
+from saccade.statistics.sweep import Quantity
 
 __all__ = ["Coverage", "LargestWeight", "SquaredNorm"]
 
@@ -28,6 +29,9 @@ class LargestWeight(PerRow):
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return block.largest
+
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return "largest_weight"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,9 @@ class SquaredNorm(PerRow):
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return torch.linalg.vector_norm(block.weights, dim=-1).square_()
+
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return "squares"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from saccade.arguments import instance
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.places import Places
+from saccade.statistics.sweep import Quantity, Swept
 
 __all__ = ["PerRow", "Placing", "RowState", "check_places"]
 
@@ -68,6 +69,14 @@ class PerRow(Fold[RowState, Tensor]):
     def of_nothing(self, outline: Outline) -> Tensor:
         """The answers of rows that attend to nothing."""
         return torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
+
+    def quantity(self, placing: Placing) -> Quantity | None:
+        """What a compiled sweep finds that is the answer; None if nothing is."""
+        return None
+
+    def by_sweep(self, outline: Outline) -> Swept | None:
+        quantity = self.quantity(Placing.of(self.places, outline))
+        return None if quantity is None else Swept((quantity,), Tensor.clone)
 
     def start(self, outline: Outline) -> RowState:
         return RowState(self.of_nothing(outline), Placing.of(self.places, outline))

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.statistics.block import Block
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.received import Received, ReceivedSums
+from saccade.statistics.sweep import Swept
 
 __all__ = ["PositionInformation"]
 
@@ -65,3 +66,10 @@ class PositionInformation(Fold[_State, Tensor]):
         count = state.seeing.clamp_min(1)
         mean = torch.special.entr(sums / count[..., None]).sum(-1)
         return (mean - state.entropy / count).clamp_min(0.0).to(outline.dtype)
+
+    def by_sweep(self, outline: Outline) -> Swept | None:
+        def answer(received: Tensor, entropy: Tensor, largest: Tensor) -> Tensor:
+            sums = entropy.sum(-1, dtype=received.dtype)
+            return self.finish(_State(ReceivedSums(received, outline), sums, (largest > 0).sum(-1)))
+
+        return Swept(("received", "entropy", "largest_weight"), answer)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.sweep import Swept
 
 __all__ = ["Received", "ReceivedSums"]
 
@@ -56,3 +57,6 @@ class Received(Fold[ReceivedSums, Tensor]):
 
     def finish(self, state: ReceivedSums) -> Tensor:
         return state.sums.to(state.outline.dtype)
+
+    def by_sweep(self, outline: Outline) -> Swept | None:
+        return Swept(("received",), lambda sums: self.finish(ReceivedSums(sums, outline)))

@@ -23,6 +23,7 @@ from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 from saccade.statistics.position_information import PositionInformation
 from saccade.statistics.received import Received
+from saccade.statistics.sweep import Quantity
 from saccade.statistics.uniform import Uniform, uniform_of_blocks, uniform_of_mask
 
 __all__ = ["Summary", "summary_of"]
@@ -71,6 +72,9 @@ class _RowSum(PerRow):
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return block.weights.sum(-1)
+
+    def quantity(self, placing: Placing) -> Quantity | None:
+        return "held"
 
 
 def summary_of(matrix: MatrixLike, given: Ingredients | None = None) -> Summary:

@@ -20,12 +20,13 @@ from saccade.engine.kernels.native_plan import ROWS, kept_plan, known_plan
 from saccade.engine.memory import Cost
 from saccade.transforms import has_forward_derivatives
 
-__all__ = ["Native", "abilities"]
+__all__ = ["HALF", "Native", "abilities", "is_on"]
 
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
-_HALF = 3  # of `abilities`: from here on products of bfloat16
+HALF = 3
+"""Of `abilities`: from here on products of bfloat16."""
 
 
 @cache
@@ -39,7 +40,8 @@ def abilities() -> int | None:
 
 
 @cache
-def _is_on() -> bool:
+def is_on() -> bool:
+    """Whether it is installed, and not left out by ``SACCADE_CPU=off``."""
     return os.environ.get("SACCADE_CPU", "on") != "off" and abilities() is not None
 
 
@@ -57,7 +59,7 @@ class Native(KernelByHand):
         """Where it is installed and switched on, and there is more to do than to pack a few keys."""
         batch, heads, q_len, kv_len = given.shape
         pairs = batch * heads * q_len * kv_len
-        return _is_on() and kv_len >= _FEW_KEYS and pairs >= _FEW_PAIRS.get(given.query.dtype, 0)
+        return is_on() and kv_len >= _FEW_KEYS and pairs >= _FEW_PAIRS.get(given.query.dtype, 0)
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
@@ -68,7 +70,7 @@ class Native(KernelByHand):
         dtype = given.query.dtype
         if not given.query.is_cpu:
             why.append(f"it runs on CPUs, not on {given.query.device.type}")
-        if dtype is not torch.float32 and not (dtype is torch.bfloat16 and found >= _HALF):
+        if dtype is not torch.float32 and not (dtype is torch.bfloat16 and found >= HALF):
             why.append(f"it has no {str(dtype).removeprefix('torch.')} on this processor")
         if given.tile_function is not None:
             why.append("it has dot products only, and maps that end in one")

@@ -35,6 +35,11 @@ class Call(NamedTuple):
     places: Tensor | None
     table: int
 
+    @property
+    def of_scores(self) -> tuple[Any, ...]:
+        """The arguments without the value and what belongs to dropout."""
+        return (*self.arguments[:2], *self.arguments[3:-4])
+
     @classmethod
     def of(cls, given: Ingredients, value: Tensor, dropped: Dropped | None) -> Call:
         """Tensors as the operations read them."""
