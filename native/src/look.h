@@ -92,14 +92,15 @@ class Look {
     if (!any) return;
     const float before = row.shift;
     row.most = std::max(row.most, most_of(top)), row.shift = row.most == -INF ? 0.0f : row.most;
-    Floats total{}, sum{};
+    Floats total{}, lost{}, sum{};  // lost: by rounding, where many small weights are added to a large one
     for (int at = 0; at < seen.count * PANEL; at += LANES) {
-      const Floats x = load(scores + at) - row.shift, weight = exp2(x);
-      total += weight, sum += weight * most(all(LEAST), x);
+      const Floats x = load(scores + at) - row.shift, weight = exp2(x), next = total + weight;
+      lost += weight - (next - total), total = next;
+      sum += weight * most(all(LEAST), x);
     }
     const double fallen = row.total == 0.0 ? 0.0 : before - row.shift, factor = ::exp2(fallen);
     row.scores = (row.scores + fallen * row.total) * factor + exact_sum(sum);
-    row.total = row.total * factor + exact_sum(total);
+    row.total = row.total * factor + exact_sum(total) + exact_sum(lost);
   }
 
   // The totals are known: what the second reading needs of them, and the sums that read few keys.

@@ -1,12 +1,10 @@
-"""Every test of statistics runs over blocks and, where saccade-cpu is installed, with what its sweep finds."""
+"""What tests marked with `either_way` say is so whether blocks answer or a compiled sweep does."""
 
 import pytest
 
 from saccade.engine.kernels.native import abilities
 
-WAYS = ["blocks", "sweep"] if abilities() is not None else ["blocks"]
 
-
-@pytest.fixture(autouse=True, params=WAYS)
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["blocks", "sweep"] if abilities() is not None else ["blocks"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.kernels.native_look.is_on", lambda: request.param == "sweep")

@@ -105,6 +105,7 @@ def check_coverage(case: Case) -> None:
         assert torch.equal(got[..., place], torch.where(held[..., -1] > 0, short + 1, 0))
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("entries", [1 << 18, 20])
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_every_statistic_is_its_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +146,7 @@ def test_and_of_random_masks_with_grouped_heads(seed: int) -> None:
     torch.testing.assert_close(largest, scores.masked_fill(~allowed, -math.inf).amax(-1), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_row_that_sees_nothing_has_the_largest_logit_of_nothing() -> None:
     x = torch.randn(1, 1, 3, 4)
     matrix = sc.AttentionMatrix(x, x, torch.tensor([[True, False, False], [False] * 3, [True] * 3]))
@@ -208,6 +210,7 @@ def test_steps_of_decoding_add_up_to_the_whole_run() -> None:
             torch.testing.assert_close(got, part)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("shape", [(0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)])
 def test_matrices_without_entries_have_answers(shape: tuple[int, int, int, int]) -> None:
     batch, heads, q_len, kv_len = shape
@@ -222,6 +225,7 @@ def test_matrices_without_entries_have_answers(shape: tuple[int, int, int, int])
     assert not coverage.any()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_nan_row_is_nan_and_touches_no_other() -> None:
     q, k = torch.randn(1, 1, 6, 4), torch.randn(1, 1, 6, 4)
     clean = sc.AttentionMatrix(q, k, masks.Causal())
@@ -239,6 +243,7 @@ def test_a_nan_row_is_nan_and_touches_no_other() -> None:
     assert (coverage[0, 0, others] > 0).all()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_uniform_rows_have_what_can_be_worked_out() -> None:
     x = torch.zeros(1, 1, 40, 4)
     matrix = sc.AttentionMatrix(x, x, masks.Causal())
@@ -251,6 +256,7 @@ def test_uniform_rows_have_what_can_be_worked_out() -> None:
     assert profile.sums[0, 0, 39 + 38].item() == pytest.approx(1 / 39 + 1 / 40)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_far_away_tokens_keep_their_distance_in_float32() -> None:
     n = 70_000
     q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, n, 4)

@@ -54,6 +54,7 @@ def test_no_statistic_is_left_out() -> None:
     assert folds - {"Fold", "PerRow"} == set(QUESTIONS)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("where", POSITIONS)
 @pytest.mark.parametrize("bias", [None, ALiBi(2)], ids=["plain", "biased"])
 @pytest.mark.parametrize("name", QUESTIONS)

@@ -71,6 +71,7 @@ def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
     assert (distinct.sort(-1).values.diff(dim=-1) != 0).all()
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("entries", [1 << 18, 20])
 @pytest.mark.parametrize("case", [*CASES, *STRIDED], ids=str)
 def test_every_question_is_its_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +206,7 @@ def test_what_the_numbers_must_add_up_to() -> None:
     assert torch.equal(matrix.entropy()[0], torch.zeros(4, 7, dtype=torch.float64))
 
 
+@pytest.mark.usefixtures("either_way")
 def test_uniform_rows_have_the_log_of_what_they_see() -> None:
     x = torch.zeros(1, 1, 40, 4)
     entropy = sc.AttentionMatrix(x, x, masks.Causal()).entropy()
@@ -222,6 +224,7 @@ def test_a_map_of_a_matrix_that_fits_is_the_matrix() -> None:
     assert matrix.pooled(1).shape == (2, 4, 1, 1)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("shape", [(0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)])
 def test_matrices_without_entries_have_answers(shape: tuple[int, int, int, int]) -> None:
     batch, heads, q_len, kv_len = shape
@@ -237,6 +240,7 @@ def test_matrices_without_entries_have_answers(shape: tuple[int, int, int, int])
     assert not any(x.any() for x in (entropy, strongest.weights, received, mean, largest))
 
 
+@pytest.mark.usefixtures("either_way")
 def test_peaked_rows_keep_their_precision() -> None:
     q, k = torch.full((1, 1, 1, 1), 18.0), torch.tensor([1.0, 0.0, 0.0])[None, None, :, None]
     p = 1 / (1 + 2 * math.exp(-18))
@@ -310,6 +314,7 @@ def test_wide_rows_are_selected_from_in_two_steps() -> None:
         assert torch.equal(indices, want.indices)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_questions_keep_no_graph() -> None:
     q, k = torch.randn(1, 2, 9, 4, requires_grad=True), torch.randn(1, 2, 9, 4, requires_grad=True)
     matrix = sc.AttentionMatrix(q, k, masks.Causal())
@@ -319,6 +324,7 @@ def test_questions_keep_no_graph() -> None:
     assert q.grad is not None
 
 
+@pytest.mark.usefixtures("either_way")
 def test_autocast_does_not_round_the_questions() -> None:
     matrix = matrix_of(LARGE_CASES[1], torch.float32)
     want = matrix.ask(*QUESTIONS)
@@ -328,6 +334,7 @@ def test_autocast_does_not_round_the_questions() -> None:
         assert all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
 
 
+@pytest.mark.usefixtures("either_way")
 def test_questions_leave_the_ingredients_alone() -> None:
     problem = CASES[0].problem()
     before = problem.query.clone(), problem.key.clone()
@@ -336,6 +343,7 @@ def test_questions_leave_the_ingredients_alone() -> None:
     assert torch.equal(problem.key, before[1])
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("side", ["query", "key"])
 def test_a_nan_stays_in_the_rows_that_it_reaches(side: str) -> None:
     q, k = torch.randn(1, 2, 9, 4, dtype=torch.float64), torch.randn(1, 2, 9, 4, dtype=torch.float64)
@@ -360,6 +368,7 @@ def test_a_nan_stays_in_the_rows_that_it_reaches(side: str) -> None:
         assert cells[0, 1, 1, 0].isnan()
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(100, 0) | masks.Global([0])])
 def test_memory_is_that_of_the_answers_and_a_block(mask: masks.Mask | None) -> None:
     q = torch.randn(1, 1, 6000, 4)

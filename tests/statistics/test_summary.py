@@ -107,6 +107,7 @@ def test_long_triangles_are_counted_in_pieces() -> None:
             torch.testing.assert_close(measure.values, measure.uniform, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_float32_is_close_too() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(1, 4, 500, 16), torch.randn(1, 2, 500, 16)
@@ -119,6 +120,7 @@ def test_float32_is_close_too() -> None:
         assert one.values.dtype == torch.float32
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_head_in_which_nobody_sees_anything_has_no_statistics() -> None:
     x = torch.randn(2, 2, 5, 4)
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
@@ -201,6 +203,7 @@ def test_a_sparse_tensor_of_too_many_is_refused() -> None:
         matrix.to_sparse(limit=1e6)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_summary_of_padded_texts_is_that_of_each_text() -> None:
     torch.manual_seed(0)
     x = 4 * torch.randn(2, 2, 600, 8)
@@ -214,6 +217,7 @@ def test_a_summary_of_padded_texts_is_that_of_each_text() -> None:
             torch.testing.assert_close(together.named(name).values[item], alone.named(name).values[0])
 
 
+@pytest.mark.usefixtures("either_way")
 def test_the_largest_logit_is_known_where_the_first_key_is_far_below() -> None:
     q, k = torch.tensor([[1.0]])[None, None], torch.tensor([[-5000.0], [3.0], [1.0]])[None, None]
     summary = sc.AttentionMatrix(q, k, scale=1.0).summary()
