@@ -191,6 +191,8 @@ for n, width, value_width, heads, kv_heads in sizes:
         right = [exact, *torch.autograd.grad(exact, wide, weights.double())]
         for x, y in zip(found, right):
             assert (x.double() - y).norm() < 0.005 * y.norm(), (n, mask)
+        own, exact = (saccade.AttentionMatrix(*x[:2], mask, impl="native").received() for x in (half, wide))
+        assert (own - exact).norm() < 1e-5 * exact.norm(), (n, mask)
 print("same")
 """
     env = os.environ | {"PYTHONPATH": built(tmp_path)}
@@ -215,6 +217,9 @@ def tried(dtype, sizes, mask, **options):
     extra = [] if bias is None else [bias.requires_grad_()] if isinstance(bias, torch.Tensor) else [*bias.parameters()]
     out = saccade.attention(*tensors, mask, impl="native", **options)
     torch.autograd.grad(out.float().square().sum(), [*tensors, *extra])
+    options.pop("dropout_p", None)
+    with torch.no_grad():
+        saccade.AttentionMatrix(*tensors[:2], mask, impl="native", **options).summary()
 dtypes = [torch.float32, *([torch.bfloat16] if __import__("saccade_cpu").abilities() >= 3 else [])]
 for dtype in dtypes:
     several = [(1, 4, 2, 90, 90, 33, 17), (2, 4, 2, 1, 1300, 64, 64), (1, 1, 1, 1100, 1100, 16, 16)]
