@@ -17,7 +17,7 @@ __all__ = ["PANEL", "ROWS", "NativePlan", "kept_plan", "packed"]
 
 ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
 _MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
-_ROWS_ASKED = 512
+_PAIRS_ASKED = 1 << 21  # at once: rules compute with int64, 16 MB a step
 _MOST_SPANS = 64  # ranges of a row: with more of them bits are smaller
 _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
@@ -145,9 +145,10 @@ def _bits(given: Ingredients) -> Tensor:
     items, own_heads = min(rule.shape[0], batch), min(rule.shape[1], heads)
     b, h = torch.arange(items)[:, None, None, None], torch.arange(own_heads)[None, :, None, None]
     kv = torch.arange(kv_first, kv_first + kv_len)[None, None, None]
-    words = []
-    for start in range(0, q_len, _ROWS_ASKED):
-        q = torch.arange(q_first + start, q_first + min(start + _ROWS_ASKED, q_len))[None, None, :, None]
-        seen = rule.allows(b, h, q, kv).expand(items, own_heads, q.shape[2], kv_len)
-        words.append(packed(seen))
-    return torch.cat(words, 2)
+    words = torch.empty(items, own_heads, q_len, -(-kv_len // PANEL), dtype=torch.int64)
+    step = max(1, _PAIRS_ASKED // (items * own_heads * kv_len))
+    for start in range(0, q_len, step):
+        rows = slice(start, min(start + step, q_len))
+        q = torch.arange(q_first + rows.start, q_first + rows.stop)[None, None, :, None]
+        words[:, :, rows] = packed(rule.allows(b, h, q, kv).expand(items, own_heads, q.shape[2], kv_len))
+    return words
