@@ -17,6 +17,7 @@ from saccade import masks
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.native import abilities
 from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan
+from saccade.masks.found import found
 
 needs_native = pytest.mark.skipif(abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
 SIZES = [(5, 5), (70, 70), (130, 130), (7, 200), (200, 64), (1, 129)]
@@ -30,6 +31,11 @@ RULES = [
     masks.Causal() & masks.Padding([60, 130]),
     ~masks.Window(4, 4),
     *ATOMS,
+    *(
+        found(masks.Dense(mask.to_dense(size)), (1, 1 << 20, size, size), (0, 0))
+        for size in (70, 130)
+        for mask in (masks.streaming(20, 3), masks.prefix_lm(30), masks.Padding([size, 40]) & masks.prefix_lm(30))
+    ),
 ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.masks.dense import Dense
@@ -48,7 +49,9 @@ def found(rule: Mask, shape: tuple[int, int, int, int], origin: tuple[int, int],
         return rule
 
     def instead(atom: Mask) -> Mask:
-        said = _said_by(atom.allowed, is_kept=is_kept) if isinstance(atom, Dense) and _fits(atom, shape, origin) else None
+        said = (
+            _said_by(atom.allowed, is_kept=is_kept) if isinstance(atom, Dense) and _fits(atom, shape, origin) else None
+        )
         return atom if said is None else said
 
     return rule.with_atoms(instead)
@@ -61,8 +64,9 @@ def _fits(mask: Dense, shape: tuple[int, int, int, int], origin: tuple[int, int]
 
 
 class _Known(NamedTuple):
-    """What a tensor's views say, and how often it had been written into when they were looked at."""
+    """What a tensor's views say, and its memory and how often that had been written into when they were looked at."""
 
+    memory: StorageWeakRef
     version: int
     said: dict[tuple[int, torch.Size, tuple[int, ...]], Mask | None]
 
@@ -72,21 +76,21 @@ _known = WeakTensorKeyDictionary()
 
 def _said_by(allowed: Tensor, *, is_kept: bool) -> Mask | None:
     """What is found in a tensor, by a look or from an earlier one at the same memory."""
-    if torch.compiler.is_compiling() or type(allowed) is not Tensor or not allowed.is_cpu:
+    if not is_plain(allowed) or not allowed.is_cpu:
         return None
     owner = allowed if allowed._base is None else allowed._base  # views share its count of changes
     if not (is_kept and _is_counted(owner)):
-        return _look(allowed) if is_plain(allowed) else None
-    version, view = owner._version, (allowed.data_ptr(), allowed.shape, allowed.stride())
+        return _look(allowed)
+    memory, version = StorageWeakRef(owner.untyped_storage()), owner._version
     known = cast("_Known | None", _known.get(owner))
-    if known is not None and known.version == version and view in known.said:
-        return known.said[view]
-    if not is_plain(allowed):
-        return None
-    said = _look(allowed)
-    others = known.said if known is not None and known.version == version and len(known.said) < _MOST_VIEWS else {}
-    _known[owner] = _Known(version, {**others, view: said})  # replaced, never changed: several threads may look
-    return said
+    if known is None or known.version != version or known.memory != memory:
+        known = _Known(memory, version, {})
+    view = (allowed.data_ptr(), allowed.shape, allowed.stride())
+    if view not in known.said:
+        others = known.said if len(known.said) < _MOST_VIEWS else {}
+        # Replaced, never changed: several threads may look at once.
+        known = _known[owner] = known._replace(said={**others, view: _look(allowed)})
+    return known.said[view]
 
 
 def _is_counted(owner: Tensor) -> bool:
@@ -101,11 +105,10 @@ def _look(allowed: Tensor) -> Mask | None:
     for axis in range(3):
         if allowed.stride(axis) == 0:  # expanded: alike all along
             allowed = allowed.narrow(axis, 0, 1)
-    if allowed.shape[1] > 1:
+    table = _ranges_of(allowed)
+    if table is None or (table != table[:, :, :1]).any():
         return None
-    table = _ranges_of(allowed[:, 0])
-    if table is None:
-        return None
+    table = table[:, :, 0]
     # One item, and one row, where all are alike.
     table = table[:, :1] if (table == table[:, :1]).all() else table
     table = table[:, :, :1] if (table == table[:, :, :1]).all() else table
@@ -115,9 +118,9 @@ def _look(allowed: Tensor) -> Mask | None:
 
 
 def _ranges_of(allowed: Tensor) -> Ints | None:
-    """Starts and ends of the ranges of ``[items, rows, columns]``, as in `KeyRanges`; None if a row has too many."""
-    items, rows, columns = allowed.shape
-    seen = _memory_of(allowed)
+    """Starts and ends of the ranges, int64 ``[2, batch, heads, q, ranges]``, as in `KeyRanges`; None if too many."""
+    batch, heads, rows, columns = allowed.shape
+    items, seen = batch * heads, _memory_of(allowed).reshape(batch * heads, rows, columns)
     if _turns(seen[:, np.linspace(0, rows - 1, min(rows, _SAMPLE), dtype=np.int64)]) is None:
         return None
     together, height = max(1, _AT_ONCE // (rows * columns)), max(1, _AT_ONCE // columns)
@@ -126,15 +129,15 @@ def _ranges_of(allowed: Tensor) -> Ints | None:
         turns = _turns(seen[item : item + together, first : first + height])
         if turns is None:
             return None
-        found.append(turns + [[item * rows + first], [0]])
-    row, column = np.concatenate(found, 1)
+        found.append((turns[0] + item * rows + first, turns[1]))
+    row, column = (np.concatenate(x) for x in zip(*found, strict=True))
     # Every row begins and ends with nothing seen: its turns are start, end, start, end, …
     row, starts, ends = row[::2], column[::2], column[1::2]
     number = np.arange(len(row)) - np.searchsorted(row, row)
     table = np.zeros((2, items * rows, int(number.max(initial=0)) + 1), dtype=np.int64)
     table[0] = columns
     table[:, row, number] = starts, ends
-    return table.reshape(2, items, rows, -1)
+    return table.reshape(2, batch, heads, rows, -1)
 
 
 def _memory_of(allowed: Tensor) -> Seen:
@@ -143,12 +146,12 @@ def _memory_of(allowed: Tensor) -> Seen:
     return np.asarray(SimpleNamespace(__array_interface__={"version": 3, "typestr": "|b1", **where}))
 
 
-def _turns(seen: Seen) -> Ints | None:
-    """Where keys begin or cease to be seen: int64 ``[2, turns]``, row and column; None if it is too often in a row."""
+def _turns(seen: Seen) -> tuple[Ints, Ints] | None:
+    """Rows and columns where keys begin or cease to be seen; None if they do so too often in a row."""
     columns = seen.shape[2]
     bits = np.zeros((seen.shape[0] * seen.shape[1], columns // 8 + 1), dtype=np.uint8)
     bits[:, : -(-columns // 8)] = np.packbits(seen, axis=2, bitorder="little").reshape(len(bits), -1)
-    turned = bits << 1
+    turned = np.left_shift(bits, 1, dtype=np.uint8)
     turned[:, 1:] |= bits[:, :-1] >> 7
     turned ^= bits
     place = np.flatnonzero(turned != 0)  # of bools: zeros among them are passed over eight at a time
@@ -156,4 +159,4 @@ def _turns(seen: Seen) -> Ints | None:
     row, byte = np.divmod(place[which], turned.shape[1])
     if (row[2 * _MOST_RANGES :] == row[: -2 * _MOST_RANGES]).any():
         return None
-    return np.stack([row, 8 * byte + bit])
+    return row, 8 * byte + bit

@@ -99,9 +99,10 @@ class KeyRanges(Mask):
         else:
             own = groups.batch * rows if items > 1 else 0
             low, high = low + own, high + own
-            tables = tuple(x.reshape(items * rows, -1) for x in (self.starts, self.ends)) * 2
+            starts, ends = (x.reshape(items * rows, -1) for x in (self.starts, self.ends))
             if (low == high).all():
-                return Bounds.exactly(Spans.of(tables[0][low], tables[1][low], keys).where(some, nothing))
+                return Bounds.exactly(Spans.of(starts[low], ends[low], keys).where(some, nothing))
+            tables = (starts, ends, starts, ends)
         sides = (np.minimum, np.maximum, np.maximum, np.minimum)
         first, stop, sure_first, sure_stop = (_among(*x, low, high) for x in zip(sides, tables, strict=True))
         needed = Spans.of(first, stop, keys).where(some, nothing)

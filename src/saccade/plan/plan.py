@@ -74,7 +74,7 @@ class Plan:
         if 0 in self.shape or len(self._terms) != 1:
             return 0 in self.shape
         first, q_len, kv_len = self._sizes.q_first, *self.shape[2:]
-        everyone = Groups(*(np.asarray([x]) for x in (ALL, first, first + q_len - 1)))
+        everyone = Groups(np.asarray([ALL]), np.asarray([first]), np.asarray([first + q_len - 1]))
         return int(Layout.of(self._terms[0][1], self._sizes, everyone).sure.sizes()[0]) == kv_len
 
     @cached_property

@@ -106,10 +106,8 @@ class Spans(NamedTuple):
             own = slice(some, some + _AT_ONCE)
             numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
             for starts, ends, row in zip(*numbers, strict=True):
-                spread = zip(starts, ends, strict=True)
-                if step > 1:
-                    spread = ((start + (row - start) % step, end) for start, end in spread)
-                yield tuple([range(start, end, step) for start, end in spread if start < end])
+                firsts = starts if step == 1 else [start + (row - start) % step for start in starts]
+                yield tuple([range(first, end, step) for first, end in zip(firsts, ends, strict=True) if first < end])
 
     def _widened(self, slots: int) -> Spans:
         # An empty slot repeats the end of the last one, which keeps the order and adds no key.
