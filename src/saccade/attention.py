@@ -167,14 +167,15 @@ class AttentionMatrix(Matrix):
         return self.ingredients.sink_logit is None
 
     def summary(self) -> Summary:
-        return summary_of(self, self.ingredients)
+        return summary_of(self, self.ingredients.current())
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
         dropout.check(dropout_p, "AttentionMatrix.explain")
-        route = route_of(self.ingredients, dropout_p, self.impl)
-        value_dim = self.ingredients.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(self.ingredients, route, value_dim, dropout_p)
+        given = self.ingredients.current()
+        route = route_of(given, dropout_p, self.impl)
+        value_dim = given.query.shape[3] if value_dim is None else value_dim
+        return Explanation.of(given, route, value_dim, dropout_p, mask=self.mask)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
@@ -187,7 +188,7 @@ class AttentionMatrix(Matrix):
         return self._blocks(batch, head, rows)  # what is refused is refused at once, not with the first block
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
-        given, bad = self.ingredients, None
+        given, bad = self.ingredients.current(), None
         if not is_clean(given, given.query, given.key):
             isolated = isolate(given, given.key)
             if isolated:
@@ -205,7 +206,7 @@ class AttentionMatrix(Matrix):
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
     def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
-        return answers_by_sweep(self.ingredients, self.impl, folds, outline)
+        return answers_by_sweep(self.ingredients.current(), self.impl, folds, outline)
 
     def _wants_grad(self) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.ingredients.leaves)

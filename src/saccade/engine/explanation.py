@@ -10,6 +10,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.memory import Cost, Ledger
 from saccade.engine.product import Route
 from saccade.engine.sink import bytes_of_sink
+from saccade.masks import Mask
 
 __all__ = ["Explanation"]
 
@@ -22,7 +23,7 @@ class Explanation:
         kernel: name of the kernel that runs.
         passed_over: faster kernels and every reason why they cannot run these inputs.
         shape: (batch, heads, q_len, kv_len).
-        mask: the rule, as text.
+        mask: the rule, as text; of a bool tensor also the rule that was found in it.
         tiles: boxes of [batch, heads, q_len, kv_len] that the kernel runs.
         pairs: query-key pairs whose scores the kernel computes, over batch and heads: all those that may attend, and
             those that are computed with them and then hidden. Of a causal mask the fused kernel leaves out the blocks
@@ -44,15 +45,20 @@ class Explanation:
     extra_bytes: int
 
     @classmethod
-    def of(cls, given: Ingredients, route: Route, value_dim: int, dropout_p: float) -> Explanation:
-        """Read off what is going to run; nothing is computed, but for what a rule holds per pair."""
+    def of(cls, given: Ingredients, route: Route, value_dim: int, dropout_p: float, *, mask: Mask) -> Explanation:
+        """Read off what is going to run; nothing is computed, but for what a rule holds per pair.
+
+        Args:
+            given, route, value_dim, dropout_p: of the product.
+            mask: as the user gave it; the ingredients hold what was found in its tensors.
+        """
         own = given if route.reordered is None else route.reordered.given
         cost = route.kernel.cost(own, value_dim, dropout_p)
         return cls(
             route.kernel.name,
             route.passed_over,
             given.shape,
-            str(given.rule),
+            str(mask) if str(mask) == str(given.rule) else f"{mask}, the same as {given.rule}",
             cost.tiles,
             cost.pairs,
             2 * cost.pairs * (given.query.shape[3] + value_dim),

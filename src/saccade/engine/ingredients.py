@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine.at_positions import checked_positions, placed
+from saccade.engine.at_positions import AtPositions, checked_positions, placed
 from saccade.engine.bias import bias_term
 from saccade.engine.bias_terms import Term
 from saccade.engine.checks import autocast, check_query_key, checked_scale, checked_sink, checked_softcap
 from saccade.errors import hidden_by_vmap, value_error
 from saccade.finite import wide_dtype
 from saccade.masks import Full, Mask, as_mask
+from saccade.masks.found import found
 from saccade.masks.plans import plan_of
 from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
@@ -58,6 +59,7 @@ class Ingredients:
         sink_logit: ``[heads]``, in `compute_dtype`; None for no sink.
         tile_function, parameters: how a few queries and keys are compared; None and () for the dot product.
         row_positions: where the rows stand, if they are in another order, int64 ``[q_len]``; else None.
+        is_live: whether the mask reads tensors that may be written into between two products; see `current`.
         answers: what a rule that calls functions said in the forward pass, as fingerprints; the backward pass asks
             again, and must hear the same.
     """
@@ -76,6 +78,7 @@ class Ingredients:
     tile_function: TileFunction | None = None
     parameters: tuple[Tensor, ...] = ()
     row_positions: Tensor | None = None
+    is_live: bool = False
     answers: dict[Hashable, int] | None = None
     plan = _Planned()
 
@@ -111,10 +114,10 @@ class Ingredients:
             rule: Mask = _FULL
         else:
             rule = mask if isinstance(mask, Mask) and mask.shape == (1, 1) else as_mask(mask, shape, where=where)
-        if mask is not None:
-            for x in rule.tensors():
-                if is_mapped(x):
-                    raise hidden_by_vmap(where, "tensors of the mask")
+        tensors = () if mask is None else rule.tensors()
+        for x in tensors:
+            if is_mapped(x):
+                raise hidden_by_vmap(where, "tensors of the mask")
         q = kv = None
         if q_positions is not None or kv_positions is not None:
             q, kv = checked_positions(q_positions, kv_positions, shape, where)
@@ -134,9 +137,14 @@ class Ingredients:
         made.__dict__.update(
             where=where, shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
             softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
+            is_live=bool(tensors) and not isinstance(rule, AtPositions),
         )
         # fmt: on
         return made
+
+    def current(self) -> Ingredients:
+        """The same with what the tensors of the mask hold now: the rules that are found in them, and a new plan."""
+        return self.replaced(rule=found(self.rule, self.shape, self.origin), is_live=False) if self.is_live else self
 
     @property
     def row_plan(self) -> Plan:

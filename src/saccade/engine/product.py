@@ -88,7 +88,8 @@ def product(
         check_dropout(given.where, dropout_p, seed)
     if value.dtype != given.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
         value = value.to(given.query.dtype)
-    given.plan  # noqa: B018  made here, from what a mask's tensors hold now
+    given = given.current() if given.is_live else given
+    given.plan  # noqa: B018  made here, to be kept for the backward pass
     kernel, _, order = route_of(given, dropout_p, impl)
     dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
     own = given if order is None else order.given

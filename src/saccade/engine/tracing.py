@@ -25,6 +25,7 @@ from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
 from saccade.errors import unsupported
 from saccade.finite import wide_dtype
 from saccade.masks.convert import check_told_apart
+from saccade.masks.found import found
 from saccade.masks.program import decode, encode
 from saccade.scores.base import TileFunction
 from saccade.transforms import is_autocast
@@ -156,13 +157,14 @@ class _Call(NamedTuple):
             bias = DenseTerm(sources[0])
         elif kind == _DISTANCES:
             bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
+        shape = (*self.query.shape[:3], self.key.shape[2])
         return Ingredients(
             where="attention",
-            shape=(*self.query.shape[:3], self.key.shape[2]),
+            shape=shape,
             dtype=self.value.dtype,
             query=self.query,
             key=self.key,
-            rule=rule,
+            rule=found(rule, shape, (origin[0], origin[1]), is_kept=False),
             origin=(origin[0], origin[1]),
             scale=scale,
             softcap=None if math.isnan(softcap) else softcap,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from types import NoneType
 from typing import ClassVar
@@ -139,15 +140,13 @@ class Documents(Mask):
     def residual(self, box: Box) -> bool | Hashable:
         if len(self.lengths) > 1 and box.batch == ALL:
             return (self, box)
-        ends = np.asarray([[box.rows[0], box.keys[0]], [box.rows[-1], box.keys[-1]]])
-        groups = Groups(np.full(2, box.batch), ends[0], ends[1])
-        start, stop, one = self._spans(groups)
-        if start[0] >= stop[1] or start[1] >= stop[0]:
+        item = 0 if len(self.lengths) == 1 else box.batch
+        (row_start, row_stop, one), (start, stop, other) = (self._around(item, x) for x in (box.rows, box.keys))
+        if row_start >= stop or start >= row_stop:
             return False
-        if not one.all() or start[0] != start[1]:
+        if not (one and other and start == row_start):
             return (self, box)
-        offset = int(start[0])
-        rows, keys = (range(x.start - offset, x.stop - offset, x.step) for x in (box.rows, box.keys))
+        rows, keys = (range(x.start - start, x.stop - start, x.step) for x in (box.rows, box.keys))
         return self._inside.residual(Box(box.batch, rows, keys))
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
@@ -169,6 +168,15 @@ class Documents(Mask):
                     + np.broadcast_to(inner, inside.shape)[inside]
                 )
         return np.concatenate(edges)
+
+    def _around(self, item: int, span: range) -> tuple[int, int, bool]:
+        """What `_spans` says of a single group, sooner."""
+        lengths, ends = self._texts[item]
+        total = int(ends[-1]) if len(ends) else 0
+        if not total or span[0] >= total or span[-1] < 0:
+            return 0, 0, False
+        low, high = bisect_right(ends, max(span[0], 0)), bisect_right(ends, min(span[-1], total - 1))
+        return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Per group: start of the first document it touches, end of the last, and whether it lies in just one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,7 +26,7 @@ def plan_of(
 ) -> Plan:
     """The plan of a mask, kept for the next call if the mask is a value."""
     if torch.compiler.is_compiling():  # index arithmetic in NumPy is run, not traced
-        outside: Callable[..., Plan] = torch.compiler.disable(plan_of)
+        outside: Callable[..., Plan] = torch.compiler.disable(_complete)
         return outside(mask, shape, q_first, kv_first, whole_rows)
     batch, heads, q_len, kv_len = shape
     is_last_row = q_len == 1 and kv_len > 1 and q_first == kv_first + kv_len - 1
@@ -35,3 +35,10 @@ def plan_of(
         return _kept_row_plan(rows, q_first, shape)
     made = _kept_plan if mask.is_value else make
     return made(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
+
+
+def _complete(*of: Any) -> Plan:
+    """A plan with all that is made when it is asked for."""
+    plan = plan_of(*of)
+    plan.is_full, plan.pairs, plan.tiles  # noqa: B018
+    return plan

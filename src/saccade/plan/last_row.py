@@ -82,15 +82,7 @@ class RowPlan(Plan):
 def _asked(rule: Rule, step: int, position: Ints, keys: Universe) -> _Term:
     bounds = rule.bounds(Groups(np.full_like(position, ALL), position, position, step), keys)
     unsure = Spans.nothing(keys) if bounds.is_exact else bounds.needed.minus(bounds.sure, keys)
-    return _Term(rule, step, _ranges(bounds.sure, position, step), _ranges(unsure, position, step))
-
-
-def _ranges(spans: Spans, position: Ints, step: int) -> list[Ranges]:
-    found = []
-    for starts, ends, row in zip(spans.starts.tolist(), spans.ends.tolist(), position.tolist(), strict=True):
-        spread = ((start + (row - start) % step, end) for start, end in zip(starts, ends, strict=True))
-        found.append(tuple(range(start, end, step) for start, end in spread if start < end))
-    return found
+    return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.sure, unsure)))
 
 
 def _moved(keys: range, by: int) -> range:

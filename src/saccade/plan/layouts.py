@@ -115,10 +115,11 @@ class Layout:
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
         numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())
-        for i, (item, first, last) in enumerate(zip(*numbers, strict=True)):
+        ranges = [spans.ranges(self.groups.first, step) for spans in (self.sure, self.unsure)]
+        for item, first, last, sure, unsure in zip(*numbers, *ranges, strict=True):
             rows = range(first, last + 1, step)
-            strips = [Strip(keys, True) for keys in self._keys(self.sure, i)]
-            for keys in self._keys(self.unsure, i):
+            strips = [Strip(keys, True) for keys in sure]
+            for keys in unsure:
                 residual = self.rule.residual(Box(item, rows, keys))
                 if residual is not False:
                     strips.append(Strip(keys, residual))
@@ -130,13 +131,6 @@ class Layout:
                 tuple(Strip(_moved(strip.keys, -kv_first), strip.residual) for strip in strips),
                 self.rule,
             )
-
-    def _keys(self, spans: Spans, group: int) -> Iterator[range]:
-        step, first = self.groups.step, int(self.groups.first[group])
-        for span in spans.ranges(group):
-            keys = span if step == 1 else range(span.start + (first - span.start) % step, span.stop, step)
-            if len(keys):
-                yield keys
 
     def _count(self, spans: Spans) -> Ints:
         if self.groups.step == 1:

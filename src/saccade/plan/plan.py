@@ -28,24 +28,40 @@ _KEPT_TILES = 4096  # tiles that a plan keeps; more are made anew each time
 class Plan:
     """The tiles to compute for one rule at one size, made as they are asked for.
 
-    Attributes:
+    Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
-        tiles: in the order of their rows.
-        count: how many tiles there are.
+        terms: disjoint rules that make up the rule, each with its step; none where there is nothing to compute.
+        q_first, kv_first: positions of the first query and the first key.
+
+    Attributes:
         overlaps: True if a row may stand in several tiles, whose results are then merged by their lse; the keys of
             such tiles are disjoint. Otherwise every row stands in exactly one tile, which may have no columns.
         memo: what kernels derive from this plan and may keep as long as it lives (residual tensors, by key).
+
+    Cost: nothing before tiles are asked for: a kernel that reads the rule's bounds itself does without them.
     """
 
-    tiles: Iterable[Tile]
-
-    def __init__(self, shape: tuple[int, int, int, int], groupings: Sequence[Layout]):
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        terms: Sequence[tuple[int, Rule]] = (),
+        q_first: int = 0,
+        kv_first: int = 0,
+    ):
         self.shape = shape
-        self.overlaps = len(groupings) > 1
+        self.overlaps = len(terms) > 1
         self.memo: dict[Hashable, object] = {}
-        self._layouts = tuple(groupings)
-        self.count = sum([len(layout.groups.first) for layout in groupings])
-        self.tiles = _Tiles(self._layouts, self.count)
+        self._terms, self._sizes = terms, Sizes(shape, q_first, kv_first)
+
+    @cached_property
+    def tiles(self) -> Iterable[Tile]:
+        """In the order of their rows."""
+        return _Tiles(self._layouts, self.count)
+
+    @cached_property
+    def count(self) -> int:
+        """How many tiles there are."""
+        return sum([len(layout.groups.first) for layout in self._layouts])
 
     @cached_property
     def pairs(self) -> int:
@@ -54,9 +70,16 @@ class Plan:
 
     @cached_property
     def is_full(self) -> bool:
-        """True if every query may attend to every key."""
-        sure = all((layout.unsure.sizes() == 0).all() for layout in self._layouts)
-        return sure and self.pairs == math.prod(self.shape)
+        """True if the rule surely lets every query attend to every key."""
+        if 0 in self.shape or len(self._terms) != 1:
+            return 0 in self.shape
+        first, q_len, kv_len = self._sizes.q_first, *self.shape[2:]
+        everyone = Groups(np.asarray([ALL]), np.asarray([first]), np.asarray([first + q_len - 1]))
+        return int(Layout.of(self._terms[0][1], self._sizes, everyone).sure.sizes()[0]) == kv_len
+
+    @cached_property
+    def _layouts(self) -> tuple[Layout, ...]:
+        return tuple([_cheapest(rule, step, self._sizes) for step, rule in self._terms])
 
     def __len__(self) -> int:
         return self.count
@@ -94,12 +117,11 @@ def make(
     Cost: O(rows / 192) for structured masks, and nothing that grows with q_len * kv_len.
     """
     if 0 in shape:
-        return Plan(shape, ())
-    sizes = Sizes(shape, q_first, kv_first)
+        return Plan(shape)
     terms = [(1, rule)] if whole_rows else rule.terms()
     # No query and no key are further apart than this: a longer step joins no more of them, and no fewer.
     span = max(q_first + shape[2], kv_first + shape[3]) - min(q_first, kv_first)
-    return Plan(shape, [_cheapest(term, min(step, span), sizes) for step, term in terms])
+    return Plan(shape, [(min(step, span), term) for step, term in terms], q_first, kv_first)
 
 
 def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:

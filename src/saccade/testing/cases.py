@@ -101,6 +101,11 @@ _POSITIONS = (
     Case("shuffled", *rules.window(2, 0), **SHUFFLED),
 )
 
+# Tensors that say what a rule says, and products that are worth a look at them.
+_INDEX = torch.arange(450)
+_TRIL, _TOKENS = torch.ones(450, 450, dtype=torch.bool).tril(), torch.tensor([[450], [200], [1]]) > _INDEX
+_SINKS = _TRIL & ((_INDEX[:, None] - _INDEX < 70) | (_INDEX < 3))
+
 _LARGE = (
     Case("large-full", Full(), lambda b, h, q, kv: True, **rules.LARGE),
     Case("large-causal", *rules.CAUSAL, **rules.LARGE),
@@ -109,6 +114,18 @@ _LARGE = (
     Case("large-streaming", *rules.streaming(70, 0, 300), **rules.LARGE),
     Case("large-padding", *rules.left_padding(450, 193, 450), **rules.LARGE | {"batch": 2}),
     Case("large-documents", *rules.documents(200, 1, 150, 99), **rules.LARGE),
+    Case(
+        "large-dense-padding",
+        Dense(_TRIL & _TOKENS[:, None, None]),
+        lambda b, h, q, kv: kv <= q and kv < (450, 200, 1)[b],
+        **rules.LARGE | {"batch": 3},
+    ),
+    Case(
+        "large-dense-sinks",
+        Dense(_SINKS),
+        lambda b, h, q, kv: kv <= q and (q - kv < 70 or kv < 3),
+        **rules.LARGE | {"batch": 3},
+    ),
 )
 
 CASES: tuple[Case, ...] = (
