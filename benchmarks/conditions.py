@@ -45,13 +45,13 @@ def busy(cores: int = 2) -> Iterator[None]:
 @contextmanager
 def no_wheel() -> Iterator[None]:
     """As if saccade-cpu were not installed, in this process, so that both sides take turns in one run."""
-    with patch.object(native, "_is_on", bool):  # SACCADE_CPU=off is read once for a process
+    with patch.object(native, "is_on", bool):  # SACCADE_CPU=off is read once for a process
         yield
 
 
 def lacking(dtype: torch.dtype = torch.float32) -> str:
     """What promised ratios are for and is not here; empty where they can be asked for."""
-    if not native._is_on():
+    if not native.is_on():
         return "without saccade-cpu"
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return "no AVX-512"

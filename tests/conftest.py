@@ -18,7 +18,7 @@ def _seeded() -> None:
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """``impl="auto"`` chooses as where saccade-cpu is not installed."""
-    monkeypatch.setattr("saccade.engine.kernels.native._is_on", lambda: False)
+    monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -96,7 +96,7 @@ def test_a_target_that_is_not_for_this_machine_says_why():
 
 
 def test_what_a_machine_lacks(monkeypatch):
-    monkeypatch.setattr(native, "_is_on", lambda: True)
+    monkeypatch.setattr(native, "is_on", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert (conditions.lacking(), conditions.lacking(torch.bfloat16)) == ("", "no AMX")
@@ -108,7 +108,7 @@ def test_what_a_machine_lacks(monkeypatch):
 
 @pytest.mark.skipif(native.abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
 def test_without_the_wheel_another_kernel_runs(monkeypatch):
-    monkeypatch.setattr(native, "_is_on", lambda: True)
+    monkeypatch.setattr(native, "is_on", lambda: True)
     query, key, _ = NEAR.tensors
     assert sc.AttentionMatrix(query, key, NEAR.mask).explain().kernel == "native"
     with conditions.no_wheel():
