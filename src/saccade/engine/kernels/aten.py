@@ -112,7 +112,13 @@ def pairs(rows: int, columns: int, causal: bool) -> int:
 
 
 def held(
-    q: Sequence[int], kv_heads: int, columns: int, dtype: torch.dtype, causal: bool, added: tuple[int, int] | None
+    q: Sequence[int],
+    kv_heads: int,
+    columns: int,
+    dtype: torch.dtype,
+    causal: bool,
+    added: tuple[int, int] | None,
+    threads: int,
 ) -> Held:
     """Bytes that `forward` holds, its results included.
 
@@ -122,6 +128,7 @@ def held(
         dtype: of all tensors.
         causal: as for `forward`.
         added: batch items and heads that the added terms tell apart, if there are any.
+        threads: of torch.
     """
     batch, heads, rows, width = q
     wide = 8 if dtype == torch.float64 else 4
@@ -137,7 +144,7 @@ def held(
     height, span = _block(heads // kv_heads * rows if folds else rows, columns)
     each = height * (span + 2 + width) * wide + (height * span * dtype.itemsize if dtype.itemsize < wide else 0)
     with ledger.holding(result):
-        ledger.touch(torch.get_num_threads() * each)
+        ledger.touch(threads * each)
         ledger.touch(result if folds and kv_heads > 1 and rows > 1 else 0)
     return Held(ledger.most, result)
 

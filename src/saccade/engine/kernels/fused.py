@@ -12,12 +12,12 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.grouping import at, groups_of, take
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels import aten
-from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
+from saccade.engine.kernels.fused_calls import Call, single_call
 from saccade.engine.kernels.fused_cost import cost_of, pairs_of
 from saccade.engine.kernels.fused_terms import NOTHING, added
+from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
 from saccade.engine.memory import Cost
-from saccade.plan import Tile
 from saccade.transforms import has_forward_derivatives
 
 __all__ = ["Fused"]
@@ -131,38 +131,35 @@ def _forward_of_tiles(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor
     if plan.overlaps or not len(plan):
         out.zero_()
         lse.fill_(-math.inf)
-    for tile in tiles_of(given):
-        own = (tile.batch, tile.heads)
-        out_rows, lse_rows = at(out[own], tile.rows, 2), at(lse[own], tile.rows, 2)
-        _run_tile(given, value, tile, (out_rows, lse_rows), is_merged=plan.overlaps)
+
+    def compute(call: Call) -> tuple[Tensor, Tensor]:
+        q, (k, v) = _rows(query, call), _keys(given, value, call)
+        return aten.forward(q, k, v, *added(given, call), call.causal, given.scale)
+
+    def add(call: Call, part: tuple[Tensor, Tensor]) -> None:
+        own_out, own_lse = _rows(out, call), _rows(lse, call)
+        if plan.overlaps or not call.is_first:
+            part = _merge((own_out, own_lse), part)
+        own_out.copy_(part[0])
+        own_lse.copy_(part[1])
+
+    each_call(given, compute, add)
     return out, lse
 
 
-def _run_tile(
-    given: Ingredients, value: Tensor, tile: Tile, results: tuple[Tensor, Tensor], *, is_merged: bool
-) -> None:
-    """One tile, written to the results of its rows or merged with what they are; nothing of it is held after."""
-    merged = results if is_merged else None
-    for call in calls_of(given, tile):
-        piece = _run_call(given, value, call)
-        merged = piece if merged is None else _merge(merged, piece)
-        del piece
-    out, lse = results
-    if merged is None:
-        out.zero_()
-        lse.fill_(-math.inf)
-    else:
-        out.copy_(merged[0])
-        lse.copy_(merged[1])
+def _rows(x: Tensor, call: Call) -> Tensor:
+    """The part of ``x [batch, heads, q_len, ...]`` for the rows of a call, as a view."""
+    return at(x[call.tile.batch, call.tile.heads], call.tile.rows, 2)
 
 
-def _run_call(given: Ingredients, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    tile = call.tile
-    terms = added(given, call)
-    groups = (tile.batch, groups_of(tile.heads, given.shape[1], given.key.shape[1]))
-    q, columns = at(given.query[tile.batch, tile.heads], tile.rows, 2), call.columns
-    k, v = (take(x[groups], columns, 2) for x in (given.key, value))
-    return aten.forward(q, k, v, *terms, call.causal, given.scale)
+def _groups(given: Ingredients, call: Call) -> tuple[slice, slice]:
+    return call.tile.batch, groups_of(call.tile.heads, given.shape[1], given.key.shape[1])
+
+
+def _keys(given: Ingredients, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Keys and values of a call."""
+    groups, columns = _groups(given, call), call.columns
+    return take(given.key[groups], columns, 2), take(value[groups], columns, 2)
 
 
 def _columns(given: Ingredients, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
@@ -204,21 +201,22 @@ def _backward_of_tiles(given: Ingredients, value: Tensor, results: Backward) -> 
     gq = torch.zeros_like(query, dtype=given.compute_dtype if overlaps else query.dtype)
     # Many tiles add to one key: sums are kept in float32, and rounded once.
     gk, gv = (torch.zeros(x.shape, dtype=given.compute_dtype, device=x.device) for x in (key, value))
-    for tile in tiles_of(given):
-        own = (tile.batch, tile.heads)
-        groups = (tile.batch, groups_of(tile.heads, query.shape[1], key.shape[1]))
-        q, o, tile_lse, go, gq_rows = (at(x[own], tile.rows, 2) for x in (query, *results[:3], gq))
-        for number, call in enumerate(calls_of(given, tile)):
-            columns = call.columns
-            k, v = (take(x[groups], columns, 2) for x in (key, value))
-            terms = added(given, call).terms
-            gq_part, gk_part, gv_part = aten.backward(go, q, k, v, o, tile_lse, terms, call.causal, given.scale)
-            if number or overlaps:
-                gq_rows += gq_part
-            else:
-                gq_rows.copy_(gq_part)
-            _add_columns(gk[groups], gk_part, columns)
-            _add_columns(gv[groups], gv_part, columns)
+
+    def compute(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        q, o, tile_lse, go = (_rows(x, call) for x in (query, *results[:3]))
+        k, v = _keys(given, value, call)
+        return aten.backward(go, q, k, v, o, tile_lse, added(given, call).terms, call.causal, given.scale)
+
+    def add(call: Call, parts: tuple[Tensor, Tensor, Tensor]) -> None:
+        groups, rows = _groups(given, call), _rows(gq, call)
+        if overlaps or not call.is_first:
+            rows += parts[0]
+        else:
+            rows.copy_(parts[0])
+        _add_columns(gk[groups], parts[1], call.columns)
+        _add_columns(gv[groups], parts[2], call.columns)
+
+    each_call(given, compute, add)
     return gq, gk, gv
 
 

@@ -29,17 +29,19 @@ class Call(NamedTuple):
         is_triangle: whether the columns are a causal square.
         causal: whether the operation's own flag hides what is hidden of it; with a bias, the terms say it instead.
         is_sure: whether every row has every column.
+        is_first: whether it is the first of its tile.
     """
 
     tile: Tile
     is_triangle: bool
     causal: bool
     is_sure: bool
+    is_first: bool = True
 
     @property
     def columns(self) -> Ranges:
         """The columns, neighbouring ranges joined, so that most calls read one view of the keys."""
-        return joined(self.tile.spans)
+        return joined(self.tile.spans) or (range(0),)
 
     @property
     def pairs(self) -> int:
@@ -50,9 +52,9 @@ class Call(NamedTuple):
 
 def calls_of(given: Ingredients, tile: Tile) -> Iterator[Call]:
     """The calls of one tile; over all of them, each of its columns is taken once."""
-    for columns, is_triangle in _parts(tile):
+    for number, (columns, is_triangle) in enumerate(_parts(tile)):
         causal, is_sure = is_triangle and given.bias is None, not is_triangle and _all_sure(columns)
-        yield Call(tile._replace(columns=columns), is_triangle, causal, is_sure)
+        yield Call(tile._replace(columns=columns), is_triangle, causal, is_sure, number == 0)
 
 
 def single_call(given: Ingredients) -> Call | None:
@@ -91,6 +93,7 @@ def tiles_of(given: Ingredients) -> Iterable[Tile]:
 def _parts(tile: Tile) -> Iterator[tuple[tuple[Strip, ...], bool]]:
     """The columns of each call, and whether they are a causal square."""
     if not tile.columns:
+        yield (), False
         return
     sure = tuple(strip for strip in tile.columns if strip.residual is True)
     unsure = tuple(strip for strip in tile.columns if strip.residual is not True)

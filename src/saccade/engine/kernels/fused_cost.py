@@ -11,6 +11,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels import aten
 from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
 from saccade.engine.kernels.fused_terms import Added, hidden_key, is_kept, made, with_bias
+from saccade.engine.kernels.fused_threads import threads_for
 from saccade.engine.kernels.probe import Probe
 from saccade.engine.memory import Cost, Held, Ledger
 from saccade.plan import Tile
@@ -30,17 +31,17 @@ def cost_of(given: Ingredients, value_dim: int) -> Cost:
     """What a forward product costs."""
     batch, heads, q_len, _ = given.shape
     copies, width = _prepared(given, value_dim)
-    rows = batch * heads * q_len
-    run = _Run(given, width)
+    rows, single = batch * heads * q_len, single_call(given)
+    run = _Run(given, width, threads_for(given) if single is None else 1)
     run.ledger.touch(copies.most)
     with run.ledger.holding(copies.left):
-        single = single_call(given)
         if single is not None:
             run.ledger.take(run.call(single))
         else:
             run.ledger.take(rows * (width * given.query.dtype.itemsize + given.compute_dtype.itemsize))
             for tile in tiles_of(given):
-                run.tile(tile)
+                for call in calls_of(given, tile):
+                    run.call(call)
     return Cost(len(given.plan), pairs_of(given), Held(run.ledger.most, run.ledger.now))
 
 
@@ -62,45 +63,39 @@ def _prepared(given: Ingredients, value_dim: int) -> tuple[Held, int]:
 
 
 class _Run:
-    """What `saccade.engine.kernels.fused` takes and gives back, call by call."""
+    """What `saccade.engine.kernels.fused` takes and gives back, call by call.
 
-    def __init__(self, given: Ingredients, width: int):
+    Attributes:
+        ledger: of all threads; what is kept, and calls as a whole, each thread at work on one.
+    """
+
+    def __init__(self, given: Ingredients, width: int, threads: int):
         self.ledger = Ledger()
-        self._given, self._width = given, width
+        self._given, self._width, self._threads = given, width, threads
         self._probe = Probe(given)
         self._kept: dict[Hashable, tuple[int, int]] = {}
         self._entries = 0
-
-    def tile(self, tile: Tile) -> None:
-        """All calls of a tile, merged, and written to the rows of the results."""
-        given, ledger = self._given, self.ledger
-        items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
-        rows = items * heads * tile.height
-        item, wide = given.query.dtype.itemsize, given.compute_dtype.itemsize
-        # Half precision is merged in float32: both sides are copied, and the result is.
-        merging = rows * (self._width * wide * (1 if item == wide else 3) + 3 * wide)
-        merged, is_first = 0, not given.plan.overlaps
-        for call in calls_of(given, tile):
-            piece = self.call(call)
-            ledger.take(piece)
-            if not is_first:
-                ledger.touch(merging)
-                ledger.give(merged)
-            merged, is_first = piece, False
-        ledger.give(merged)
+        self._own = Ledger()  # of one call
 
     def call(self, call: Call) -> int:
-        """One call of the operation; bytes of its results, which are not on the ledger yet."""
-        given, tile = self._given, call.tile
+        """One call of the operation; bytes of its results, which are not on the ledger any more."""
+        given, tile, own = self._given, call.tile, Ledger()
+        self._own = own
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
         groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
         kv_heads, columns, item = groups.stop - groups.start, call.columns, given.query.dtype.itemsize
         copies = 2 * items * kv_heads * tile.width * self._width * item if len(columns) > 1 else 0
         terms, told_apart = self._added(call)
-        with self.ledger.holding(terms + copies):
+        with own.holding(terms + copies):
             shape = (items, heads, tile.height, self._width)
-            held = aten.held(shape, kv_heads, tile.width, given.query.dtype, call.causal, told_apart)
-            self.ledger.touch(held.most)
+            of_torch = torch.get_num_threads() if self._threads == 1 else 1
+            held = aten.held(shape, kv_heads, tile.width, given.query.dtype, call.causal, told_apart, of_torch)
+            own.touch(held.most)
+        if given.plan.overlaps or not call.is_first:
+            # Half precision is merged in float32: both sides are copied, and the result is.
+            rows, wide = items * heads * tile.height, given.compute_dtype.itemsize
+            own.touch(held.left + rows * (self._width * wide * (1 if item == wide else 3) + 3 * wide))
+        self.ledger.touch(self._threads * own.most)
         return held.left
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
@@ -114,9 +109,9 @@ class _Run:
             likewise = None if told_apart is None else torch.zeros(()).expand(*told_apart, piece.height, piece.width)
             return with_bias(given, piece, likewise)
 
-        with self.ledger.holding(hidden):
+        with self._own.holding(hidden):
             held = self._probe.held("bias", call.tile, read)
-            self.ledger.touch(held.most)
+            self._own.touch(held.most)
         own = told_apart or (1, 1)
         return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
 
@@ -129,7 +124,7 @@ class _Run:
         if key in self._kept:
             return 0, self._kept[key]
         making = self._probe.held("hidden", tile, made)
-        self.ledger.touch(making.most)
+        self.ledger.touch(self._threads * making.most)
         entries = making.left // given.query.dtype.itemsize
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
         told_apart = _told_apart(entries // (tile.height * tile.width), items, heads, given.rule.shape[1])

@@ -38,7 +38,7 @@ NOTHING = Added(None, None)
 def added(given: Ingredients, call: Call) -> Added:
     """Bias, and -inf at hidden pairs, for the rows and columns of a call."""
     hidden = NOTHING if call.causal or call.is_sure else _hidden(given, call)
-    return hidden if given.bias is None else with_bias(given, call.tile, hidden.terms)
+    return hidden if given.bias is None or not call.tile.columns else with_bias(given, call.tile, hidden.terms)
 
 
 def with_bias(given: Ingredients, piece: Tile, hidden: Tensor | None) -> Added:
@@ -78,7 +78,7 @@ def _hidden(given: Ingredients, call: Call) -> Added:
     if isinstance(kept, Added):
         return kept
     found = made(given, call.tile)
-    held = sum(x.terms.numel() for x in memo.values() if isinstance(x, Added) and x.terms is not None)
+    held = sum(x.terms.numel() for x in list(memo.values()) if isinstance(x, Added) and x.terms is not None)
     if found.terms is not None and is_kept(found.terms.numel(), held):
         memo[key] = found
     return found

@@ -1,0 +1,464 @@
+"""Threads that share the calls of the fused kernel: the same bits, and nothing that a program could trip over."""
+
+import _thread
+import dataclasses
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import saccade as sc
+from saccade import masks
+from saccade.engine.kernels import aten, fused_threads
+from saccade.testing import oracle
+
+N, MASK = 960, masks.Window(70, 30)
+
+
+class Seen:
+    """Threads that called torch's operation, with how many threads of torch each.
+
+    Attributes:
+        threads: what has been seen.
+        before: is run before each call.
+        calm: looks until others are seen to be busy.
+    """
+
+    def __init__(self) -> None:
+        self.threads: dict[int, int] = {}
+        self.before: Callable[[], object] = lambda: None
+        self.calm = 0
+
+    def is_busy(self, threads: int) -> bool:
+        """In place of what the system counts."""
+        self.calm -= 1
+        return self.calm < 0
+
+    def of(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, seen."""
+
+        def seen(*args: Any) -> Any:
+            self.threads[threading.get_ident()] = torch.get_num_threads()
+            self.before()
+            return call(*args)
+
+        return seen
+
+    @property
+    def others(self) -> set[int]:
+        """Threads that are not the one which asks."""
+        return set(self.threads) - {threading.get_ident()}
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    """Two threads, which share however little there is, as if others were busy."""
+    before, found = torch.get_num_threads(), Seen()
+    for name in ("_LEAST", "_ENOUGH"):
+        monkeypatch.setattr(fused_threads, name, 0)
+    monkeypatch.setattr(fused_threads._disturbance, "is_seen", found.is_busy)
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(aten, name, found.of(getattr(aten, name)))
+    torch.set_num_threads(2)
+    yield found
+    torch.set_num_threads(before)
+
+
+def inputs(n: int = N, heads: int = 4, kv_heads: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    shapes = [(2, number, n, 16) for number in (heads, kv_heads, kv_heads)]
+    return [torch.randn(shape, dtype=torch.float32).to(dtype).requires_grad_() for shape in shapes]
+
+
+def results(its: list[Tensor], mask: masks.Mask = MASK, **options: Any) -> list[Tensor]:
+    """Output, lse and gradients."""
+    out, lse = sc.attention_with_lse(*its, mask, impl="fused", **options)
+    weight = torch.linspace(-1.0, 1.0, out.numel(), dtype=torch.float32).reshape(out.shape)
+    loss = (out.float() * weight).sum() + lse.where(lse.isfinite(), 0.0).sum()
+    return [out.detach(), lse.detach(), *torch.autograd.grad(loss, its)]
+
+
+def alone(*args: Any, **options: Any) -> list[Tensor]:
+    """The same on the calling thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return results(*args, **options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def assert_same(left: list[Tensor], right: list[Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+MASKS = [
+    MASK,
+    masks.longformer(64, [0, 500]),
+    masks.bigbird(32, random_blocks=2),
+    masks.sparse_transformer(31),  # tiles that overlap
+    masks.Documents([300, 20, 320, 320], rule=masks.Causal()),  # a few large ones
+    masks.Documents([300, 660], rule=~masks.Causal()),  # rows that see nothing
+    masks.Causal() & masks.Padding([N, 700], side="left", padded_len=N),
+    MASK & masks.Dense(torch.rand(N, N) < 0.7),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_the_same_bits_whoever_is_first(mask: masks.Mask, dtype: torch.dtype, seen: Seen) -> None:
+    its = inputs(dtype=dtype)
+    expected = alone(its, mask)
+    assert not seen.others
+    for delays in ((0.0,), (0.0, 0.004), (0.003, 0.0, 0.0, 0.001)):
+        seen.calm, turns = len(delays) - 1, iter(range(10**6))
+        seen.before = lambda delays=delays, turns=turns: time.sleep(delays[next(turns) % len(delays)])
+        assert_same(results(its, mask), expected)
+    assert len(seen.others) > 1
+    assert {seen.threads[other] for other in seen.others} == {1}
+    if dtype == torch.float32:
+        dense, _ = oracle.attention(*its, mask.to_dense(N, batch=2, heads=4).expand(2, 4, N, N))
+        torch.testing.assert_close(expected[0].double(), dense, rtol=1e-4, atol=1e-5)
+
+
+def test_one_head_and_a_bias(seen: Seen) -> None:
+    its, bias = inputs(heads=1, kv_heads=1), torch.randn(1, 1, N, N)
+    assert_same(results(its, bias=bias), alone(its, bias=bias))
+    assert seen.others
+
+
+def test_the_number_of_threads_stays_what_it_was(seen: Seen) -> None:
+    found: list[int] = []
+    for threads in (2, 3, 1, 4):
+        torch.set_num_threads(threads)
+        seen.threads.clear()
+        results(inputs(4000))
+        assert torch.get_num_threads() == threads
+        assert bool(seen.others) == (threads > 1)
+        other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+    assert found == [2, 3, 1, 4]
+
+
+def test_few_large_tiles_are_cut_by_heads(seen: Seen) -> None:
+    its, mask = inputs(), masks.Documents([500, 20, 440], rule=masks.Causal())
+    assert_same(results(its, mask), alone(its, mask))
+    assert len(seen.others) > 1
+
+
+CAUSAL = masks.Documents([5000, 3000, 192], rule=masks.Causal())
+
+
+@pytest.mark.parametrize(
+    "mask, n, threads, shared",
+    [
+        (masks.Window(256, 256), 8192, 2, 2),
+        (masks.Window(256, 256), 8192, 1, 1),
+        (masks.Window(64, 64), 512, 2, 1),  # too little
+        (CAUSAL, 8192, 2, 2),
+        (CAUSAL, 8192, 3, 1),  # four heads do not fall into three parts
+        (masks.Window(256, 256) & masks.Predicate(lambda b, h, q, kv: q != kv), 8192, 2, 1),
+    ],
+)
+def test_who_may_share(mask: masks.Mask, n: int, threads: int, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torch.set_num_threads(threads)
+    x = torch.zeros(1, 4, 1, 64).expand(1, 4, n, 64)
+    assert fused_threads.threads_for(sc.AttentionMatrix(x, x, mask).ingredients) == shared
+
+
+def test_when_others_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    resource = pytest.importorskip("resource")
+    now, count, watch = [100.0], [5], fused_threads._Disturbance()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_nivcsw=count[0]))
+    found = []
+    for seconds, more in ((0.0, 0), (0.03, 2), (0.03, 5), (0.001, 0), (0.05, 5), (0.03, 9), (2.0, 20)):
+        now[0] += seconds
+        count[0] += more
+        found.append(watch.is_seen(2))
+    assert found == [False, False, True, True, False, True, False]
+
+
+class Interrupted(BaseException):
+    """What nobody catches by chance."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, Interrupted, KeyboardInterrupt])
+@pytest.mark.parametrize("turn", [0, 3])
+def test_what_is_raised_on_a_thread_reaches_the_caller(kind: type[BaseException], turn: int, seen: Seen) -> None:
+    its, turns = inputs(), iter(range(10**6))
+    expected = alone(its)
+
+    def fail() -> None:
+        if next(turns) == turn:
+            raise kind("on a thread")
+
+    seen.before = fail
+    with pytest.raises(kind, match="on a thread"):
+        results(its)
+    calls = next(turns)
+    time.sleep(0.02)
+    assert next(turns) == calls + 1  # no thread goes on
+    assert_same(results(its), expected)
+
+
+def test_an_interrupt_ends_the_wait(seen: Seen) -> None:
+    its, turns = inputs(), iter(range(10**6))
+    expected = alone(its)
+
+    def interrupt() -> None:
+        if next(turns) == 0:
+            _thread.interrupt_main()
+        time.sleep(0.01)
+
+    seen.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        results(its)
+    calls = next(turns)
+    time.sleep(0.05)
+    assert next(turns) == calls + 1
+    seen.before = lambda: None
+    assert_same(results(its), expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking(masks.Mask):
+    """A mask that attends to find out."""
+
+    size: int
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        x = torch.ones(1, 4, N, 16)
+        near = sc.attention(x, x, x, MASK, impl="fused")[0, 0, 0, 0] > 0.5
+        return ((q - kv).abs() < self.size) & near
+
+
+def test_a_product_inside_of_a_product(seen: Seen) -> None:
+    its = inputs()
+    expected = alone(its, Asking(9) & MASK)
+    masks.plans._kept_plan.cache_clear()
+    assert_same(results(its, Asking(9) & MASK), expected)
+    assert seen.others
+    torch.testing.assert_close(expected, alone(its, masks.Window(8, 8) & MASK), rtol=1e-4, atol=1e-4)
+
+
+def test_several_threads_of_a_user_at_a_time() -> None:
+    its = [inputs() for _ in range(4)]
+    expected, wrong = [alone(x) for x in its], []
+
+    def work(number: int) -> None:
+        for turn in range(6):
+            masks.plans._kept_plan.cache_clear()
+            torch.set_num_threads(2 + (number + turn) % 3)
+            if not all(torch.equal(a, b) for a, b in zip(results(its[number]), expected[number], strict=True)):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_parts_that_wait_for_a_slow_one_are_few(seen: Seen) -> None:
+    lock, turns, begun = threading.Lock(), iter(range(10**6)), []
+
+    def slow() -> None:
+        with lock:
+            turn = next(turns)
+        if turn == 0:
+            time.sleep(0.3)
+            begun.append(next(turns))
+
+    seen.before = slow
+    with torch.no_grad():
+        sc.attention(*inputs(8000), masks.Window(8, 8), impl="fused")
+    assert begun[0] <= 2 * 2 + fused_threads._AHEAD < next(turns) / 2
+
+
+def test_memory_is_told_for_all_threads(seen: Seen) -> None:
+    its = [x.detach() for x in inputs(4000)]
+    together = sc.AttentionMatrix(*its[:2], MASK, impl="fused").explain().extra_bytes
+    torch.set_num_threads(1)
+    masks.plans._kept_plan.cache_clear()
+    assert 1.5 < together / sc.AttentionMatrix(*its[:2], MASK, impl="fused").explain().extra_bytes < 2.5
+
+
+def test_functions_are_asked_where_they_are_given(seen: Seen) -> None:
+    asked = set()
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        asked.add(threading.get_ident())
+        return (q - kv).abs() < 30
+
+    results(inputs(), masks.Predicate(rule))
+    assert asked == {threading.get_ident()}
+
+
+class Listening(TorchDispatchMode):
+    """Hears every operation of its own thread."""
+
+    heard = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard += "flash" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_listens_hears_everything(seen: Seen) -> None:
+    its = inputs()
+    with Listening() as mode:
+        results(its)
+    assert mode.heard >= 8
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        results(its)
+    assert sum("flash" in event.name for event in profiled.events()) >= 8
+    with torch.device("cpu"), torch.no_grad():
+        sc.attention(*its, MASK, impl="fused")
+    assert not seen.others
+
+
+def test_what_a_thread_has_switched_on_reaches_the_others(seen: Seen) -> None:
+    its = inputs(dtype=torch.bfloat16)
+    expected = alone(its)[0]
+    for context in (torch.inference_mode(), torch.no_grad(), torch.enable_grad(), torch.autocast("cpu")):
+        with context:
+            out = sc.attention(*its, MASK, impl="fused")
+            assert torch.equal(out, expected)
+            assert out.is_inference() == torch.is_inference_mode_enabled()
+            assert out.requires_grad == torch.is_grad_enabled()
+    assert seen.others
+
+
+def test_backward_on_another_thread(seen: Seen) -> None:
+    its = inputs()
+    expected, found = alone(its), []
+    thread = threading.Thread(target=lambda: found.append(results(its)))
+    thread.start()
+    thread.join()
+    assert_same(found[0], expected)
+    assert len(seen.others) > 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_functions_and_transforms(seen: Seen) -> None:
+    torch.compiler.reset()
+    its = [x.detach() for x in inputs()]
+
+    def answer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sc.attention(q, k, v, MASK, impl="fused")
+
+    torch.set_num_threads(1)
+    expected, grad = answer(*its), torch.func.grad(lambda q: answer(q, *its[1:]).sin().sum())(its[0])
+    torch.set_num_threads(2)
+    assert torch.equal(torch.compile(answer, backend="aot_eager", fullgraph=True)(*its), expected)
+    assert torch.equal(torch.func.grad(lambda q: answer(q, *its[1:]).sin().sum())(its[0]), grad)
+    assert torch.equal(torch.func.vmap(answer)(*(x[:, None] for x in its))[:, 0], expected)
+
+
+ELSEWHERE = """
+import atexit, multiprocessing, os, sys, threading, time, warnings
+import torch
+import saccade as sc
+from saccade import masks
+from saccade.engine.kernels import fused_threads
+
+fused_threads._LEAST = fused_threads._ENOUGH = 0
+fused_threads._Disturbance.is_seen = lambda watch, threads: True
+torch.set_num_threads(2)
+x = torch.linspace(-1.0, 1.0, 2 * 960 * 16).reshape(1, 2, 960, 16).sin()  # so small that torch itself starts no thread
+
+def run():
+    return sc.attention(x, x, x, masks.Window(70, 30), impl="fused")
+
+def check():
+    assert torch.equal(run(), expected) and fused_threads._pool is not None
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, item):
+        return run()[0, 0, item]
+"""
+
+PROGRAMS = {
+    "fork": """
+        expected = run()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if not child:
+            check()
+            assert len(threading.enumerate()) == 3
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        check()
+    """,
+    "fork while threads are at work": """
+        expected = run()
+        over = threading.Event()
+        def work():
+            while not over.is_set():
+                check()
+        thread = threading.Thread(target=work)
+        thread.start()
+        for _ in range(10):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                child = os.fork()
+            if not child:
+                check()
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        over.set()
+        thread.join()
+    """,
+    "workers of a loader": """
+        if __name__ == "__main__":
+            expected = run()
+            for kind in ("fork", "spawn"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    loader = torch.utils.data.DataLoader(Items(), num_workers=2, multiprocessing_context=kind)
+                    rows = torch.cat(list(loader))
+                assert torch.equal(rows, expected[0, 0, :4])
+    """,
+    "the end of a program": """
+        expected = run()
+        atexit.register(check)
+        def work(times):
+            for _ in range(times):
+                check()
+        threading.Thread(target=work, args=(20,)).start()
+    """,
+    "a first call at the end": """
+        def first():
+            global expected
+            expected = run()
+            torch.set_num_threads(1)
+            assert torch.equal(run(), expected)
+        atexit.register(first)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.skipif(sys.platform == "win32", reason="programs fork")
+def test_programs(name: str, tmp_path: Any) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(ELSEWHERE + textwrap.dedent(PROGRAMS[name]))
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
