@@ -88,5 +88,5 @@ struct Problem {
   int heads_at_once;
   int64_t parts;
   float* partial;  // [parts, batch, heads, q_len, value_dim + 2]: sums, largest score and total; null: one part
-  bool meets_keys_once() const { return q_len <= ROWS && heads_at_once == heads / kv_heads; }
+  bool meets_keys_once() const { return q_len <= ROWS && heads_at_once * kv_heads == heads; }
 };
