@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from saccade.engine.kernels import native
+from saccade.engine.kernels import native, native_look
 
 _SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
@@ -45,7 +45,8 @@ def busy(cores: int = 2) -> Iterator[None]:
 @contextmanager
 def no_wheel() -> Iterator[None]:
     """As if saccade-cpu were not installed, in this process, so that both sides take turns in one run."""
-    with patch.object(native, "is_on", bool):  # SACCADE_CPU=off is read once for a process
+    # SACCADE_CPU=off is read once for a process.
+    with patch.object(native, "is_on", bool), patch.object(native_look, "is_on", bool):
         yield
 
 
