@@ -16,6 +16,7 @@ from saccade.statistics import Coverage, LagProfile, Pooled, TopK
 
 N, LONGEST, DIM = 32_768, 100_000, 64
 TITLE = f"statistics, causal, one head of {DIM}, float32"
+TITLE_ZH = f"统计量，因果，一个宽 {DIM} 的头，float32"
 MOST_FORWARDS = 1.5 if is_on() else 5.0  # of the kernel that runs without saccade-cpu
 MOST_BYTES = 400_000_000
 _CAUSAL = masks.Causal()
