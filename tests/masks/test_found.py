@@ -311,6 +311,15 @@ def test_without_a_count_of_changes_each_call_looks(looks: list[Tensor]) -> None
     assert len(looks) == 4
 
 
+def test_where_collectives_may_write_each_call_looks(looks: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    tensors, mask = _inputs(TRIL), TRIL.clone()
+    for _ in range(2):
+        _check(sc.attention(*tensors, mask), tensors, mask)
+        mask.data[3:] = TOGETHER[3:]  # as a broadcast does: torch counts neither
+    assert len(looks) == 2
+
+
 def test_a_look_leaves_the_tensor_as_it_was() -> None:
     mask = TRIL.clone()
     sc.attention(*_inputs(TRIL), mask)

@@ -31,6 +31,8 @@ class Dense(Mask):
     dimensions are always ``[q, kv]``, as in torch: a mask of keys for each item, ``[batch, kv]``, is written
     ``tensor[:, None, None, :]``.
 
+    Large products look once what the tensor says, and again after it is written into, as torch counts.
+
     >>> print(Dense(torch.tensor([[True, False], [True, True]])).picture(2))
     1 .
     1 1
@@ -107,12 +109,12 @@ def _part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
     is_many = math.prod(x.numel() for x in index) >= _MANY
     if not (is_many and allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
         return None
-    spans = [
-        slice(0, 1) if size == 1 and axis < 2 else _span(index[axis], axis) for axis, size in enumerate(allowed.shape)
-    ]
-    for span, size in zip(spans, allowed.shape, strict=True):
+    spans = []
+    for axis, size in enumerate(allowed.shape):
+        span = slice(0, 1) if size == 1 and axis < 2 else _span(index[axis], axis)  # one item or head holds for all
         if span is None or span.start < 0 or span.stop > size:
             return None
+        spans.append(span)
     return allowed[tuple(spans)].clone()
 
 

@@ -43,15 +43,15 @@ def found(rule: Mask, shape: tuple[int, int, int, int], origin: tuple[int, int],
             and count nothing.
 
     Cost: the tensors are read once, at the speed of memory; not again until torch counts a change, unless what counts
-        is not there: in inference mode, and where memory is shared with NumPy or with another process.
+        is not there: in inference mode, where memory is shared with NumPy or another process, in distributed programs.
     """
     if math.prod(shape) < _FEWEST:
         return rule
 
     def instead(atom: Mask) -> Mask:
-        said = (
-            _said_by(atom.allowed, is_kept=is_kept) if isinstance(atom, Dense) and _fits(atom, shape, origin) else None
-        )
+        if not (isinstance(atom, Dense) and _fits(atom, shape, origin)):
+            return atom
+        said = _said_by(atom.allowed, is_kept=is_kept)
         return atom if said is None else said
 
     return rule.with_atoms(instead)
@@ -94,8 +94,10 @@ def _said_by(allowed: Tensor, *, is_kept: bool) -> Mask | None:
 
 
 def _is_counted(owner: Tensor) -> bool:
-    """Whether torch counts what is written into a tensor, and nobody else writes there."""
-    return not owner.is_inference() and owner.untyped_storage().resizable() and not owner.is_shared()
+    """Whether torch counts what is written into a tensor, and nobody else writes there; collectives are not counted."""
+    if owner.is_inference() or owner.is_shared() or not owner.untyped_storage().resizable():
+        return False
+    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _look(allowed: Tensor) -> Mask | None:
