@@ -133,8 +133,8 @@ def _forward_of_tiles(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor
         lse.fill_(-math.inf)
 
     def compute(call: Call) -> tuple[Tensor, Tensor]:
-        q, (k, v) = _rows(query, call), _keys(given, value, call)
-        return aten.forward(q, k, v, *added(given, call), call.causal, given.scale)
+        terms = added(given, call)  # made before keys are copied: less is held at a time
+        return aten.forward(_rows(query, call), *_keys(given, value, call), *terms, call.causal, given.scale)
 
     def add(call: Call, part: tuple[Tensor, Tensor]) -> None:
         own_out, own_lse = _rows(out, call), _rows(lse, call)
@@ -203,9 +203,9 @@ def _backward_of_tiles(given: Ingredients, value: Tensor, results: Backward) -> 
     gk, gv = (torch.zeros(x.shape, dtype=given.compute_dtype, device=x.device) for x in (key, value))
 
     def compute(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        q, o, tile_lse, go = (_rows(x, call) for x in (query, *results[:3]))
-        k, v = _keys(given, value, call)
-        return aten.backward(go, q, k, v, o, tile_lse, added(given, call).terms, call.causal, given.scale)
+        terms = added(given, call).terms
+        q, o, own_lse, go = (_rows(x, call) for x in (query, *results[:3]))
+        return aten.backward(go, q, *_keys(given, value, call), o, own_lse, terms, call.causal, given.scale)
 
     def add(call: Call, parts: tuple[Tensor, Tensor, Tensor]) -> None:
         groups, rows = _groups(given, call), _rows(gq, call)
