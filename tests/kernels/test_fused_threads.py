@@ -224,7 +224,7 @@ def test_an_interrupt_ends_the_wait(seen: Seen) -> None:
         time.sleep(0.01)
 
     seen.before = interrupt
-    with pytest.raises(KeyboardInterrupt, match="^$"):
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
         results(its)
     calls = next(turns)
     time.sleep(0.05)

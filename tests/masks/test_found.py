@@ -392,8 +392,9 @@ def test_explanations_say_what_was_found() -> None:
 
 def test_small_products_are_not_worth_a_look(monkeypatch: pytest.MonkeyPatch, looks: list[Tensor]) -> None:
     monkeypatch.setattr("saccade.masks.found._FEWEST", N * N + 1)
-    tensors = _inputs(TRIL)
-    sc.attention(*tensors, TRIL)
+    mask = TRIL.clone()  # of which nothing is kept yet
+    tensors = _inputs(mask)
+    sc.attention(*tensors, mask)
     assert not looks
-    sc.attention(*(x.repeat(1, 2, 1, 1) for x in tensors), TRIL)
+    sc.attention(*(x.repeat(1, 2, 1, 1) for x in tensors), mask)
     assert len(looks) == 1
