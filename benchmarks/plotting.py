@@ -48,10 +48,10 @@ def drawn_ratios(rows: Sequence[Mapping[str, Any]]) -> bytes:
     axes.vlines(
         [row["target_ratio"] for row in rows], [y - 0.45 for y in places], [y + 0.45 for y in places], color="0"
     )
-    axes.set_yticks(places, [f"{row['question'].partition(',')[0]}: {row['case']}"[:72] for row in rows], fontsize=7)
+    axes.set_yticks(places, [f"{row['question'].partition(',')[0]}: {row['case']}"[:70] for row in rows], fontsize=7)
     axes.set_xscale("log")
     axes.set_xticks((1, 2, 5, 10, 20, 50, 100), ("1", "2", "5", "10", "20", "50", "100"))
-    axes.set_xlabel("times faster than the other side; the line is the target, grey is not asked on this machine")
+    axes.set_xlabel("times faster; line: target, grey: not asked on this machine")
     axes.axvline(1.0, color="0.4", linewidth=0.8)
     axes.set_ylim(0.3, len(rows) + 0.7)
     return _png(canvas)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -22,7 +24,7 @@ from benchmarks.checking import assert_agree
 from benchmarks.conditions import lacking, no_wheel
 from benchmarks.measuring import Call, Referee, compare
 from benchmarks.memory import Job, extra_bytes
-from benchmarks.reporting import Row, memory_row, ratio_row
+from benchmarks.reporting import Row, duration, memory_row, ratio_row
 from saccade.integrations.transformers import install
 
 WINDOW = 256
@@ -66,7 +68,7 @@ class Pair:
         torch.manual_seed(0)
         kind = KINDS[name]
         self.models, self.optimizers = {}, {}
-        for side, implementation in (("theirs", kind.peer), ("ours", install())):
+        for side, implementation in (("theirs", kind.peer), ("ours", install()), ("none", _no_attention())):
             config = copy.deepcopy(kind.config)
             config._attn_implementation = implementation
             model = kind.model(config)
@@ -91,6 +93,18 @@ class Pair:
         self.gradients(side)
         self.optimizers[side].step()
         self.optimizers[side].zero_grad()
+
+
+def _no_attention() -> str:
+    """An attention that costs next to nothing: its three inputs are added, so that all weights get gradients."""
+
+    def added(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        shared = (key + value).repeat_interleave(query.shape[1] // key.shape[1], 1)
+        return (query + shared).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("no-attention", added)
+    AttentionMaskInterface.register("no-attention", lambda *_, **__: None)
+    return "no-attention"
 
 
 def check(its: Pair) -> None:
@@ -118,8 +132,11 @@ def measure(referee: Referee) -> Iterator[Row]:
         for way, told, target in (("forward", "forward", kind.forward), ("step", "training step", kind.step)):
             case = f"{name}, n={kind.n:,}, {told}"
             ours, theirs = (functools.partial(getattr(its, way), side) for side in ("ours", "theirs"))
-            pair = compare(ours, theirs, rounds=3, referee=referee)
-            yield ratio_row(case, pair, peer=peer, target=target, but=lacking())
+            pair, note = compare(ours, theirs, rounds=3, referee=referee), ""
+            if target is not None:  # what no attention can be better than: projections and the rest take their time
+                rest = compare(functools.partial(getattr(its, way), "none"), theirs, rounds=1, referee=referee)
+                note = f"without any attention {duration(rest.ours)}, {rest.ratio:.1f}x"
+            yield ratio_row(case, pair, peer=peer, target=target, note=note, but=lacking())
             with no_wheel():
                 pair = compare(ours, theirs, rounds=1, referee=referee)
             yield ratio_row(f"{case}, without the wheel", pair, peer=peer)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from saccade.caches.call import Call
 from saccade.caches.memory import reused
+from saccade.masks.key_ranges import KeyRanges
 
 __all__ = ["Reading", "Seen"]
 
@@ -48,6 +49,17 @@ class Reading:
     def column_bytes(self) -> int:
         """Bytes of one key and its value, in one key head."""
         return sum(x.shape[1] // self._size * x.element_size() for x in self._blocks)
+
+    @property
+    def ranges(self) -> KeyRanges:
+        """The columns, as what each key head of each item sees of all."""
+        stop = self._stop
+        first = self.chosen.flatten(0, 1).sort(1).values * self._size
+        last = first + self._size
+        if self._stop > self._start:
+            first, last = F.pad(first, (0, 1), value=self._start), F.pad(last, (0, 1), value=stop)
+        starts, ends = (x[:, None].numpy(force=True) for x in (first, last))
+        return KeyRanges(starts, ends, stop)
 
     @property
     def nbytes(self) -> int:

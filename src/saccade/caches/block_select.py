@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,9 +15,13 @@ from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.scorers import BlockScorer, BoundScorer
+from saccade.engine.kernels import native
+from saccade.engine.kernels.native_plan import PANEL
 from saccade.errors import value_error
 from saccade.finite import is_finite, wide_dtype
+from saccade.masks.key_ranges import KeyRanges
 from saccade.matrix import Matrix
+from saccade.transforms import is_plain as is_plain_tensor
 
 __all__ = ["BlockSelectCache"]
 
@@ -145,14 +151,35 @@ class BlockSelectCache(KVCache):
             check_softmax(matrix, call)
             return call.product(matrix, v)
 
-        kv_heads, portions, sees_all = chosen.shape[1], reading.portions(), seen.allowed is None
-        (out,) = attend_by_head(call, kv_heads, reading.read, stand, finish, portions=portions, sees_all=sees_all)
+        if seen.allowed is None and size % PANEL == 0 and self._is_read_in_place(call):
+            (out,) = self._in_place(call, reading.ranges, finish)
+        else:
+            kv_heads, portions, sees_all = chosen.shape[1], reading.portions(), seen.allowed is None
+            (out,) = attend_by_head(call, kv_heads, reading.read, stand, finish, portions=portions, sees_all=sees_all)
         self._state.pop("ranking", None)
         if self.rescore_every > 1:
             self._state["ranking"], self.age = ranking, age
         self.exact_until = start if self.exact_until is None else self.exact_until
         self._traffic = Traffic(reading.nbytes + bytes_ranked, call.key.nbytes + call.value.nbytes)
         return out
+
+    @staticmethod
+    def _is_read_in_place(call: Call) -> bool:
+        """Whether a kernel will take blocks from where they lie, which spares a copy of them."""
+        query = call.query
+        is_plain = call.treats_heads_alike and not call.needs_graph and is_plain_tensor(query)
+        return is_plain and query.is_cpu and native.is_on() and native.reads(query.dtype)
+
+    def _in_place(
+        self, call: Call, ranges: KeyRanges, finish: Callable[[Matrix, Tensor], tuple[Tensor]]
+    ) -> tuple[Tensor]:
+        """The product, with the key heads of all items as items."""
+        batch, heads, q_len, _ = call.query.shape
+        keys, values = (self._state[name][:, :, : ranges.columns].flatten(0, 1)[:, None] for name in ("key", "value"))
+        query = call.query.reshape(len(keys), -1, q_len, call.query.shape[3])
+        matrix = call.mechanism(query, keys, mask=ranges, q_positions=None, kv_positions=None)
+        (out,) = finish(matrix, values)
+        return (out.reshape(batch, heads, *out.shape[2:]),)
 
     def _forget(self) -> None:
         super()._forget()

@@ -20,7 +20,7 @@ from saccade.engine.kernels.native_plan import ROWS, kept_plan, known_plan
 from saccade.engine.memory import Cost
 from saccade.transforms import has_forward_derivatives
 
-__all__ = ["HALF", "Native", "abilities", "is_on"]
+__all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
@@ -45,6 +45,11 @@ def is_on() -> bool:
     return os.environ.get("SACCADE_CPU", "on") != "off" and abilities() is not None
 
 
+def reads(dtype: torch.dtype) -> bool:
+    """Whether it computes in a dtype on this processor."""
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
+
+
 class Native(KernelByHand):
     """Exact attention by compiled code: a few rows and all keys that they see at a time.
 
@@ -63,14 +68,13 @@ class Native(KernelByHand):
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
-        found = abilities()
-        if found is None:
+        if abilities() is None:
             return ("saccade-cpu is not installed: pip install saccade-cpu",)
         why = []
         dtype = given.query.dtype
         if not given.query.is_cpu:
             why.append(f"it runs on CPUs, not on {given.query.device.type}")
-        if dtype is not torch.float32 and not (dtype is torch.bfloat16 and found >= HALF):
+        if not reads(dtype):
             why.append(f"it has no {str(dtype).removeprefix('torch.')} on this processor")
         if given.tile_function is not None:
             why.append("it has dot products only, and maps that end in one")

@@ -60,12 +60,15 @@ class NativePlan(NamedTuple):
         blocks = len(first) // len(items)
         groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
         bounds = rule.bounds(groups, _keys(first, kv_first, kv_len))
-        exact = _spans(given, items) if bounds.needed.starts.shape[1] <= _MOST_SPANS else None
-        is_exact = exact is not None
+        starts, runs = _runs(given, bounds, first)
+        is_whole = not (runs[:, 2] == _LIMITED).any()
+        few = bounds.needed.starts.shape[1] <= _MOST_SPANS and not is_whole
+        exact = _spans(given, items) if few else None
+        is_exact = is_whole or exact is not None
         if not is_exact and math.prod(_told_apart(given)) * q_len * kv_len > _MOST_BITS:
             return None
+        runs[runs[:, 2] == _LIMITED, 2] = _LIMITED if is_exact else _RESIDUAL
         spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
-        starts, runs = _runs(given, bounds, first, is_exact=is_exact)
         arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
         return cls(arrays[0], arrays[1], arrays[2], is_exact)
 
@@ -148,12 +151,13 @@ def _spans(given: Ingredients, items: list[int]) -> Ints | None:
     return (np.stack([asked.needed.starts, asked.needed.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
 
 
-def _runs(given: Ingredients, bounds: Bounds, first: Ints, *, is_exact: bool) -> tuple[Ints, Ints]:
-    """Where the runs of each block begin, and the runs."""
+def _runs(given: Ingredients, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
+    """Where the runs of each block begin, and the runs: of whole panels, and of limited ones."""
     kv_first, panels = given.origin[1], _keys(first, 0, -(-given.shape[3] // PANEL))
-    touched, whole = _in_panels(bounds.needed, kv_first, panels, out=True), _in_panels(bounds.sure, kv_first, panels)
+    touched = _in_panels(bounds.needed, kv_first, panels, out=True)
+    whole = _in_panels(bounds.sure, kv_first, panels, kv_len=given.shape[3])
     found = []
-    for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED if is_exact else _RESIDUAL)):
+    for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED)):
         block, slot = np.nonzero(spans.starts < spans.ends)
         columns = (block, spans.starts[block, slot], spans.ends[block, slot], np.full_like(block, kind))
         found.append(np.stack(columns, 1))
@@ -162,11 +166,14 @@ def _runs(given: Ingredients, bounds: Bounds, first: Ints, *, is_exact: bool) ->
     return np.searchsorted(runs[:, 0], np.arange(len(first) + 1)), runs[:, 1:]
 
 
-def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False) -> Spans:
-    """Panels that lie in some ranges of keys or, counted outwards, that hold one of their keys."""
+def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False, kv_len: int = 0) -> Spans:
+    """Panels that lie in some ranges of keys or, counted outwards, that hold one of their keys.
+
+    The last panel may hold fewer keys than it has room for, and lies in a range that goes to the end.
+    """
     starts, ends = keys.starts - first, keys.ends - first
     if not out:
-        return Spans.of(-(-starts // PANEL), ends // PANEL, panels)
+        return Spans.of(-(-starts // PANEL), np.where(ends == kv_len, ends + PANEL - 1, ends) // PANEL, panels)
     is_some = starts < ends
     return Spans.of(np.where(is_some, starts // PANEL, 0), np.where(is_some, -(-ends // PANEL), 0), panels)
 
