@@ -6,6 +6,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saccade.text import shorten, visible
@@ -28,8 +29,11 @@ _PREFERRED = (
     "WenQuanYi Zen Hei",
     "SimHei",
     "Noto Sans CJK JP",
+    "Saccade Han",
     "Noto Sans",
 )
+# The commonest Chinese characters, for machines that have no font with them; see han/NOTICE.md.
+_OWN_FAMILY, _OWN_FILE = "Saccade Han", Path(__file__).parent / "han" / "SaccadeHan-Regular.ttf"
 # Has a box for every character there is: it would make every label "covered" and none readable.
 _PLACEHOLDER = "Last Resort"
 _CJK_NAMES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC", "FULLWIDTH")
@@ -96,9 +100,11 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
 
 
 def _known_faces() -> list[_Face]:
-    """The faces that matplotlib knows, the families that read best first."""
+    """The faces that matplotlib knows, and our own; the families that read best first."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
+    if all(entry.name != _OWN_FAMILY for entry in font_manager.fontManager.ttflist):
+        font_manager.fontManager.addfont(str(_OWN_FILE))
     rank = {name: number for number, name in enumerate(_PREFERRED)}
     faces = [
         (entry.name, entry.fname, getattr(entry, "index", 0))
