@@ -69,11 +69,14 @@ class Canvas:
         self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
         return self.figure
 
-    def add_scale(self, image: "AxesImage") -> None:
-        """Draw the colour scale of ``image`` at the map's right."""
+    def add_scale(self, image: "AxesImage", most: float | None = None) -> None:
+        """Draw the colour scale of ``image`` at the map's right, with an arrow if there is more than it shows."""
         scale = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        self.figure.colorbar(image, cax=scale).outline.set_visible(False)
+        above = "neither" if most is None else "max"
+        self.figure.colorbar(image, cax=scale, extend=above, extendfrac=0.04).outline.set_visible(False)
         scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
+        if most is not None:
+            scale.set_title(f"up to {most:.2g}", size=8, color=INK, pad=4, loc="left")
 
     def _place(self, frame: tuple[float, float, float, float], size: tuple[float, float]) -> None:
         (left, bottom, width, height), (across, up) = frame, size

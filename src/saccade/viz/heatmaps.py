@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.errors import value_error
-from saccade.viz.arrays import Array, as_matrix, limits_of, log_limits_of, masked, max_pool
+from saccade.matrix import Matrix
+from saccade.viz.arrays import Array, as_matrix, masked, max_pool
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
+from saccade.viz.lazy import chosen, map_of, places_of, refuse_choice
+from saccade.viz.scales import scale_of
 from saccade.viz.ticks import check_labels, name_columns, name_rows
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ _LINES = "#e4e4e9"  # between cells: there, and no more than that
 def heatmap(
     weights: object,
     *,
+    head: int | None = None,
+    batch: int = 0,
     x_labels: Sequence[str] | None = None,
     y_labels: Sequence[str] | None = None,
     annotate: bool = False,
@@ -36,15 +41,24 @@ def heatmap(
     allowed: object = None,
     log: bool = False,
 ) -> "Figure":
-    """Draw any matrix: rows are queries from top to bottom, columns are keys.
+    """Draw any matrix, also a lazy one of any length: rows are queries from top to bottom, columns are keys.
 
     With more cells than pixels the largest value of every group of neighbours is drawn, so a thin diagonal or
     a single bright key stays visible; axes and labels still count the matrix's own rows and columns.
     NaN and infinite entries, and pairs that are not allowed, are drawn grey: a weight of 0 is white, and is something
     else than a key that was hidden.
 
+    A lazy matrix (`saccade.AttentionMatrix`, or any other `saccade.matrix.Matrix`) is never written out. What its mask
+    hides is grey, and without labels its axes count the positions at which tokens stand.
+
+    A sink, a key that most queries give most of their attention, does not set the colour scale: without ``limits``, it
+    ends where 95 % of the queries have their largest weight, sinks aside, if that is below half of the largest weight.
+    What is above has the last colour, and an arrow at the scale says up to which weight.
+
     Args:
-        weights: ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
+        weights: a lazy matrix, or ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
+        head, batch: which head of which batch item of a lazy matrix; only this one is computed. A matrix of one head
+            needs none.
         x_labels: one per key. Shown as text, never as mathematics; as many as fit. Long ones are cut, and one
             with a character that no installed font has is shown by its number, counted from 1: ``#4``.
         y_labels: one per query.
@@ -53,7 +67,7 @@ def heatmap(
         x_name: what the columns are.
         y_name: what the rows are.
         limits: the values at the two ends of the colour scale; from the matrix when None.
-        allowed: bool, broadcastable to the weights: who may attend to whom; everyone when None.
+        allowed: bool, broadcastable to the weights: who may attend to whom; everyone when None. A lazy matrix knows.
         log: colours by the logarithm, over four decades unless ``limits`` say otherwise; what is smaller is white. A
             sink, which else hides all the rest, leaves something to see.
 
@@ -62,33 +76,46 @@ def heatmap(
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.
-        ValueError: not a matrix, nothing finite in it, or labels of another length.
+        ValueError: not a matrix, nothing finite in it, labels of another length, or a head that is not there.
         ImportError: matplotlib is not installed.
 
-    Cost: O(q_len * kv_len) time and memory.
+    Cost: O(q_len * kv_len) time, and memory for weights that are written out; a lazy matrix takes one sweep over one
+    head, and O(q_len + kv_len) memory.
     """
-    matrix = masked("heatmap", as_matrix("heatmap", weights), allowed)
-    low, high = (log_limits_of if log else limits_of)("heatmap", matrix, limits)
-    check_labels("heatmap", "x_labels", x_labels, matrix.shape[1], "columns")
-    check_labels("heatmap", "y_labels", y_labels, matrix.shape[0], "rows")
-    if annotate and max(matrix.shape) > ANNOTATED_AT_MOST:
-        rule, got = f"have at most {ANNOTATED_AT_MOST} rows and columns", f"shape {list(matrix.shape)}"
+    if isinstance(weights, Matrix):
+        item, number = chosen("heatmap", weights, batch, head)
+        if allowed is not None:
+            raise value_error("heatmap", "allowed", "be left out for a lazy matrix, which knows its mask", "a mask")
+        shape = weights.shape[2:]
+    else:
+        refuse_choice("heatmap", head=head, batch=batch)
+        matrix = masked("heatmap", as_matrix("heatmap", weights), allowed)
+        shape = (matrix.shape[0], matrix.shape[1])
+    check_labels("heatmap", "x_labels", x_labels, shape[1], "columns")
+    check_labels("heatmap", "y_labels", y_labels, shape[0], "rows")
+    if annotate and max(shape) > ANNOTATED_AT_MOST:
+        rule, got = f"have at most {ANNOTATED_AT_MOST} rows and columns", f"shape {list(shape)}"
         hint = "annotate=False draws a matrix of any size."
         raise value_error("heatmap", "a matrix to annotate", rule, got, hint=hint)
     canvas = blank("heatmap")
-    width, height = _size(matrix, annotate, x_labels is not None or y_labels is not None)
-    image = _draw_cells(canvas, matrix, (low, high), width, height, log)
-    name_columns(canvas.axes, x_labels, x_name, matrix.shape[1], width)
-    name_rows(canvas.axes, y_labels, y_name, matrix.shape[0], height)
+    width, height = _size(shape, annotate, x_labels is not None or y_labels is not None)
+    pixels = round(height * DPI), round(width * DPI)
+    rows = columns = None
+    if isinstance(weights, Matrix):
+        matrix = as_matrix("heatmap", map_of(weights, item, number, max(pixels)))
+        rows, columns = places_of(weights, item)
+    cells = max_pool(matrix, *pixels)
+    image = _draw_cells(canvas, cells, shape, scale_of("heatmap", cells, limits, log=log), log)
+    name_columns(canvas.axes, x_labels, x_name, shape[1], width, columns)
+    name_rows(canvas.axes, y_labels, y_name, shape[0], height, rows)
     if annotate:
-        _draw_values(canvas.axes, image, matrix)
-    canvas.add_scale(image)
+        _draw_values(canvas.axes, image, cells)
     return canvas.finished(width, height, title)
 
 
-def _size(matrix: Array, annotate: bool, labelled: bool) -> tuple[float, float]:
+def _size(shape: tuple[int, int], annotate: bool, labelled: bool) -> tuple[float, float]:
     """Width and height of the map in inches, in whole pixels: square cells, unless the map would be too thin."""
-    rows, columns = matrix.shape
+    rows, columns = shape
     longer = max(rows, columns)
     # Inches of a cell, and of the longer side at most. Annotation has its own limit, in cells.
     cell, most = (0.44, np.inf) if annotate else (0.34, _LONGEST) if labelled else (0.6, _PLAIN)
@@ -98,18 +125,16 @@ def _size(matrix: Array, annotate: bool, labelled: bool) -> tuple[float, float]:
 
 
 def _draw_cells(
-    canvas: Canvas, matrix: Array, limits: tuple[float, float], width: float, height: float, log: bool
+    canvas: Canvas, cells: Array, shape: tuple[int, int], scale: tuple[float, float, bool], log: bool
 ) -> "AxesImage":
     from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415  matplotlib is optional
 
-    rows, columns = matrix.shape
-    axes = canvas.axes
-    cells = max_pool(matrix, round(height * DPI), round(width * DPI))
+    (rows, columns), (low, high, is_more), axes = shape, scale, canvas.axes
     image = axes.imshow(
         # What is below a logarithmic scale is at its end, not off it: grey is for what is hidden.
-        np.maximum(cells, limits[0]) if log else cells,
+        np.maximum(cells, low) if log else cells,
         cmap=colours(),
-        norm=(LogNorm if log else Normalize)(*limits),
+        norm=(LogNorm if log else Normalize)(low, high),
         aspect="auto",
         interpolation="nearest",
         # The axes count the matrix's own rows and columns, pooled or not.
@@ -117,11 +142,12 @@ def _draw_cells(
     )
     # Below the image, which would else lose its outermost pixels to the frame.
     axes.spines[:].set(color=_LINES, linewidth=1.2, zorder=-1)
-    if max(matrix.shape) <= ANNOTATED_AT_MOST:
+    if max(shape) <= ANNOTATED_AT_MOST:
         axes.set_xticks(np.arange(1, columns) - 0.5, minor=True)
         axes.set_yticks(np.arange(1, rows) - 0.5, minor=True)
         axes.grid(which="minor", color=_LINES, linewidth=0.8)
         axes.tick_params(which="minor", length=0)
+    canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if is_more else None)
     return image
 
 

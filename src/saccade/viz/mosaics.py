@@ -1,13 +1,17 @@
 """Every head's map at a glance."""
 
+from collections.abc import Sequence
 from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from saccade.errors import value_error
+from saccade.matrix import Matrix
 from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool
 from saccade.viz.canvas import INK, blank, colours
+from saccade.viz.lazy import maps_of, refuse_choice
+from saccade.viz.scales import robust_top, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +28,7 @@ _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 def mosaic(
     weights: object,
     *,
+    batch: int = 0,
     title: str | None = None,
     highlight: tuple[int, ...] | None = None,
     shared_scale: bool = False,
@@ -32,17 +37,20 @@ def mosaic(
 ) -> "Figure":
     """Draw every head's small map in one figure, each under its name: ``L0 H3`` is layer 0, head 3.
 
-    Each map runs from nothing to its own largest weight, so that a spread-out head shows its shape as
-    clearly as a sharp one; with ``shared_scale`` equal colours mean equal weights in all of them. Maps with
-    more cells than pixels show the largest value of every group of neighbours.
+    Each map runs from nothing to its own largest weight, or to less where a sink would bleach it (see `heatmap`), so
+    that a spread-out head shows its shape as clearly as a sharp one; with ``shared_scale`` equal colours mean equal
+    weights in all of them. Maps with more cells than pixels show the largest value of every group of neighbours.
 
     Args:
-        weights: ``[layers, heads, q_len, kv_len]``, a row of maps per layer, or ``[heads, q_len, kv_len]``:
-            a tensor, an array or nested lists.
+        weights: a lazy matrix of any length, or a list of them, one per layer, such as ``encoder.matrices(tokens)``;
+            or ``[layers, heads, q_len, kv_len]``, a row of maps per layer, or ``[heads, q_len, kv_len]``: a tensor, an
+            array or nested lists.
+        batch: which batch item of lazy matrices.
         title: stands above the picture.
         highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
         shared_scale: one colour scale for all maps.
-        allowed: bool, broadcastable to the weights: who may attend to whom; what may not is grey. Everyone when None.
+        allowed: bool, broadcastable to the weights: who may attend to whom; what may not is grey. Everyone when None;
+            lazy matrices know.
         log: colours by the logarithm, over four decades below the largest weight; what is smaller is white.
 
     Returns:
@@ -53,14 +61,15 @@ def mosaic(
         ValueError: other axes, nothing finite, or ``highlight`` names no map.
         ImportError: matplotlib is not installed.
 
-    Cost: O(layers * heads * q_len * kv_len) time and memory; the picture is one image, however many maps.
+    Cost: O(layers * heads * q_len * kv_len) time, and memory for weights that are written out; lazy matrices take a
+    sweep each, and memory linear in the lengths. The picture is one image, however many maps.
     """
-    maps = masked("mosaic", as_maps("mosaic", weights), allowed)
+    maps, shape = _read(weights, batch, allowed)
     grid = maps.shape[:-2]
     _check_highlight(highlight, grid)
     canvas = blank("mosaic")
     flat, limits = _scaled(maps, shared_scale, log)
-    height, width = _tile_size(*flat.shape[1:])
+    height, width = _tile_size(*shape)
     columns = grid[1] if len(grid) == 2 else min(len(flat), ceil(sqrt(2 * len(flat))))
     down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE
     sheet = np.ones((down, columns * (width + _GAP) - _GAP + 2 * _EDGE, 3))
@@ -72,7 +81,7 @@ def mosaic(
         edge, ink = (_EDGE, _CHOSEN) if chosen else (1, _FRAME)
         sheet[top - edge : top + height + edge, left - edge : left + width + edge] = ink
         low, high = limits[number]
-        pixels = (_enlarged(flat[number], height, width) - low) / (high - low)
+        pixels = (_enlarged(flat[number], height, width) - low) / (high - low)  # above 1 is the last colour
         sheet[top : top + height, left : left + width] = palette(pixels)[..., :3]
         name = " ".join(f"{letter}{i}" for letter, i in zip("LH"[-len(index) :], index, strict=True))
         weight = "bold" if chosen else "normal"
@@ -80,11 +89,35 @@ def mosaic(
     return canvas.show_pixels(sheet, title)
 
 
+def _read(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:
+    """The maps ``[(layers,) heads, rows, columns]``, pooled if they were lazy, and the lengths of the matrices."""
+    lazy = weights if isinstance(weights, Matrix) else _layers(weights)
+    if lazy is None:
+        refuse_choice("mosaic", batch=batch)
+        maps = masked("mosaic", as_maps("mosaic", weights), allowed)
+        return maps, (maps.shape[-2], maps.shape[-1])
+    if allowed is not None:
+        raise value_error("mosaic", "allowed", "be left out for lazy matrices, which know their mask", "a mask")
+    maps = as_maps("mosaic", maps_of("mosaic", lazy, batch, _TILE))
+    return maps, (lazy if isinstance(lazy, Matrix) else lazy[0]).shape[2:]
+
+
+def _layers(weights: object) -> Sequence[Matrix] | None:
+    """A list of lazy matrices; None if it is something else."""
+    given = weights if isinstance(weights, list | tuple) else ()
+    layers = [one for one in given if isinstance(one, Matrix)]
+    return layers if layers and len(layers) == len(given) else None
+
+
 def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tuple[float, float]]]:
-    """The maps ``[maps, q_len, kv_len]``, as logarithms if wanted, and the ends of each one's scale."""
+    """The maps ``[maps, rows, columns]``, as logarithms if wanted, and the ends of each one's scale."""
     flat = maps.reshape(-1, *maps.shape[-2:])
     if not log:
-        return flat, [limits_of("mosaic", maps if shared_scale else one, None) for one in flat]
+        if not shared_scale:
+            return flat, [scale_of("mosaic", one, None)[:2] for one in flat]
+        low, high = limits_of("mosaic", maps, None)
+        end = float(np.fmax.reduce([robust_top(one) for one in flat]))
+        return flat, [(low, end if 0 < end < high else high)] * len(flat)
     log_limits_of("mosaic", maps, None)  # something must be above 0
     flat = np.log10(np.maximum(flat, _TINY))
     tops = np.fmax.reduce(flat, axis=(1, 2))

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from saccade.errors import type_error, value_error
+from saccade.plan.spans import Ints
 from saccade.text.labels import display_width
 from saccade.viz.canvas import INK, PLAIN
 from saccade.viz.fonts import drawable_labels, drawable_title
@@ -28,18 +31,32 @@ def check_labels(where: str, argument: str, labels: Sequence[str] | None, count:
         raise value_error(where, argument, f"have one label for each of the {count} {lines}", len(labels))
 
 
-def name_columns(axes: "Axes", labels: Sequence[str] | None, name: str, count: int, width: float) -> None:
-    """Write labels (numbers when None) above a map ``width`` inches wide, slanted where they must be."""
+def name_columns(
+    axes: "Axes",
+    labels: Sequence[str] | None,
+    name: str,
+    count: int,
+    width: float,
+    places: Ints | None = None,
+) -> None:
+    """Write labels, or numbers (``places``, if given), above a map so many inches wide, slanted where they must be."""
     axes.xaxis.set_label_position("top")
     axes.xaxis.tick_top()
-    slanted = _write(axes.xaxis, labels, name, count, width, across=True)
+    slanted = _write(axes.xaxis, labels, name, count, width, places, across=True)
     for label in axes.get_xticklabels() if slanted else ():
         label.set(rotation=45, ha="left", va="bottom", rotation_mode="anchor")
 
 
-def name_rows(axes: "Axes", labels: Sequence[str] | None, name: str, count: int, height: float) -> None:
-    """Write labels (numbers when None) at the left of a map ``height`` inches high."""
-    _write(axes.yaxis, labels, name, count, height, across=False)
+def name_rows(
+    axes: "Axes",
+    labels: Sequence[str] | None,
+    name: str,
+    count: int,
+    height: float,
+    places: Ints | None = None,
+) -> None:
+    """Write labels, or numbers (``places``, if given), at the left of a map ``height`` inches high."""
+    _write(axes.yaxis, labels, name, count, height, places, across=False)
 
 
 def name_axis(axis: "Axis", name: str) -> None:
@@ -48,15 +65,21 @@ def name_axis(axis: "Axis", name: str) -> None:
     axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
 
 
-def _write(axis: "Axis", labels: Sequence[str] | None, name: str, count: int, length: float, *, across: bool) -> bool:
+def _write(
+    axis: "Axis",
+    labels: Sequence[str] | None,
+    name: str,
+    count: int,
+    length: float,
+    places: Ints | None,
+    *,
+    across: bool,
+) -> bool:
     """Write the labels along ``axis``; True if they are too wide to stand side by side without a slant."""
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
-
     name_axis(axis, name)
     if labels is None:
         axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
-        # Not more steps than lines fit; a map of few cells has a number for each.
-        axis.set_major_locator(MaxNLocator(nbins=max(1, min(count, int(length * 3), 12)), integer=True))
+        _number(axis, np.arange(count) if places is None else places, length)
         return False
     drawable, families = drawable_labels(labels)
     room = length * 72 / count  # points per cell
@@ -65,3 +88,16 @@ def _write(axis: "Axis", labels: Sequence[str] | None, name: str, count: int, le
     axis.set_ticks(range(0, count, every), labels=drawable[::every], size=_SIZE, family=families, **PLAIN)
     axis.set_tick_params(which="major", length=0)
     return slanted
+
+
+def _number(axis: "Axis", places: Ints, length: float) -> None:
+    """Write round numbers among the places at which lines stand; some of them, if these do not follow each other."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
+
+    # Not more steps than lines fit; a map of few cells has a number for each.
+    locator = MaxNLocator(nbins=max(1, min(len(places), int(length * 3), 12)), integer=True, steps=[1, 2, 5, 10])
+    first = int(places[0]) if (np.diff(places) == 1).all() else 0
+    ticks = np.asarray(locator.tick_values(first, first + len(places) - 1)).astype(np.int64) - first
+    ticks = np.unique(ticks[(ticks >= 0) & (ticks < len(places))])
+    # -1 says that no token stands there.
+    axis.set_ticks(ticks, labels=[f"{place:,}" if place >= 0 else "–" for place in places[ticks].tolist()])

@@ -88,6 +88,11 @@ class FeatureMatrix(LinearTimeMatrix):
         self._order = None if is_sum_of_all else Order.of(visible, shape[2], shape[3])
 
     @property
+    def visible(self) -> Visible:
+        """Which keys each query sees."""
+        return self._visible
+
+    @property
     def _heads_per_key(self) -> int:
         return self.shape[1] // max(1, self.kv_heads)
 
