@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import Shapes
+from saccade.arguments import Shapes, instance
 from saccade.errors import type_error, value_error
 from saccade.masks import Padding
 from saccade.matrix import Matrix
@@ -17,11 +17,14 @@ from saccade.models.config import EncoderConfig
 from saccade.models.folder import check_types, read_config
 from saccade.models.initial_weights import start_small
 from saccade.models.loading import load
+from saccade.models.showing import figure_of
 from saccade.models.tokens import check_tokens
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
+from saccade.text import words
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from tokenizers import Tokenizer
 
 __all__ = ["Encoder"]
@@ -164,6 +167,36 @@ class Encoder(nn.Module):
             raise value_error(where, "sentences", f"have at most {self.config.max_len} tokens each", got)
         padded = nn.utils.rnn.pad_sequence(encoded, batch_first=True, padding_value=self.config.pad_token)
         return padded.to(next(self.parameters()).device), lengths
+
+    def show(self, text: str, *, layer: int | None = None, head: int | None = None) -> "Figure":
+        """Draw what each word of a text looks at, in the head that tells most about it.
+
+        Which head that is, is decided among words, without special tokens, by
+        `saccade.statistics.unexplained_information`: what neither distance nor everybody's favourite words explain.
+        Texts of more than 512 tokens are compared by pooled maps and drawn token by token.
+
+        Args:
+            text: at most ``config.max_len`` tokens long.
+            layer, head: which to draw, counted from 0; None for the most telling.
+
+        Returns:
+            A figure as `saccade.viz.heatmap` draws it; `saccade.viz.save` writes it.
+
+        Raises:
+            TypeError: no text.
+            ValueError: no tokenizer, a text without words or too long, or a layer or head that is not there.
+            ImportError: matplotlib is not installed.
+
+        Cost: a forward pass, and the weights of one layer at a time; of a long text, a sweep over each layer.
+        """
+        where = "Encoder.show"
+        instance(where, "text", text, str, "be a string")
+        tokens, _ = self.tokenize([text])
+        assert self.tokenizer is not None  # or tokenize had refused
+        found = words(self.tokenizer.encode(text), text)
+        with torch.no_grad():
+            matrices = self.matrices(tokens)
+        return figure_of(where, matrices, found, layer=layer, head=head)
 
     def _embedded(self, tokens: Tensor, token_types: Tensor | None) -> Tensor:
         check_tokens("Encoder", "tokens", tokens)

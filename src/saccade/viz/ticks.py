@@ -79,7 +79,7 @@ def _write(
     name_axis(axis, name)
     if labels is None:
         axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
-        _number(axis, np.arange(count) if places is None else places, length)
+        _number(axis, np.arange(count) if places is None else places, length, across=across)
         return False
     drawable, families = drawable_labels(labels)
     room = length * 72 / count  # points per cell
@@ -90,12 +90,14 @@ def _write(
     return slanted
 
 
-def _number(axis: "Axis", places: Ints, length: float) -> None:
+def _number(axis: "Axis", places: Ints, length: float, *, across: bool) -> None:
     """Write round numbers among the places at which lines stand; some of them, if these do not follow each other."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
-    # Not more steps than lines fit; a map of few cells has a number for each.
-    locator = MaxNLocator(nbins=max(1, min(len(places), int(length * 3), 12)), integer=True, steps=[1, 2, 5, 10])
+    # Not more steps than numbers fit; a map of few cells has one for each.
+    room = (len(f"{places.max():,}") + 3) * _COLUMN if across else 2.5 * _SIZE
+    steps = max(1, min(len(places), int(length * 72 / room), 12))
+    locator = MaxNLocator(nbins=steps, integer=True, steps=[1, 2, 5, 10])
     first = int(places[0]) if (np.diff(places) == 1).all() else 0
     ticks = np.asarray(locator.tick_values(first, first + len(places) - 1)).astype(np.int64) - first
     ticks = np.unique(ticks[(ticks >= 0) & (ticks < len(places))])
