@@ -47,15 +47,15 @@ def figure_of(
     with torch.no_grad():
         best = _most_telling(matrices, words, layer, head)
         title = f"What each word (row) looks at (column): layer {best.layer}, head {best.head}"
-        matrix = matrices[best.layer]
-        if matrix.shape[3] > _LONGEST:
+        shown: Matrix | Tensor = matrices[best.layer]
+        if shown.shape[3] > _LONGEST:
             labels = [word.text for word in words for _ in range(word.start, word.stop)]
-            names = {"x_name": "looked at", "y_name": "word"}
-            return viz.heatmap(matrix, head=best.head, title=title, x_labels=labels, y_labels=labels, **names)
-        weights = merge(matrix.to_dense()[0, best.head], words)
-    labels = [word.text for word in words]
+        else:
+            shown = merge(matrices[best.layer].to_dense()[0, best.head], words)
+            labels = [word.text for word in words]
     return viz.heatmap(
-        weights,
+        shown,
+        head=best.head if isinstance(shown, Matrix) else None,
         x_labels=labels,
         y_labels=labels,
         annotate=len(words) <= _ANNOTATED_AT_MOST,
