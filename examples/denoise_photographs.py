@@ -42,12 +42,15 @@ def quality(clean: Tensor, other: Tensor) -> float:
 
 def draw(pictures: dict[str, Tensor], path: Path) -> None:
     """Pictures side by side, each under its name."""
-    figure, axes = plt.subplots(1, len(pictures), figsize=(4 * len(pictures), 3.5), layout="constrained")
+    height, width = next(iter(pictures.values())).shape[1:]
+    across = 2.6  # inches of a picture
+    figure, axes = plt.subplots(1, len(pictures), figsize=(across * len(pictures), across * height / width + 0.3))
+    figure.subplots_adjust(left=0, right=1, bottom=0, top=1 - 0.3 / figure.get_figheight(), wspace=0.02)
     for axis, (name, picture) in zip(axes, pictures.items(), strict=True):
-        axis.imshow(picture.clamp(0, 1).permute(1, 2, 0))
-        axis.set_title(name)
+        axis.imshow(picture.clamp(0, 1).permute(1, 2, 0), aspect="auto")
+        axis.set_title(name, loc="left", size=12, pad=5)
         axis.set_axis_off()
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

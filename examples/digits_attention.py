@@ -50,6 +50,8 @@ class Settings:
     threads: int = 1
 
 
+INK = 0.5  # a pixel from which on counts as ink
+EDGE, FRAME = "#2a9df4", "#0f7a8a"  # around the ink, and around the position that asks
 QUICK = Settings(channels=8, train_size=100, epochs=2, seeds=(0,))
 
 
@@ -217,7 +219,7 @@ def ink_over_paper(run: Run, digits: Digits) -> float | None:
             weights = looked_at.reshape(features[:, 0].shape)
         else:
             return None
-    ink, paper = digits.test[:, 0] > 0.5, digits.test[:, 0] == 0
+    ink, paper = digits.test[:, 0] > INK, digits.test[:, 0] == 0
     return float(weights[ink].mean() / weights[paper].mean())
 
 
@@ -257,53 +259,86 @@ def as_table(rows: list[dict[str, Any]], seeds: int) -> Table:
     return table
 
 
-def looks(runs: list[Run], digits: Digits, picture: int) -> list[Any]:
-    """Figures of what each module looks at in one test picture: bars for channels, maps for positions."""
+class Look(NamedTuple):
+    """A panel of the figure.
+
+    Attributes:
+        title: stands above it.
+        weights: ``[channels]``, or ``[H, W]``.
+        query: the position that looks, row and column; None where all positions are alike.
+    """
+
+    title: str
+    weights: Tensor
+    query: tuple[int, int] | None = None
+
+
+def looks(runs: list[Run], digits: Digits, picture: int) -> list[Look]:
+    """What each module looks at in one test picture: a gate for each channel, or a weight for each position."""
     image = digits.test[picture : picture + 1]
     first_seed: dict[str, Run] = {}
     for run in runs:
         first_seed.setdefault(run.name, run)
-    figures = []
+    found = [Look("the picture", image[0, 0])]
     for run in first_seed.values():
         network = run.network.eval()
         module = network.module
         with torch.no_grad():
             features = network.stem(image)
             if isinstance(module, vision.ChannelAttention):
-                figures.append(viz.channel_weights(module.weights(features)[0], title="SE: gates of the channels"))
+                found.append(Look("SE: gates of the channels", module.weights(features)[0]))
             elif isinstance(module, (vision.CBAM, vision.BAM)):
                 kind = "CBAM: gates of the positions" if isinstance(module, vision.CBAM) else "BAM: its spatial branch"
-                figures.append(viz.spatial_map(image[0], module.weights(features).spatial[0], title=kind))
+                found.append(Look(kind, module.weights(features).spatial[0].reshape(image.shape[2:])))
             elif isinstance(module, vision.NonLocal):
                 # The brightest position asks, so that the map shows where a stroke looks.
                 query = int(image.flatten().argmax())
                 row = module.matrix(features)[0, 0, query].reshape(image.shape[2:])
-                where = divmod(query, image.shape[3])
-                figures.append(
-                    viz.spatial_map(image[0], row, title=f"non-local: from row {where[0]}, column {where[1]}")
-                )
-    return figures
+                found.append(Look("non-local: from the frame", row, divmod(query, image.shape[3])))
+    return found
 
 
-def on_one_page(figures: list[Any]) -> Any:
-    """Several figures in one, two to a row, each as it was drawn."""
+def draw(found: list[Look]) -> Any:
+    """The picture and maps with the outline of its ink, side by side; gates of channels as bars below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.patches import Rectangle  # noqa: PLC0415
 
-    drawn = []
-    for figure in figures:
-        figure.canvas.draw()
-        drawn.append(np.asarray(figure.canvas.buffer_rgba())[..., :3])
-    height, width = (max(picture.shape[axis] for picture in drawn) for axis in (0, 1))
-    page = np.full((height * ((len(drawn) + 1) // 2), 2 * width, 3), 255, np.uint8)
-    for index, picture in enumerate(drawn):
-        top, left = height * (index // 2), width * (index % 2)
-        page[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
-    dpi = figures[0].dpi
-    whole = Figure(figsize=(page.shape[1] / dpi, page.shape[0] / dpi), dpi=dpi)
-    FigureCanvasAgg(whole)
-    whole.figimage(page)
-    return whole
+    maps, bars = ([look for look in found if look.weights.ndim == axes] for axes in (2, 1))
+    ink = found[0].weights > INK
+    figure = Figure(figsize=(9, 2.7 + 1.9 * len(bars)), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(h_pad=0.08)
+    parts = figure.subfigures(1 + len(bars), 1, height_ratios=[2.7, *[1.9] * len(bars)], squeeze=False)[:, 0]
+    for axes, look in zip(parts[0].subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
+        axes.set_title(look.title, loc="left", size=9)
+        axes.set(xticks=[], yticks=[])
+        if look is found[0]:
+            axes.imshow(look.weights, cmap="gray")
+            continue
+        image = axes.imshow(look.weights, cmap="magma_r", vmin=0)
+        outline(axes, ink)
+        if look.query is not None:
+            row, column = look.query
+            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=FRAME, linewidth=2.5))
+        parts[0].colorbar(image, ax=axes, orientation="horizontal", aspect=14, pad=0.03).ax.tick_params(labelsize=8)
+    for part, look in zip(parts[1:], bars, strict=True):
+        axes = part.subplots()
+        axes.bar(range(len(look.weights)), look.weights, color="#3b0f70")
+        axes.set_title(look.title, loc="left", size=9)
+        axes.set(ylim=(0, 1), xlim=(-0.7, len(look.weights) - 0.3), xlabel="channel")
+        axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def outline(axes: Any, ink: Tensor) -> None:
+    """Draw the edges between ink and paper."""
+    wide = torch.nn.functional.pad(ink.long(), (1, 1, 1, 1))
+    for row, column in (wide[1:, 1:] != wide[1:, :-1]).nonzero().tolist():
+        axes.plot([column - 0.5] * 2, [row - 0.5, row + 0.5], color=EDGE, linewidth=1.4)
+    for row, column in (wide[1:, 1:] != wide[:-1, 1:]).nonzero().tolist():
+        axes.plot([column - 0.5, column + 0.5], [row - 0.5] * 2, color=EDGE, linewidth=1.4)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
@@ -345,7 +380,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     beside = written.with_name(f".{written.name}.{os.getpid()}.part")
     beside.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     os.replace(beside, written)
-    figure = viz.save(on_one_page(looks(runs, digits, given.picture)), given.out / "looks.png")
+    figure = viz.save(draw(looks(runs, digits, given.picture)), given.out / "looks.png")
     console.print(f"wrote {written} and {figure}")
     return rows
 

@@ -317,39 +317,49 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+INKS = ("#3b0f70", "#de4968", "#0f7a8a", "#c08a1e", "#fe9f6d", "#8c5fb0", "#5a6b2f")
+HEIGHTS = (3.0, 0.6, 2.2)  # of the rows of the figure
+
+
 def draw(rows: Sequence[dict[str, Any]], heads: Sequence[dict[str, Any]], path: Path) -> None:
     """Loss and recall against budget, and where each head looks."""
-    import matplotlib as mpl  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    dense = next(row for row in rows if row["policy"] == "dense")
-    for name in dict.fromkeys(row["policy"] for row in rows if row["policy"] != "dense"):
+    figure = Figure(figsize=(8, 6.4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplot_mosaic([["loss", "recall"], ["names", "names"], ["heads", "heads"]], height_ratios=HEIGHTS)
+    names = dict.fromkeys(row["policy"] for row in rows if row["policy"] != "dense")
+    for name, ink, mark in zip(names, INKS, "os^vD*P", strict=False):
         own = [row for row in rows if row["policy"] == name]
         shares = [100 * row["share"] for row in own]
-        axes[0].plot(shares, [row["text"]["loss"] for row in own], marker="o", label=name)
         recall = [sum(row[task]["accuracy"] for task in TASKS) / len(TASKS) for row in own]
-        axes[1].plot(shares, recall, marker="o", label=name)
-    axes[0].axhline(dense["text"]["loss"], color="black", linewidth=0.8)
-    axes[0].set(ylabel="loss at the next token of a text, in nats")
-    axes[1].set(ylabel="recall: mean accuracy of three tasks")
-    for axis in axes[:2]:
-        axis.set(xscale="log", xlabel="budget: tokens read or kept, % of the text")
-        axis.set_xticks([100 * share for share in SHARES], [f"{100 * share:g}" for share in SHARES])
-        axis.minorticks_off()
-    axes[0].legend(fontsize=8)
-    below = torch.zeros(len(heads))
-    for part in ("sink", "local", "anchor", "rest"):
+        for panel, numbers in (("loss", [row["text"]["loss"] for row in own]), ("recall", recall)):
+            panels[panel].plot(shares, numbers, marker=mark, color=ink, label=name, linewidth=1.6, markersize=5)
+    dense = next(row for row in rows if row["policy"] == "dense")
+    panels["loss"].axhline(dense["text"]["loss"], color="black", linewidth=0.8, linestyle="--", label="dense")
+    panels["names"].legend(
+        *panels["loss"].get_legend_handles_labels(), loc="center", ncols=4, fontsize=9, frameon=False
+    )
+    panels["names"].set_axis_off()
+    for panel, title in (("loss", "loss at the next token, nats"), ("recall", "recall: accuracy, mean of three tasks")):
+        panels[panel].set_title(title, loc="left", size=11)
+        panels[panel].set(xscale="log", xlabel="budget: tokens read or kept, %")
+        panels[panel].set_xticks([100 * share for share in SHARES], [f"{100 * share:g}" for share in SHARES])
+        panels[panel].minorticks_off()
+        panels[panel].grid(alpha=0.3)
+    bars, below = panels["heads"], torch.zeros(len(heads))
+    for part, ink in zip(("sink", "local", "anchor", "rest"), (INKS[0], INKS[2], INKS[4], "#d9d9e0"), strict=True):
         heights = torch.tensor([row[part] for row in heads])
-        axes[2].bar(range(len(heads)), heights.tolist(), bottom=below.tolist(), label=part)
+        bars.bar(range(len(heads)), heights.tolist(), bottom=below.tolist(), label=part, color=ink)
         below = below + heights
-    axes[2].set(ylabel="share of attention", xlabel="layer.head of the language model", ylim=(0, 1))
-    axes[2].set_xticks(range(len(heads)), [f"{row['layer']}.{row['head']}" for row in heads], rotation=90, fontsize=7)
-    axes[2].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    bars.set(xlabel="layer.head of the language model", ylim=(0, 1), xlim=(-0.6, len(heads) - 0.4))
+    bars.set_title("where heads look: share of attention", loc="left", size=11)
+    bars.set_xticks(range(len(heads)), [f"{row['layer']}.{row['head']}" for row in heads], fontsize=8)
+    bars.legend(fontsize=9, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
+    for axes in panels.values():
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

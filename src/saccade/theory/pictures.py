@@ -22,7 +22,7 @@ from saccade.theory.rank import weights_of
 from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
-from saccade.viz.canvas import DPI, INK, blank, colours
+from saccade.viz.canvas import DPI, GREY, INK, INKS, blank, colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PICTURES"]
 
-_PURPLE, _ORANGE, _GREY, _GREEN, _FILLED = "#7a1f5c", "#d9772b", "#8a8f98", "#2f7d5b", "#f1e6ee"
+_PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 
 def scaling() -> Figure:
@@ -43,7 +43,7 @@ def scaling() -> Figure:
         found.append([float(x) for x in (kept.median(), left.mean(), left.median())])
     figure, (axes,) = _panels(1, 4.6)
     columns = list(zip(*found, strict=True))
-    told = (("scaled, median", _GREEN, "-"), ("not scaled, mean", _ORANGE, "-"), ("not scaled, median", _PURPLE, "-"))
+    told = (("scaled, median", _GREEN, "-"), ("not scaled, mean", _RED, "-"), ("not scaled, median", _PURPLE, "-"))
     for (label, colour, style), column in zip(told, columns, strict=True):
         axes.plot(widths, column, color=colour, linestyle=style, marker="o", markersize=3, label=label)
     axes.plot(widths, [2 / math.sqrt(width) for width in widths], color=_GREY, linestyle=":", label="2/√d_k")
@@ -84,7 +84,7 @@ def averages() -> Figure:
     for points, colour, mark, label in (
         (value[0, 0].numpy(), INK, "s", "values"),
         (inside.numpy(), _PURPLE, "o", "outputs"),
-        (dropped.numpy(), _ORANGE, "x", "outputs with dropout 0.5"),
+        (dropped.numpy(), _RED, "x", "outputs with dropout 0.5"),
     ):
         axes.scatter(points[:, 0], points[:, 1], s=16, color=colour, marker=mark, label=label, linewidth=1)
     _head(axes, "Outputs lie in the hull of the values")
@@ -99,7 +99,7 @@ def matrices() -> Figure:
     q, k = draw.normal(64, 8), draw.normal(64, 8)
     figure, (left, right) = _panels(2, 3.0)
     for matrix, colour, label in (
-        (q @ k.T / 8**0.5, _ORANGE, "QKᵀ/√d_k, rank 8"),
+        (q @ k.T / 8**0.5, _RED, "QKᵀ/√d_k, rank 8"),
         (weights_of(q, k), _PURPLE, "A, rank 64"),
     ):
         values = torch.linalg.svdvals(matrix).clamp_min(1e-17).numpy()
@@ -111,10 +111,10 @@ def matrices() -> Figure:
     turn = torch.linspace(0, 2 * math.pi, 200)
     right.plot(turn.cos().numpy(), turn.sin().numpy(), color=_GREY, linewidth=0.8)
     right.scatter(values.real, values.imag, s=9, color=_PURPLE, label="random weights", zorder=2)
-    ring: dict[str, Any] = {"s": 60, "facecolors": "none", "edgecolors": _ORANGE}
+    ring: dict[str, Any] = {"s": 60, "facecolors": "none", "edgecolors": _RED}
     right.scatter([1, 0], [0, 0], label="a sink; uniform weights", zorder=3, **ring)
     right.set_aspect("equal")
-    right.set(xlim=(-1.15, 1.15), ylim=(-1.6, 1.15))
+    right.set(xlim=(-1.15, 1.15), ylim=(-1.6, 1.15), xlabel="real part", ylabel="imaginary part")
     _head(right, "Eigenvalues")
     _legend(right, loc="lower left")
     return figure
@@ -134,14 +134,14 @@ def inference() -> Figure:
     left.scatter(keys[:, 0].numpy(), keys[:, 1].numpy(), s=5, color=_GREY)
     for one in torch.stack(path, 1).numpy():
         left.plot(one[:, 0], one[:, 1], color=_PURPLE, linewidth=0.8)
-        left.scatter(one[-1, :1], one[-1, 1:], s=22, color=_ORANGE, zorder=3)
+        left.scatter(one[-1, :1], one[-1, 1:], s=22, color=_RED, zorder=3)
     left.set_aspect("equal")
     _head(left, "Attention to keys as values climbs their density", 9)
     for place, one in enumerate(patterns(16).values()):
         entropy, passed = float(torch.special.entr(one).sum(-1).mean()), gaussian_information(one, 0.01)
         for shift, nats, colour, what in (
             (-0.18, passed, _PURPLE, "information"),
-            (0.18, entropy, _ORANGE, "entropy of a row"),
+            (0.18, entropy, _RED, "entropy of a row"),
         ):
             label = None if place else f"{what}, nats"
             right.barh([place + shift], [nats], height=0.34, color=colour, label=label)
@@ -164,7 +164,7 @@ def relatives() -> Figure:
     axes.fill([0, 1, 1, 0], [-1, -1, 0, 0], facecolor=_FILLED, edgecolor="none")
     turn = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
     circle = torch.stack([turn.cos(), turn.sin()])
-    for mean, cov, colour, name in ((prior, prior_cov, _GREY, "prediction"), (seen, noise_cov, _ORANGE, "observation")):
+    for mean, cov, colour, name in ((prior, prior_cov, _GREY, "prediction"), (seen, noise_cov, _RED, "observation")):
         ring = (mean[:, None] + torch.linalg.cholesky(cov) @ circle).numpy()
         axes.plot(ring[0], ring[1], color=colour, linewidth=1)
         axes.scatter(mean[:1].numpy(), mean[1:].numpy(), color=colour, s=24, label=name)
@@ -191,7 +191,7 @@ def cost() -> Figure:
         "window of 256": lambda n: AttentionMatrix(meta(n), meta(n), Window(255, 0)).explain().flops,
         "recurrence": lambda n: n * steps,
     }
-    for (name, count), colour in zip(counted.items(), (_PURPLE, _ORANGE, _GREEN), strict=True):
+    for (name, count), colour in zip(counted.items(), (_PURPLE, _RED, _GREEN), strict=True):
         left.plot(lengths, [count(n) for n in lengths], color=colour, marker="o", markersize=2.5, label=name)
     left.axvline(width, color=_GREY, linestyle=":", linewidth=1)
     left.set(xscale="log", yscale="log", xlabel="n (dotted: n = d = 64)", ylabel="operations in matrix products")
@@ -205,7 +205,7 @@ def cost() -> Figure:
         "LSTM, forget bias 6": lstm(draw, 6.0),
         "4 convolutions": convolutions(draw, 4),
     }
-    for (name, layer), colour in zip(layers.items(), (_PURPLE, _GREEN, _GREY, _ORANGE), strict=True):
+    for (name, layer), colour in zip(layers.items(), (_PURPLE, _GREEN, _GREY, _RED), strict=True):
         found = influence(layer, x).mean(0).numpy()
         shown = found[found > 0]
         right.plot(range(len(shown)), shown / shown[1], color=colour, label=name)
@@ -223,7 +223,7 @@ def features() -> Figure:
     other = 0.7 * torch.stack([angles.cos(), angles.sin()], 1)
     for name, variance, colour in (
         ("positive", variance_of_positive, _PURPLE),
-        ("trigonometric", variance_of_trigonometric, _ORANGE),
+        ("trigonometric", variance_of_trigonometric, _RED),
     ):
         relative = [float(variance(x, y).sqrt() / (x @ y).exp()) for y in other]
         axes.plot(angles.rad2deg().numpy(), relative, color=colour, label=name)
@@ -241,12 +241,17 @@ def mistakes() -> Figure:
     allowed, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
     shown = {"right": attention(q, k, eye, allowed)}
     shown |= {mistake.name: mistake.function(q, k, eye, allowed) for mistake in MISTAKES[:4]}
-    figure, panels = _panels(5, 1.5)
+    figure, panels = _panels(5, 1.7)
+    steps = [(x - 0.5, y - 0.5) for y in range(n + 1) for x in (y, y + 1)][1:-1]
     for axes, (name, matrix) in zip(panels, shown.items(), strict=True):
-        axes.imshow(matrix[0, 0].numpy(), cmap=colours(), vmin=0, vmax=1)
+        image = axes.imshow(matrix[0, 0].numpy(), cmap=colours(), vmin=0, vmax=1)
+        axes.plot(*zip(*steps, strict=True), color=_GREEN, linewidth=1.2)
         axes.set(xticks=[], yticks=[])
-        _head(axes, name, 7.5)
+        axes.spines[:].set(visible=True, color=GREY, linewidth=0.6)
+        _head(axes, name, 8.5)
     panels[0].set(xlabel="key", ylabel="query")
+    panels[1].set_xlabel("right of the line: hidden", color=_GREEN)
+    figure.colorbar(image, ax=panels, shrink=0.75, aspect=12, pad=0.01).ax.tick_params(labelsize=7)
     return figure
 
 

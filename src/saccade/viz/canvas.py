@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["DPI", "INK", "PLAIN", "Canvas", "blank", "colours", "dress", "save", "whole_pixels"]
+__all__ = ["DPI", "GREY", "INK", "INKS", "PLAIN", "Canvas", "blank", "colours", "dress", "save", "whole_pixels"]
 
 DPI = 150
 _NOTHING = "#c9d1d3"  # cells that hold no finite number: a grey that is not in the scale
-INK = "#2b2b33"
+INK, GREY = "#2b2b33", "#8a8f98"
+# Of lines: apart in lightness as well as in hue, so that they are told apart without colour too.
+INKS = ("#3b0f70", "#de4968", "#0f7a8a", "#c08a1e", "#fe9f6d", "#8c5fb0", "#5a6b2f", "#8a8a99")
 PLAIN: dict[str, Any] = {"color": INK, "parse_math": False, "usetex": False}  # `$` and `\` in a text are just that
 _MARGIN = 21 / DPI  # inches
 _TITLE_SIZE = 11.0  # points

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["head_grid"]
 
 # All in pixels: a cell, what is between grids, what is above each for its name, at its left and below for numbers.
-_CELL, _GAP, _NAME, _SIDE, _BELOW = 26, 30, 30, 26, 24
-_WIDEST = 1500
+_CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
+_LARGEST = 64  # a cell of few heads, which fill the room that the names take
+_WIDEST = 1300
+_WIDEST_NUMBER = 40  # pixels that the number of a head takes, with room
 _LETTER = 10  # pixels of one column of text in a name
 
 
@@ -49,10 +51,12 @@ def head_grid(
     layers, heads = next(iter(grids.values())).shape
     everything = np.stack(list(grids.values()))
     canvas = blank("head_grid")
-    height, width = layers * _CELL, heads * _CELL
     ends = {name: limits_of("head_grid", everything if shared_scale else grid, limits) for name, grid in grids.items()}
     names = {name: f"{name}  {low:.3g} – {high:.3g}".strip() for name, (low, high) in ends.items()}
-    widest = max(width, *(display_width(text) * _LETTER for text in names.values()))
+    named = max(display_width(text) * _LETTER for text in names.values())
+    cell = min(max(_CELL, named // heads), _LARGEST)
+    height, width = layers * cell, heads * cell
+    widest = max(width, named)
     pitch = (height + _NAME + _BELOW, widest + _SIDE + _GAP)
     columns = min(len(grids), max(1, _WIDEST // pitch[1]))
     sheet = np.ones((-(-len(grids) // columns) * pitch[0], columns * pitch[1], 3))
@@ -61,22 +65,23 @@ def head_grid(
         row, column = divmod(number, columns)
         top, left = row * pitch[0] + _NAME, column * pitch[1] + _SIDE
         low, high = ends[name]
-        cells = palette((grid - low) / (high - low))[..., :3].repeat(_CELL, 0).repeat(_CELL, 1)
-        cells[::_CELL] = cells[:, ::_CELL] = 0.9
+        cells = palette((grid - low) / (high - low))[..., :3].repeat(cell, 0).repeat(cell, 1)
+        cells[::cell] = cells[:, ::cell] = 0.9
         sheet[top : top + height, left : left + width] = cells
-        canvas.write(left, top - 7, names[name], size=8, va="bottom")
-        _number(canvas, layers, heads, top, left)
+        canvas.write(left, top - 8, names[name], size=9, va="bottom")
+        _number(canvas, (layers, heads), cell, top, left)
     return canvas.show_pixels(sheet, title)
 
 
-def _number(canvas: Canvas, layers: int, heads: int, top: int, left: int) -> None:
-    """Write the numbers of layers at the left of a grid, those of heads below."""
-    for layer in range(0, layers, _every(layers)):
-        y = top + (layer + 0.5) * _CELL
-        canvas.axes.text(left - 5, y, f"L{layer}", size=6, ha="right", va="center", color=INK)
-    for head in range(0, heads, _every(heads)):
-        x = left + (head + 0.5) * _CELL
-        canvas.axes.text(x, top + layers * _CELL + 3, f"H{head}", size=5.5, ha="center", va="top", color=INK)
+def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
+    """Write the numbers of layers at the left of a grid, those of heads below: as many as can be read."""
+    layers, heads = shape
+    for layer in range(0, layers, _every(layers, 1)):
+        y = top + (layer + 0.5) * cell
+        canvas.axes.text(left - 5, y, f"L{layer}", size=7.5, ha="right", va="center", color=INK)
+    for head in range(0, heads, _every(heads, 1 if cell > _WIDEST_NUMBER else 2)):
+        x = left + (head + 0.5) * cell
+        canvas.axes.text(x, top + layers * cell + 4, f"H{head}", size=7.5, ha="center", va="top", color=INK)
 
 
 def _named(values: object) -> dict[str, Array]:
@@ -97,6 +102,6 @@ def _named(values: object) -> dict[str, Array]:
     return grids
 
 
-def _every(count: int) -> int:
+def _every(count: int, least: int) -> int:
     """Number every row or column where they are few, else every fourth."""
-    return 1 if count <= 16 else 4
+    return least if count <= 16 else 4

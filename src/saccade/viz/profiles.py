@@ -7,7 +7,7 @@ import numpy as np
 
 from saccade.errors import value_error
 from saccade.viz.arrays import Array, as_numbers
-from saccade.viz.canvas import PLAIN, blank, dress
+from saccade.viz.canvas import INKS, PLAIN, blank, dress
 from saccade.viz.fonts import drawable_title
 from saccade.viz.ticks import check_labels, name_axis
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["profile"]
 
-_WIDTH, _HEIGHT, _POINTS = 6.4, 2.8, 960  # inches, and the points that this many pixels can show
-# Apart in lightness as well as in hue, so that they are told apart without colour too.
-_INKS = ("#3b0f70", "#de4968", "#0f7a8a", "#8c6d1f", "#fe9f6d", "#51127c", "#5a6b2f", "#8a8a99")
+_WIDTH, _HEIGHT = 6.4, 2.8  # inches
+_POINTS, _LOG_POINTS = 960, 160  # groups: what so many pixels can show; on a logarithmic axis, before lines are a blur
 
 
 def profile(
@@ -63,7 +62,7 @@ def profile(
     canvas = blank("profile")
     axes = canvas.axes
     for number, line in enumerate(lines):
-        ink = _INKS[number % len(_INKS)]
+        ink = INKS[number % len(INKS)]
         where, most, least = _grouped(places, line, log)
         name, _ = drawable_title(names[number]) if names is not None else ("_", [])
         axes.plot(where, most, color=ink, linewidth=1.2, label=name)
@@ -84,8 +83,8 @@ def _read(values: object, x: object, baseline: object, log: bool) -> tuple[Array
     lines = lines[None] if lines.ndim == 1 else lines
     if lines.ndim != 2 or 0 in lines.shape:
         raise value_error("profile", "values", "be [points] or [lines, points]", f"shape {list(lines.shape)}")
-    if len(lines) > len(_INKS):
-        raise value_error("profile", "values", f"have at most {len(_INKS)} lines", len(lines), hint="choose some heads")
+    if len(lines) > len(INKS):
+        raise value_error("profile", "values", f"have at most {len(INKS)} lines", len(lines), hint="choose some heads")
     points = lines.shape[1]
     places = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
     if (np.diff(places) <= 0).any():
@@ -107,9 +106,10 @@ def _line(argument: str, values: object, points: int) -> Array:
 
 def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
     """Groups of neighbouring points: the place of each group, its largest and its smallest number."""
-    if len(x) <= _POINTS:
+    groups = _LOG_POINTS if log else _POINTS
+    if len(x) <= groups:
         return x, y, y
-    even = np.geomspace(x[0], x[-1], _POINTS) if log else np.linspace(x[0], x[-1], _POINTS)  # a pixel each
+    even = np.geomspace(x[0], x[-1], groups) if log else np.linspace(x[0], x[-1], groups)
     starts = np.unique(np.searchsorted(x, even))
     return x[starts], np.fmax.reduceat(y, starts), np.fmin.reduceat(y, starts)
 
