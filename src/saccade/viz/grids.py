@@ -20,6 +20,7 @@ _CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
 _LARGEST = 64  # a cell of few heads, which fill the room that the names take
 _WIDEST = 1300
 _WIDEST_NUMBER = 40  # pixels that the number of a head takes, with room
+_ENDS = 8  # columns of text that the ends of a scale take, about
 _LETTER = 10  # pixels of one column of text in a name
 
 
@@ -54,7 +55,8 @@ def head_grid(
     ends = {name: limits_of("head_grid", everything if shared_scale else grid, limits) for name, grid in grids.items()}
     names = {name: f"{name}  {low:.3g} – {high:.3g}".strip() for name, (low, high) in ends.items()}
     named = max(display_width(text) * _LETTER for text in names.values())
-    cell = min(max(_CELL, named // heads), _LARGEST)
+    room = max(display_width(name) + _ENDS for name in grids) * _LETTER  # whatever numbers the ends of scales are
+    cell = min(max(_CELL, room // heads), _LARGEST)
     height, width = layers * cell, heads * cell
     widest = max(width, named)
     pitch = (height + _NAME + _BELOW, widest + _SIDE + _GAP)

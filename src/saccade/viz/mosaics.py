@@ -21,6 +21,7 @@ __all__ = ["mosaic"]
 # All in pixels: the longer side of a map, its shorter side at least, what is between maps, what is above each
 # for its name, and the frame of the chosen one.
 _TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 26, 4
+_FEW = 4  # maps that stand in one row anyway
 _TINY = 1e-30  # 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
@@ -70,7 +71,7 @@ def mosaic(
     canvas = blank("mosaic")
     flat, limits = _scaled(maps, shared_scale, log)
     height, width = _tile_size(*shape)
-    columns = grid[1] if len(grid) == 2 else min(len(flat), ceil(sqrt(2 * len(flat))))
+    columns = grid[1] if len(grid) == 2 else min(len(flat), max(_FEW, ceil(sqrt(2 * len(flat)))))
     down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE
     sheet = np.ones((down, columns * (width + _GAP) - _GAP + 2 * _EDGE, 3))
     palette = colours()
