@@ -47,7 +47,7 @@ def draw(pictures: dict[str, Tensor], path: Path) -> None:
     figure, axes = plt.subplots(1, len(pictures), figsize=(across * len(pictures), across * height / width + 0.3))
     figure.subplots_adjust(left=0, right=1, bottom=0, top=1 - 0.3 / figure.get_figheight(), wspace=0.02)
     for axis, (name, picture) in zip(axes, pictures.items(), strict=True):
-        axis.imshow(picture.clamp(0, 1).permute(1, 2, 0), aspect="auto")
+        axis.imshow(picture.clamp(0, 1).permute(1, 2, 0).numpy(), aspect="auto")
         axis.set_title(name, loc="left", size=12, pad=5)
         axis.set_axis_off()
     figure.savefig(path, dpi=150)

@@ -314,9 +314,9 @@ def draw(found: list[Look]) -> Any:
         axes.set_title(look.title, loc="left", size=9)
         axes.set(xticks=[], yticks=[])
         if look is found[0]:
-            axes.imshow(look.weights, cmap="gray")
+            axes.imshow(look.weights.numpy(), cmap="gray")
             continue
-        image = axes.imshow(look.weights, cmap="magma_r", vmin=0)
+        image = axes.imshow(look.weights.numpy(), cmap="magma_r", vmin=0)
         outline(axes, ink)
         if look.query is not None:
             row, column = look.query
@@ -324,7 +324,7 @@ def draw(found: list[Look]) -> Any:
         parts[0].colorbar(image, ax=axes, orientation="horizontal", aspect=14, pad=0.03).ax.tick_params(labelsize=8)
     for part, look in zip(parts[1:], bars, strict=True):
         axes = part.subplots()
-        axes.bar(range(len(look.weights)), look.weights, color="#3b0f70")
+        axes.bar(range(len(look.weights)), look.weights.tolist(), color="#3b0f70")
         axes.set_title(look.title, loc="left", size=9)
         axes.set(ylim=(0, 1), xlim=(-0.7, len(look.weights) - 0.3), xlabel="channel")
         axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
