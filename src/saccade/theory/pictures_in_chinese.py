@@ -1,0 +1,110 @@
+"""The pictures of what the claims measure, with Chinese words in them, for the Chinese pages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from saccade.theory.pictures import PICTURES
+from saccade.viz.fonts import drawable_title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["CHINESE", "PICTURES_IN_CHINESE", "in_chinese"]
+
+CHINESE = {
+    # scaling
+    "What is left of softmax's gradient, 16 keys": "softmax 的梯度还剩多少，16 个键",
+    "scaled, median": "缩放，中位数",
+    "not scaled, mean": "不缩放，平均",
+    "not scaled, median": "不缩放，中位数",
+    # softmax
+    "score l": "得分 l",
+    "weight j": "权重 j",
+    "right: δ_ik A_ij (δ_jl - A_il)": "正确：δ_ik A_ij (δ_jl - A_il)",
+    "as printed: A_ij (δ_ik - A_kj)": "常被印成：A_ij (δ_ik - A_kj)",
+    # averages
+    "Outputs lie in the hull of the values": "输出落在值的凸包里",
+    "values": "值",
+    "outputs": "输出",
+    "outputs with dropout 0.5": "输出，dropout 0.5",
+    # matrices
+    "Softmax does not keep rank": "softmax 不保持秩",
+    "number": "序号",
+    "singular value": "奇异值",
+    "QKᵀ/√d_k, rank 8": "QKᵀ/√d_k，秩 8",
+    "A, rank 64": "A，秩 64",
+    "Eigenvalues": "特征值",
+    "real part": "实部",
+    "imaginary part": "虚部",
+    "random weights": "随机权重",
+    "a sink; uniform weights": "一个汇点；均匀权重",
+    # inference
+    "Attention to keys as values climbs their density": "以键为值的注意力，沿密度向上爬",
+    "Sparse weights do not bound information": "权重稀疏，并不限制信息",
+    "one key each": "各看一个键",
+    "a sink": "汇点",
+    "uniform": "均匀",
+    "information, nats": "信息，奈特",
+    "entropy of a row, nats": "一行的熵，奈特",
+    # relatives
+    "An update outside of the box that averages stay in": "平均出不了方框，卡尔曼更新却能",
+    "prediction": "预测",
+    "observation": "观测",
+    "update (0.88, 0.73)": "更新 (0.88, 0.73)",
+    # cost
+    "Counted operations": "数出的运算量",
+    "n (dotted: n = d = 64)": "n（点线：n = d = 64）",
+    "operations in matrix products": "矩阵乘积的运算量",
+    "attention": "注意力",
+    "window of 256": "窗口 256",
+    "recurrence": "循环网络",
+    "Influence on the last output": "对最后一个输出的影响",
+    "distance": "距离",
+    "influence, against distance 1": "影响，以距离 1 为准",
+    "LSTM": "LSTM",
+    "LSTM, forget bias 6": "LSTM，遗忘门偏置 6",
+    "4 convolutions": "4 层卷积",
+    # features
+    "Neither kind of feature is always better; |x| = |y| = 0.7": "两种特征各有所长；|x| = |y| = 0.7",
+    "angle of query and key, degrees": "查询与键的夹角，度",
+    "error of one feature, relative to the kernel": "单个特征的误差，相对于核",
+    "positive": "正特征",
+    "trigonometric": "三角特征",
+    # mistakes
+    "key": "键",
+    "query": "查询",
+    "right": "正确",
+    "right of the line: hidden": "线的右边：被遮住",
+    "mismatched dimensions": "维度不匹配",
+    "missing scale": "忘记缩放",
+    "wrong mask": "掩码用错",
+    "wrong axis": "轴取错",
+}
+"""What is written in the pictures, and how it reads in Chinese."""
+
+
+def in_chinese(draw: Callable[[], Figure]) -> Figure:
+    """The figure that a function draws, with the Chinese of what is written in it."""
+    from matplotlib.text import Text  # noqa: PLC0415  matplotlib is optional
+
+    figure = draw()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        names = [label.get_text() for label in axis.get_ticklabels()]
+        if any(name in CHINESE for name in names):  # ticks write what they were told, again and again
+            axis.set_ticks(axis.get_ticklocs(), labels=[CHINESE.get(name, name) for name in names])
+    for text in figure.findobj(Text):
+        told, families = drawable_title(CHINESE.get(text.get_text(), text.get_text()))
+        if told in _TOLD:
+            text.set(text=told, fontfamily=families)
+    return figure
+
+
+_TOLD = frozenset(CHINESE.values())
+
+PICTURES_IN_CHINESE: dict[str, Callable[[], Figure]] = {
+    name: functools.partial(in_chinese, draw) for name, draw in PICTURES.items()
+}
+"""Functions that draw, by the name of the page that shows the picture."""
