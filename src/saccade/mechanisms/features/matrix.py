@@ -77,7 +77,7 @@ class FeatureMatrix(LinearTimeMatrix):
     ):
         shape = (*query.values.shape[:3], key.values.shape[2])
         super().__init__(shape, key.values.shape[1], dtype=dtype, device=query.values.device)
-        self._query, self._visible, self.eps = query.values, visible, eps
+        self._query, self.visible, self.eps = query.values, visible, eps
         self._tainted, self._spoilt, self.source = tainted, spoilt, source
         self._key, self._logs = key
         hidden = visible.hidden_keys
@@ -86,11 +86,6 @@ class FeatureMatrix(LinearTimeMatrix):
             self._logs = None if self._logs is None else self._logs.masked_fill(hidden[:, None], -math.inf)
         is_sum_of_all = not visible.causal and visible.q_documents is None
         self._order = None if is_sum_of_all else Order.of(visible, shape[2], shape[3])
-
-    @property
-    def visible(self) -> Visible:
-        """Which keys each query sees."""
-        return self._visible
 
     @property
     def _heads_per_key(self) -> int:
@@ -106,7 +101,7 @@ class FeatureMatrix(LinearTimeMatrix):
 
     def _times(self, value: Tensor) -> Tensor:
         bad = self._tainted
-        if not (self._visible.hides_nothing or (bad is None and is_surely_finite(value))):
+        if not (self.visible.hides_nothing or (bad is None and is_surely_finite(value))):
             worthless = ~torch.isfinite(value.detach()).all(-1)
             value = value.masked_fill(worthless[..., None], 0.0)
             bad = worthless if bad is None else bad | worthless
@@ -136,8 +131,8 @@ class FeatureMatrix(LinearTimeMatrix):
         with torch.autocast(self.device.type, enabled=False):
             bad = ~torch.isfinite(value.detach()).all(-1)
             bad = bad if self._tainted is None else bad | self._tainted
-            if self._visible.hidden_keys is not None:
-                bad = bad & ~self._visible.hidden_keys[:, None]
+            if self.visible.hidden_keys is not None:
+                bad = bad & ~self.visible.hidden_keys[:, None]
             clean = _with_ones(value.masked_fill(bad[..., None], 0.0).to(self._key.dtype))
             line = self._line_after(memory)
             out, state, carried = continued(self._query, self._key, clean, line, memory)
@@ -159,7 +154,7 @@ class FeatureMatrix(LinearTimeMatrix):
             if self._order is not None and not self._order.is_sorted:
                 stop = own.stop + self._order.past
             keys = self._key[items, groups, :stop]
-            allowed = self._visible.allowed(items, own, range(stop))
+            allowed = self.visible.allowed(items, own, range(stop))
             with torch.autocast(self.device.type, enabled=False):
                 weights = product(self._query[items, heads, own.start : own.stop], keys.mT)
                 if self._logs is not None:
@@ -176,7 +171,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(_divided(out[..., :-1], out[..., -1:], self.eps))
 
     def _without_hidden(self, rows: Tensor) -> Tensor:
-        hidden = self._visible.hidden_rows
+        hidden = self.visible.hidden_rows
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
@@ -189,18 +184,18 @@ class FeatureMatrix(LinearTimeMatrix):
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
         """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads, kv_len]``."""
-        if self._visible.hidden_keys is not None:
-            keys = keys & ~self._visible.hidden_keys[:, None]
+        if self.visible.hidden_keys is not None:
+            keys = keys & ~self.visible.hidden_keys[:, None]
         if self._order is None:
             rows = keys.any(-1, keepdim=True).expand(-1, -1, self.shape[2])
         else:
             rows = self._order.rows_after(keys)
         rows = rows.repeat_interleave(self._heads_per_key, 1)
-        return rows if self._visible.hidden_rows is None else rows & ~self._visible.hidden_rows[:, None]
+        return rows if self.visible.hidden_rows is None else rows & ~self.visible.hidden_rows[:, None]
 
     def _line_after(self, memory: Memory | None) -> Line:
         """Weights and segments of tokens that go on where a memory ends."""
-        segments, floor = self._visible.kv_documents, None
+        segments, floor = self.visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
             segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
         if memory is not None and self._logs is not None:
@@ -221,7 +216,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
 
     def _check_memory(self, memory: Memory | None) -> None:
-        where, visible = f"{type(self).__name__}.advance", self._visible
+        where, visible = f"{type(self).__name__}.advance", self.visible
         if not visible.causal:
             hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
             rule = "be causal: a state sums over what came before"
