@@ -20,8 +20,9 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from saccade import vision, viz
+from saccade.viz.fonts import covering_families
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +300,27 @@ def looks(runs: list[Run], digits: Digits, picture: int) -> list[Look]:
     return found
 
 
-def draw(found: list[Look]) -> Any:
+CHINESE = {
+    "the picture": "图片",
+    "SE: gates of the channels": "SE：通道的门控值",
+    "CBAM: gates of the positions": "CBAM：位置的门控值",
+    "BAM: its spatial branch": "BAM：空间分支",
+    "non-local: from the frame": "non-local：从方框处看",
+    "channel": "通道",
+}
+
+
+def draw(found: list[Look], words: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """The figure of one picture; ``words`` says what is written in it in another language."""
+    from matplotlib import rc_context  # noqa: PLC0415  imported when used
+
+    with rc_context({"font.family": covering_families("".join(words.values()))[0]}):
+        figure = _drawn(found, lambda word: words.get(word, word))
+        figure.canvas.draw()
+    return figure
+
+
+def _drawn(found: list[Look], say: Callable[[str], str]) -> Any:
     """The picture and maps with the outline of its ink, side by side; gates of channels as bars below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -311,7 +333,7 @@ def draw(found: list[Look]) -> Any:
     figure.get_layout_engine().set(h_pad=0.08)
     parts = figure.subfigures(1 + len(bars), 1, height_ratios=[2.7, *[1.9] * len(bars)], squeeze=False)[:, 0]
     for axes, look in zip(parts[0].subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
-        axes.set_title(look.title, loc="left", size=9)
+        axes.set_title(say(look.title), loc="left", size=9)
         axes.set(xticks=[], yticks=[])
         if look is found[0]:
             axes.imshow(look.weights.numpy(), cmap="gray")
@@ -325,8 +347,8 @@ def draw(found: list[Look]) -> Any:
     for part, look in zip(parts[1:], bars, strict=True):
         axes = part.subplots()
         axes.bar(range(len(look.weights)), look.weights.tolist(), color="#3b0f70")
-        axes.set_title(look.title, loc="left", size=9)
-        axes.set(ylim=(0, 1), xlim=(-0.7, len(look.weights) - 0.3), xlabel="channel")
+        axes.set_title(say(look.title), loc="left", size=9)
+        axes.set(ylim=(0, 1), xlim=(-0.7, len(look.weights) - 0.3), xlabel=say("channel"))
         axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
         axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -350,6 +372,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument(
         "--quick", action="store_true", help="a few seconds, to see that it runs; its numbers mean little"
     )
+    parser.add_argument("--language", choices=("en", "zh"), default="en", help="of the figure (default: %(default)s)")
     parser.add_argument("--picture", type=int, default=0, help="the test picture of the figure (default: %(default)s)")
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else Settings()
@@ -380,7 +403,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     beside = written.with_name(f".{written.name}.{os.getpid()}.part")
     beside.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     os.replace(beside, written)
-    figure = viz.save(draw(looks(runs, digits, given.picture)), given.out / "looks.png")
+    words = CHINESE if given.language == "zh" else {}
+    figure = viz.save(draw(looks(runs, digits, given.picture), words), given.out / "looks.png")
     console.print(f"wrote {written} and {figure}")
     return rows
 

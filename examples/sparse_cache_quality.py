@@ -23,8 +23,9 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -49,6 +50,7 @@ from saccade.caches import (
 )
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
+from saccade.viz.fonts import covering_families
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 VOCAB = 300
@@ -319,10 +321,42 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 INKS = ("#3b0f70", "#de4968", "#0f7a8a", "#c08a1e", "#fe9f6d", "#8c5fb0", "#5a6b2f")
 HEIGHTS = (3.0, 0.6, 2.2)  # of the rows of the figure
+CHINESE = {
+    "blocks, mean": "选块，均值",
+    "blocks, bound": "选块，上界",
+    "blocks, best key": "选块，最佳键",
+    "blocks, by lot": "选块，抽签",
+    "sinks + window": "汇点与窗口",
+    "heavy hitters": "HeavyHitter",
+    "dense": "稠密",
+    "loss at the next token, nats": "文本下一词元的损失，nat",
+    "recall: accuracy, mean of three tasks": "召回：三项任务的平均正确率",
+    "budget: tokens read or kept, %": "预算：读取或保留的词元，%",
+    "where heads look: share of attention": "每个头看向哪里：注意力的份额",
+    "layer.head of the language model": "语言模型的 层.头",
+    "sink": "汇点",
+    "local": "附近",
+    "anchor": "锚点",
+    "rest": "其余",
+}
 
 
-def draw(rows: Sequence[dict[str, Any]], heads: Sequence[dict[str, Any]], path: Path) -> None:
-    """Loss and recall against budget, and where each head looks."""
+def draw(
+    rows: Sequence[dict[str, Any]],
+    heads: Sequence[dict[str, Any]],
+    path: Path,
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Loss and recall against budget, and where each head looks; ``words`` says what is written in another language."""
+    from matplotlib import rc_context  # noqa: PLC0415  imported when used
+
+    with rc_context({"font.family": covering_families("".join(words.values()))[0]}):
+        _draw(rows, heads, path, lambda word: words.get(word, word))
+
+
+def _draw(
+    rows: Sequence[dict[str, Any]], heads: Sequence[dict[str, Any]], path: Path, say: Callable[[str], str]
+) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -335,26 +369,26 @@ def draw(rows: Sequence[dict[str, Any]], heads: Sequence[dict[str, Any]], path: 
         shares = [100 * row["share"] for row in own]
         recall = [sum(row[task]["accuracy"] for task in TASKS) / len(TASKS) for row in own]
         for panel, numbers in (("loss", [row["text"]["loss"] for row in own]), ("recall", recall)):
-            panels[panel].plot(shares, numbers, marker=mark, color=ink, label=name, linewidth=1.6, markersize=5)
+            panels[panel].plot(shares, numbers, marker=mark, color=ink, label=say(name), linewidth=1.6, markersize=5)
     dense = next(row for row in rows if row["policy"] == "dense")
-    panels["loss"].axhline(dense["text"]["loss"], color="black", linewidth=0.8, linestyle="--", label="dense")
+    panels["loss"].axhline(dense["text"]["loss"], color="black", linewidth=0.8, linestyle="--", label=say("dense"))
     panels["names"].legend(
         *panels["loss"].get_legend_handles_labels(), loc="center", ncols=4, fontsize=9, frameon=False
     )
     panels["names"].set_axis_off()
     for panel, title in (("loss", "loss at the next token, nats"), ("recall", "recall: accuracy, mean of three tasks")):
-        panels[panel].set_title(title, loc="left", size=11)
-        panels[panel].set(xscale="log", xlabel="budget: tokens read or kept, %")
+        panels[panel].set_title(say(title), loc="left", size=11)
+        panels[panel].set(xscale="log", xlabel=say("budget: tokens read or kept, %"))
         panels[panel].set_xticks([100 * share for share in SHARES], [f"{100 * share:g}" for share in SHARES])
         panels[panel].minorticks_off()
         panels[panel].grid(alpha=0.3)
     bars, below = panels["heads"], torch.zeros(len(heads))
     for part, ink in zip(("sink", "local", "anchor", "rest"), (INKS[0], INKS[2], INKS[4], "#d9d9e0"), strict=True):
         heights = torch.tensor([row[part] for row in heads])
-        bars.bar(range(len(heads)), heights.tolist(), bottom=below.tolist(), label=part, color=ink)
+        bars.bar(range(len(heads)), heights.tolist(), bottom=below.tolist(), label=say(part), color=ink)
         below = below + heights
-    bars.set(xlabel="layer.head of the language model", ylim=(0, 1), xlim=(-0.6, len(heads) - 0.4))
-    bars.set_title("where heads look: share of attention", loc="left", size=11)
+    bars.set(xlabel=say("layer.head of the language model"), ylim=(0, 1), xlim=(-0.6, len(heads) - 0.4))
+    bars.set_title(say("where heads look: share of attention"), loc="left", size=11)
     bars.set_xticks(range(len(heads)), [f"{row['layer']}.{row['head']}" for row in heads], fontsize=8)
     bars.legend(fontsize=9, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
     for axes in panels.values():
@@ -366,6 +400,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Measure and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/sparse_cache_quality"))
+    parser.add_argument("--language", choices=("en", "zh"), default="en", help="of the figure (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run")
     given = parser.parse_args(arguments)
     settings, console = QUICK if given.quick else Settings(), Console()
@@ -380,7 +415,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "heads": heads,
     }
     (given.out / "quality.json").write_text(json.dumps(found, indent=1))
-    draw(rows, heads, given.out / "quality.png")
+    draw(rows, heads, given.out / "quality.png", CHINESE if given.language == "zh" else {})
     console.print(as_table(rows))
     table = Table("layer.head", "sink", "local", "anchor", "rest", "keys for 50 %", "90 %", "99 %")
     for row in heads:
