@@ -8,6 +8,7 @@ from saccade import __version__
 from saccade.cli.compare import compare
 from saccade.cli.generate import generate
 from saccade.cli.look import look
+from saccade.cli.refusal import STATUSES
 from saccade.cli.verify import verify
 
 __all__ = ["app"]
@@ -15,10 +16,8 @@ __all__ = ["app"]
 app = typer.Typer(
     name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-app.command()(look)
-app.command()(compare)
-app.command()(generate)
-app.command()(verify)
+for command in (look, compare, generate, verify):
+    app.command(epilog=STATUSES)(command)
 
 
 def _print_version(asked: bool) -> None:
@@ -27,7 +26,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog=STATUSES)
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)

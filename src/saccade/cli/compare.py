@@ -11,6 +11,7 @@ from saccade import viz
 from saccade.attention import AttentionMatrix
 from saccade.cli.loading import MINILM, ModelName, load, shown_name
 from saccade.cli.refusal import loaded, refuse
+from saccade.cli.writing import writing
 from saccade.masks import Mask
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
 from saccade.mechanisms.comparison import compare as compare_tensors
@@ -61,8 +62,9 @@ def compare(
         title = f"Layer {layer} of {visible(shown_name(model_name))}, {length} tokens"
         figure = viz.tradeoff(comparison, title=title)
         try:
-            path = viz.save(figure, out)
-        except (OSError, ValueError) as error:
+            with writing("compare", "--out", out, "picture file"):
+                path = viz.save(figure, out)
+        except ValueError as error:
             refuse("compare", f"--out must be a picture file that can be written; got {out} ({error})")
         typer.echo(f"wrote {visible(str(path))}")
 

@@ -52,7 +52,7 @@ def generate(
     Folders hold config.json, safetensors and tokenizer.json, in the form of GPT-2, Llama, Mistral or Qwen2.
 
     The text goes to the standard output as its tokens come, or with --beams and --trace at the end; progress and
-    --trace go to the standard error.
+    --trace go to the standard error. Ctrl-C ends it with the text as far as it has come.
     """
     sampler = _sampler(temperature, top_k, top_p)
     _check_options(sampler, max_new_tokens, beams, seed, trace=trace)
@@ -68,7 +68,7 @@ def generate(
         refuse("generate", "PROMPT must have at least one token; got nothing to go on from")
 
     console, stop = Console(stderr=True, highlight=False, markup=False, emoji=False), decoder.config.end_tokens
-    speaker = Speaker(tokenizer, tokens)
+    speaker = Speaker(tokenizer, tokens, at_once=not trace)
     try:
         if beams > 1:
             with progress(console, "tokens", None):
@@ -78,8 +78,11 @@ def generate(
             if trace or not sys.stdout.isatty():  # on a terminal the text itself shows how far it is
                 steps = _counted(console, steps, max_new_tokens)
             new = _new(_traced(console, steps, tokenizer) if trace else steps, stop)
-        for token in list(new) if trace else new:
+        for token in new:
             speaker.hear(token)
+    except KeyboardInterrupt:
+        speaker.break_off()
+        raise
     except ValueError as error:
         speaker.break_off()
         refuse("generate", str(error).partition("\n")[0])
@@ -157,20 +160,21 @@ class Speaker:
     Args:
         tokenizer: makes text of tokens.
         tokens: what the text begins with; it is said with the first token that comes.
+        at_once: say tokens as they come; else all of them at the end.
 
     Cost: every token reads the whole text again, since what a token says depends on those before it. In a long text a
     few are therefore awaited, so that to say it stays cheaper than to make it.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", tokens: Sequence[int]):
-        self._tokenizer, self._tokens = tokenizer, list(tokens)
+    def __init__(self, tokenizer: "Tokenizer", tokens: Sequence[int], *, at_once: bool = True):
+        self._tokenizer, self._tokens, self._at_once = tokenizer, list(tokens), at_once
         self._said, self._awaited = "", 0
 
     def hear(self, token: int) -> None:
         """One more token."""
         self._tokens.append(token)
         self._awaited += 1
-        if self._awaited > len(self._tokens) // _AT_ONCE:
+        if self._at_once and self._awaited > len(self._tokens) // _AT_ONCE:
             self._say(self._text().rstrip(_UNFINISHED))
 
     def finish(self) -> None:
@@ -181,7 +185,9 @@ class Speaker:
         typer.echo()
 
     def break_off(self) -> None:
-        """End the line, if there is one."""
+        """Say what has come but for a character of which bytes are missing, and end the line, if there is one."""
+        if self._awaited:
+            self._say(self._text().rstrip(_UNFINISHED))
         if self._said:
             typer.echo()
 
@@ -190,8 +196,9 @@ class Speaker:
 
     def _say(self, text: str) -> None:
         if text.startswith(self._said):
-            typer.echo(visible_text(text[len(self._said) :]), nl=False)  # and flushed
-            self._said, self._awaited = text, 0
+            new = text[len(self._said) :]
+            self._said, self._awaited = text, 0  # before it is said: an interruption may come while a pipe is full
+            typer.echo(visible_text(new), nl=False)  # and flushed
 
 
 def visible_text(text: str) -> str:

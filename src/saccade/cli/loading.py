@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +15,12 @@ from saccade.finite import is_finite
 from saccade.models import Decoder, Encoder, manuals, minilm
 from saccade.models.folder import read_config
 
-__all__ = ["MANUALS", "MINILM", "NAMED", "ModelName", "check_numbers", "load", "shown_name"]
+__all__ = ["MANUALS", "MINILM", "NAMED", "ModelName", "check_name", "check_numbers", "load", "shown_name"]
 
 MINILM, MANUALS = "all-MiniLM-L6-v2", "manuals"
 NAMED: dict[str, Callable[[], Encoder | Decoder]] = {MINILM: minilm, MANUALS: manuals}
 """Models that come with a package."""
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 ModelName = Annotated[
     str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
@@ -31,22 +33,42 @@ def shown_name(model: str) -> str:
     return model if model in NAMED else Path(model).name
 
 
+def check_name(model: str) -> None:
+    """Refuse what is neither a model that comes by name nor the folder of one.
+
+    Raises:
+        ValueError: it is neither; what could be a name on the Hugging Face hub gets the hint how to fetch it.
+    """
+    folder = Path(model)
+    if model in NAMED or (folder / "config.json").is_file():
+        return
+    rule = f"be {', '.join(NAMED)}, or a folder with config.json, safetensors and tokenizer.json"
+    last = model.rpartition("/")[2]
+    here = next((name for name in NAMED if name.lower() == last.lower()), None)
+    hint = None
+    if folder.exists():
+        got = f"{model}, which has no config.json" if folder.is_dir() else f"{model}, a file"
+    else:
+        got = f"{model}, and there is no such folder"
+        if here is not None:
+            hint = f"it comes along: --model {here}"
+        elif _HUB_NAME.fullmatch(model):
+            fetch = f"hf download {model} --local-dir {last}"
+            hint = f"nothing is downloaded here; if it is on the Hugging Face hub, `{fetch}` makes a folder of it"
+    raise value_error("load", "--model", rule, got, hint=hint)
+
+
 def load(model: str) -> Encoder | Decoder:
     """A model that comes by name, or one from a folder: an encoder of BERT's form, or a decoder.
 
     Raises:
-        ValueError: neither a name nor the folder of a model, or a model that cannot be read.
+        ValueError: a model that cannot be read.
         ImportError: a package that the model needs is not installed.
         UnsupportedError: a form of model that is not known.
     """
     if model in NAMED:
         return NAMED[model]()
     folder = Path(model)
-    config = folder / "config.json"
-    if not config.is_file():
-        names = ", ".join(NAMED)
-        rule = f"be {names}, or a folder with config.json, safetensors and tokenizer.json"
-        raise value_error("load", "--model", rule, model)
     kind = read_config("load", folder).get("model_type")
     return Encoder.from_pretrained(folder) if kind == "bert" else Decoder.from_pretrained(folder)
 

@@ -1,9 +1,9 @@
 """``saccade look``: what a trained model attends to in a text."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -11,21 +11,28 @@ from rich.console import Console
 
 from saccade import viz
 from saccade.cli.loading import MINILM, ModelName, shown_name
+from saccade.cli.pictures import MOST_WINDOWS, figures, whole
+from saccade.cli.progress import progress
 from saccade.cli.reading import Model, Subject, load_model, subject_of
-from saccade.cli.refusal import folder_for, loaded, refuse, refuse_beside, writing
-from saccade.cli.report import Format, Statistic, print_choice, print_notes, print_words, written
+from saccade.cli.refusal import fail, loaded, refuse, refuse_beside
+from saccade.cli.report import (
+    Format,
+    Statistic,
+    print_choice,
+    print_notes,
+    print_unknown,
+    print_words,
+    which_window,
+    written,
+)
+from saccade.cli.writing import all_or_none, folder_for
 from saccade.finite import is_finite
 from saccade.statistics import Head, rank_heads
 from saccade.text import Word, merge, visible
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 __all__ = ["look"]
 
 _MOST_WEIGHTS = 1 << 28  # a gigabyte in float32
-_LINES_AT_MOST = 80
-_ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
 
 
 _Text = Annotated[
@@ -43,7 +50,13 @@ _Stats = Annotated[
     Format | None,
     typer.Option(help="Print statistics of every head, and nothing else; no pictures.", case_sensitive=False),
 ]
-_Out = Annotated[Path, typer.Option(help="The folder for heatmap.png and mosaic.png.")]
+_Window = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Of a text longer than the model reads: the window to show, counted from 0; else the first."
+    ),
+]
+_Out = Annotated[Path, typer.Option(help="The folder for the pictures.")]
 
 
 def look(
@@ -52,6 +65,7 @@ def look(
     file: _File = None,
     to: _Other = None,
     tokens: _Tokens = False,
+    window: _Window = None,
     layer: _Layer = None,
     head: _Head = None,
     by: _By = Statistic.UNEXPLAINED,
@@ -64,32 +78,42 @@ def look(
     Word pieces are merged to words. Which head is the most telling is decided among words, without special tokens
     such as [CLS] and [SEP], by what neither distance nor everybody's favourite words explain or, with --by position,
     by position mutual information (how much the place of a word says about where it looks).
+
+    A text that is longer than the model reads at once is cut into windows between words. One is shown, and
+    whole.png shows all of them along the diagonal.
     """
+    if to is not None:
+        refuse_beside(context, "--to", ("--window",), "shows two texts at once")
     if stats is not None:
         refuse_beside(context, "--stats", ("--layer", "--head", "--by", "--out"), "prints every head and draws nothing")
     given = _text_of(text, file)
     model: Model = loaded("look", load_model, model_name)
     name = shown_name(model_name)
-    subject = _subject(model, name, given, to, given=tokens)
+    subject = _subject(model, name, given, to, given=tokens, window=window)
     _check_range("--layer", layer, len(subject.matrices))
     _check_range("--head", head, subject.matrices[0].shape[1])
+    said = which_window(name, subject.windows, subject.shown, subject.most)
     if stats is not None:
-        typer.echo(written(subject.matrices, name, stats, is_cross=subject.is_cross))
+        typer.echo(f"{said}\n" if said else "", err=True, nl=False)
+        typer.echo(written(subject.matrices, name, stats, subject.shown, is_cross=subject.is_cross))
         return
     weights = _weights(subject)
-    folder_for("look", "--out", out)
-    among_words = weights[:, :, _ordinary(subject.rows)][..., _ordinary(subject.columns)]
-    ranking = rank_heads(by.function(among_words), layer=layer, head=head)
-    best = ranking[0]
+    with folder_for("look", "--out", out):
+        among_words = weights[:, :, _ordinary(subject.rows)][..., _ordinary(subject.columns)]
+        ranking = rank_heads(by.function(among_words), layer=layer, head=head)
+        best = ranking[0]
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    lost = 1 - float(among_words[best.layer, best.head].sum(-1).mean())
-    special = [word.text for word in subject.columns if word.special]
-    print_choice(console, name, ranking, by, special=special, lost=lost, is_asked=None not in (layer, head))
-    looked_at = subject.columns if subject.is_cross else None
-    print_words(console, subject.rows, weights[best.layer, best.head], looked_at=looked_at)
-    files, notes = _draw(subject, weights, best, out)
-    print_notes(console, [*subject.rows, *(looked_at or ())], notes)
+        console = Console(highlight=False, markup=False, emoji=False)
+        lost = 1 - float(among_words[best.layer, best.head].sum(-1).mean())
+        special = [word.text for word in subject.columns if word.special]
+        if said:
+            console.print(f"{said}\n")
+        print_choice(console, name, ranking, by, special=special, lost=lost, is_asked=None not in (layer, head))
+        looked_at = subject.columns if subject.is_cross else None
+        print_unknown(console, name, [*subject.rows, *(looked_at or ())], subject.unknown)
+        print_words(console, subject.rows, weights[best.layer, best.head], looked_at=looked_at)
+        files, notes = _draw(model, subject, weights, best, out)
+    print_notes(console, notes)
     for path, what in files:
         console.print(f"wrote {visible(str(path))}  ({what})", soft_wrap=True)
 
@@ -115,9 +139,11 @@ def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
         refuse("look", f"--file must be valid UTF-8; got {file}")
 
 
-def _subject(model: Model, name: str, text: Sequence[str], to: str | None, *, given: bool) -> Subject:
+def _subject(
+    model: Model, name: str, text: Sequence[str], to: str | None, *, given: bool, window: int | None
+) -> Subject:
     try:
-        return subject_of(model, name, text, to, given=given)
+        return subject_of(model, name, text, to, given=given, window=window)
     except (ValueError, NotImplementedError) as error:
         refuse("look", str(error).removeprefix("look: ").removesuffix("."))
 
@@ -133,40 +159,29 @@ def _weights(subject: Subject) -> torch.Tensor:
         weights = [merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices]
     broken = [str(layer) for layer, own in enumerate(weights) if not is_finite(own)]
     if broken:
-        refuse("look", f"--model must make numbers of TEXT; got NaN in the attention of layer {', '.join(broken)}")
+        fail("look", f"--model must make numbers of TEXT; got NaN in the attention of layer {', '.join(broken)}")
     return torch.stack(weights)
 
 
-def _draw(subject: Subject, weights: torch.Tensor, best: Head, out: Path) -> tuple[list[tuple[Path, str]], list[str]]:
+def _draw(
+    model: Model, subject: Subject, weights: torch.Tensor, best: Head, out: Path
+) -> tuple[list[tuple[Path, str]], list[str]]:
     """The pictures that were written and what they show, and what there is to note of them."""
-    with warnings.catch_warnings(record=True) as told, writing("look", "--out", out):
+    files, notes = [], []
+    with warnings.catch_warnings(record=True) as told, all_or_none("look", "--out", out) as beside:
         warnings.simplefilter("always", viz.MissingGlyphsWarning)
-        files = [(viz.save(figure, out / name), what) for name, figure, what in _figures(subject, weights, best)]
-    return files, [str(one.message) for one in told]
-
-
-def _figures(subject: Subject, weights: torch.Tensor, best: Head) -> Iterator[tuple[str, "Figure", str]]:
-    """Pictures with the names of their files and what they show."""
-    rows, columns = ([word.text for word in side] for side in (subject.rows, subject.columns))
-    where = f"layer {best.layer}, head {best.head}"
-    chosen, words = weights[best.layer, best.head], max(len(rows), len(columns))
-    labels: dict[str, Any] = {"x_labels": columns, "y_labels": rows}
-    seen = weights.amax((0, 1)) > 0  # what no head of any layer looks at is hidden by the mask
-    allowed = None if bool(seen.all()) else seen
-    title, annotate = f"What each word (row) looks at (column): {where}", words <= _ANNOTATED_AT_MOST
-    labels |= {"x_name": "looked at", "y_name": "word"}
-    heatmap = viz.heatmap(chosen, annotate=annotate, title=title, allowed=allowed, **labels)
-    yield "heatmap.png", heatmap, f"what each word looks at in {where}"
-    title = (
-        "Every head (H) of every layer (L): what each word (row) looks at (column). "
-        "Each map runs from white, nothing, to its own largest weight."
-    )
-    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title, allowed=allowed)
-    yield "mosaic.png", mosaic, "every head of every layer"
-    if subject.is_cross and words <= _LINES_AT_MOST:
-        labels |= {"x_name": "read", "y_name": "written"}
-        lines = viz.bipartite(chosen, title=f"Between the texts: {where}", **labels)
-        yield "lines.png", lines, f"between the two texts in {where}"
+        for name, figure, what in figures(subject, weights, best):
+            viz.save(figure, beside / name)
+            files.append((out / name, what))
+        count = len(subject.windows)
+        if 1 < count <= MOST_WINDOWS:
+            errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
+            with progress(errors, "windows", count) as advance:
+                viz.save(whole(model, subject, best, advance), beside / "whole.png")
+            files.append((out / "whole.png", f"layer {best.layer}, head {best.head} in all {count} windows"))
+        elif count > MOST_WINDOWS:
+            notes.append(f"{count:,} windows are too many for a picture of all; {MOST_WINDOWS} would be drawn")
+    return files, [*notes, *(str(one.message) for one in told)]
 
 
 def _check_range(option: str, value: int | None, count: int) -> None:

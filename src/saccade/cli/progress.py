@@ -11,7 +11,7 @@ __all__ = ["progress"]
 
 @contextmanager
 def progress(console: Console, what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """Show a bar meanwhile, which goes away at the end.
+    """Show a bar meanwhile, which goes away at the end; nothing where no terminal is.
 
     Args:
         console: where to.
@@ -22,7 +22,7 @@ def progress(console: Console, what: str, total: int | None) -> Iterator[Callabl
         ``advance(steps=1, what=None)``, which moves the bar on and may say what comes.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
 
         def advance(steps: int = 1, what: str | None = None) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from saccade.cli.loading import NAMED, load
 from saccade.cli.transformers_model import TransformersModel, load_transformers
+from saccade.cli.windows import Window, windows_of
 from saccade.errors import UnsupportedError, value_error
 from saccade.matrix import Matrix
 from saccade.models import Decoder, Encoder
@@ -29,12 +30,20 @@ class Subject(NamedTuple):
         rows, columns: words of the queries and of the keys.
         matrices: one for each layer, of one batch item.
         is_cross: whether rows are of one text and columns of another.
+        windows: all of the text; one where the model reads it at once.
+        shown: which of them the matrices are of.
+        most: tokens that the model reads at once.
+        unknown: the token that it reads for what it does not know.
     """
 
     rows: tuple[Word, ...]
     columns: tuple[Word, ...]
     matrices: list[Matrix]
     is_cross: bool
+    windows: list[Window]
+    shown: int
+    most: int
+    unknown: str
 
 
 def load_model(name: str) -> Model:
@@ -53,8 +62,10 @@ def load_model(name: str) -> Model:
         return load_transformers(Path(name))
 
 
-def subject_of(model: Model, name: str, text: Sequence[str], other: str | None, *, given: bool) -> Subject:
-    """Run a model on a text, or on two.
+def subject_of(
+    model: Model, name: str, text: Sequence[str], other: str | None, *, given: bool, window: int | None
+) -> Subject:
+    """Run a model on a text, on a window of it, or on two texts.
 
     Args:
         model: what looks.
@@ -62,6 +73,7 @@ def subject_of(model: Model, name: str, text: Sequence[str], other: str | None, 
         text: arguments of the command; joined by spaces, unless ``given``.
         other: for a model that writes one text while it reads another: what it writes.
         given: each argument is one word.
+        window: which part of a text that is longer than the model reads, counted from 0; the first when None.
 
     Raises:
         ValueError: texts that the model cannot read; the message is one sentence.
@@ -70,31 +82,55 @@ def subject_of(model: Model, name: str, text: Sequence[str], other: str | None, 
         raise value_error("look", "--model", "have a tokenizer.json", name)
     if other is not None and not (isinstance(model, TransformersModel) and model.is_pair):
         raise value_error("look", "--to", "be left out where a model reads one text (no encoder-decoder)", name)
-    encoding, found = _read(model, name, "TEXT", list(text) if given else " ".join(text))
-    tokens = torch.tensor([encoding.ids])
+    most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
+    unknown = _unknown(model)
+    windows = _read(model.tokenizer, unknown, most, "TEXT", list(text) if given else " ".join(text))
+    shown = window or 0
+    if shown >= len(windows):
+        raise value_error("look", "--window", f"be from 0 to {len(windows) - 1} for this text", shown)
+    found = windows[shown].words
+    tokens = torch.tensor([windows[shown].tokens])
     if other is None:
         with torch.no_grad():
-            return Subject(found, found, model.matrices(tokens), False)
+            return Subject(found, found, model.matrices(tokens), False, windows, shown, most, unknown)
     assert isinstance(model, TransformersModel)
-    own, written = _read(model, name, "--to", other)
-    return Subject(written, found, model.cross_matrices(tokens, torch.tensor([own.ids])), True)
+    written = _read(model.tokenizer, unknown, most, "--to", other)
+    for argument, own in (("TEXT", windows), ("--to", written)):
+        if len(own) > 1:
+            got = f"{own[-1].stop}, {name} reads no more"
+            raise value_error("look", argument, f"have at most {most} tokens beside another text", got)
+    matrices = model.cross_matrices(tokens, torch.tensor([written[0].tokens]))
+    return Subject(written[0].words, found, matrices, True, windows, shown, most, unknown)
 
 
-def _read(model: Model, name: str, argument: str, text: str | list[str]) -> tuple[Encoding, tuple[Word, ...]]:
-    """Tokens and words of a text."""
+def _unknown(model: Model) -> str:
+    """The token that a model reads for what it does not know."""
+    if isinstance(model, TransformersModel):
+        return model.unknown
+    assert model.tokenizer is not None
+    return getattr(model.tokenizer.model, "unk_token", None) or "[UNK]"
+
+
+def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: str | list[str]) -> list[Window]:
+    """Tokens and words of a text, in as many windows as it takes."""
     joined = text if isinstance(text, str) else " ".join(text)
     if not joined.strip():
         raise value_error("look", argument, "have at least one word", "nothing to look at")
     if any("\ud800" <= character <= "\udfff" for character in joined):
         raise value_error("look", argument, "be valid UTF-8", "bytes that are not")
-    tokenizer: Tokenizer | None = model.tokenizer
-    assert tokenizer is not None
     encoding = tokenizer.encode(text, is_pretokenized=not isinstance(text, str))
-    most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
-    if len(encoding.ids) > most:
-        raise value_error("look", argument, f"have at most {most} tokens", f"{len(encoding.ids)}, {name} reads no more")
-    unknown = model.unknown if isinstance(model, TransformersModel) else "[UNK]"
-    found = words(encoding, text, unknown=unknown)
+    number = tokenizer.token_to_id(unknown)
+    # Some tokenizers tell of what they do not know as it was written, and only its number says so.
+    spelled = [unknown if own == number else token for own, token in zip(encoding.ids, encoding.tokens, strict=True)]
+    found = words(_Encoded(spelled, encoding.word_ids, encoding.offsets), text, unknown=unknown)
     if all(word.special for word in found):
         raise value_error("look", argument, "have at least one word", "only characters that the model does not read")
-    return encoding, found
+    return windows_of(encoding.ids, found, most)
+
+
+class _Encoded(NamedTuple):
+    """What `words` reads of an encoded text."""
+
+    tokens: list[str]
+    word_ids: list[int | None]
+    offsets: list[tuple[int, int]]

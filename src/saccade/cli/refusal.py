@@ -1,18 +1,22 @@
 """How a command ends that cannot do what was asked: one sentence, and an exit status that says whose fault it is."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 import typer
 from torch import nn
 
-from saccade.cli.loading import check_numbers
+from saccade.cli.loading import check_name, check_numbers
 from saccade.cli.transformers_model import TransformersModel
 from saccade.text import visible
 
-__all__ = ["folder_for", "loaded", "refuse", "refuse_beside", "writing"]
+__all__ = ["STATUSES", "fail", "loaded", "refuse", "refuse_beside"]
+
+STATUSES = (
+    "Exit status: 0 when all went well, 2 when what was typed cannot be done, 1 when something failed on the way (a "
+    "model that cannot be read, a full disk, a claim that is contradicted), 130 when interrupted (Ctrl-C)."
+)
+"""What the exit status of every command says."""
 
 Loaded = TypeVar("Loaded", bound=nn.Module | TransformersModel)
 
@@ -24,9 +28,12 @@ def refuse(command: str, sentence: str) -> NoReturn:
         command: what was called.
         sentence: without a full stop; facts and a hint may follow in lines of their own.
     """
-    first, *others = sentence.split("\n")
-    _say(command, [f"{first.removesuffix('.')}.", *others])
-    raise typer.Exit(2)
+    _end(command, sentence, 2)
+
+
+def fail(command: str, sentence: str) -> NoReturn:
+    """End with a sentence that says what failed though it was asked for rightly, and exit status 1."""
+    _end(command, sentence, 1)
 
 
 def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], why: str) -> None:
@@ -45,35 +52,32 @@ def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], wh
             refuse(context.info_name or "", f"{option} must be left out where {chosen} is given, which {why}")
 
 
-@contextmanager
-def writing(command: str, option: str, folder: Path) -> Iterator[None]:
-    """Write into a folder meanwhile; end where it cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        refuse(command, f"{option} must be a folder that can be written; got {folder} ({error.strerror})")
-
-
-def folder_for(command: str, option: str, folder: Path) -> None:
-    """Make a folder, or end where it cannot be made."""
-    with writing(command, option, folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
 def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
     """What ``load`` makes of a name or folder; where it cannot, end with the reason and exit status 1.
 
-    So it ends with a model whose weights are not all numbers: nothing can be said of what it computes.
+    So it ends with a model whose weights are not all numbers: nothing can be said of what it computes. A name that is
+    none, and no folder, was typed wrongly: exit status 2.
     """
+    try:
+        check_name(model)
+    except ValueError as error:
+        refuse(command, _told(command, error))
     try:
         found = load(model)
         check_numbers(found.module if isinstance(found, TransformersModel) else found)
         return found
     except (ValueError, ImportError, NotImplementedError, OSError) as error:
-        _say(command, str(error).removeprefix("load: ").removeprefix(f"{command}: ").split("\n"))
-        raise typer.Exit(1) from None
+        fail(command, _told(command, error))
 
 
-def _say(command: str, lines: Sequence[str]) -> None:
+def _told(command: str, error: Exception) -> str:
+    return str(error).removeprefix("load: ").removeprefix(f"{command}: ")
+
+
+def _end(command: str, sentence: str, status: int) -> NoReturn:
     """Print lines; whatever is invisible in them, since they may come from outside, as its escape."""
-    typer.echo(f"saccade {command}: " + "\n".join(map(visible, lines)), err=True)
+    first, *others = sentence.split("\n")
+    if not first.endswith((".", ":")):
+        first += "."
+    typer.echo(f"saccade {command}: " + "\n".join(map(visible, [first, *others])), err=True)
+    raise typer.Exit(status)

@@ -15,18 +15,31 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from saccade.cli.windows import Window
 from saccade.matrix import Matrix
 from saccade.statistics import Head, Summary
 from saccade.statistics.ranking import position_information, unexplained_information
 from saccade.text import Word, shorten, visible
+from saccade.text.labels import legible
 
-__all__ = ["SCHEMA", "Format", "Statistic", "print_choice", "print_notes", "print_words", "written"]
+__all__ = [
+    "SCHEMA",
+    "Format",
+    "Statistic",
+    "print_choice",
+    "print_notes",
+    "print_unknown",
+    "print_words",
+    "which_window",
+    "written",
+]
 
 SCHEMA = "saccade.look/1"
 """Names the fields and their meaning. Fields may be added under the same number; none changes or goes."""
 _Row = tuple[str, str, float | None, float | None]  # name, unit, value, and what uniform attention has
 _MOST, _LEAST = 4, 0.05  # words that one word is said to look at: how many at most, and from which weight on
 _WIDEST = 32  # columns of a word
+_NAMED = 12  # unknown words, at most
 
 
 class Statistic(Enum):
@@ -126,24 +139,48 @@ def print_words(
     console.print(table)
 
 
-def print_notes(console: Console, words: Sequence[Word], notes: Sequence[str]) -> None:
-    """Print what the reader has to know to read the table and the pictures rightly."""
-    unknown = list(dict.fromkeys(_shown(word) for word in words if word.unknown))
-    if unknown:
-        console.print(
-            Text.assemble(
-                ("? unknown: ", "yellow"),
-                ", ".join(unknown),
-                " - not in the model's vocabulary, or not whole; it saw [UNK] there, "
-                "so what these words look at says little",
-            )
-        )
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """Print what the reader has to know to read the pictures rightly."""
     for note in notes:
         console.print(Text.assemble(("note: ", "yellow"), visible(note)))
 
 
+def print_unknown(console: Console, model: str, words: Sequence[Word], token: str) -> None:
+    """Say which words the model does not know, if there are any.
+
+    Args:
+        console: where to.
+        model: its name.
+        words: all that are shown.
+        token: what the model reads for what it does not know.
+    """
+    unknown = list(dict.fromkeys(_shown(word) for word in words if word.unknown))
+    if not unknown:
+        return
+    more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+    them, words_look = ("them", "these words look") if len(unknown) > 1 else ("it", "this word looks")
+    console.print(
+        Text.assemble(
+            ("? unknown: ", "yellow"),
+            f"{', '.join(unknown[:_NAMED])}{more} - {visible(model)} does not know {them}, or a part of {them}; "
+            f"it read {visible(token)} there, so what {words_look} at says little",
+        )
+    )
+
+
+def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -> str:
+    """Say which part of a text is shown, in a sentence; nothing where it is all of it."""
+    if len(windows) == 1:
+        return ""
+    window, last = windows[shown], len(windows) - 1
+    return (
+        f"the text has {windows[-1].stop:,} tokens, {visible(model)} reads {most:,} at a time; window {shown} of "
+        f"{len(windows):,} is shown (tokens {window.start:,} to {window.stop - 1:,}), --window 0 to {last:,} chooses"
+    )
+
+
 def _shown(word: Word) -> str:
-    return shorten(visible(word.text), _WIDEST)
+    return shorten(legible(word.text), _WIDEST)
 
 
 def _names(words: Sequence[Word]) -> list[str]:
@@ -155,20 +192,21 @@ def _names(words: Sequence[Word]) -> list[str]:
     ]
 
 
-def written(matrices: Sequence[Matrix], model: str, form: Format, *, is_cross: bool) -> str:
+def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
     """Statistics of all layers and heads, over tokens; a missing number is null, or an empty cell.
 
     Args:
         matrices: one for each layer, of one batch item.
         model: its name.
         form: JSON, an object with a list of heads; or CSV, a line for each number.
+        window: which part of the text it is.
         is_cross: between two texts.
     """
     summaries = [matrix.summary() for matrix in matrices]
-    return (_as_json if form is Format.JSON else _as_csv)(summaries, matrices, visible(model), is_cross)
+    return (_as_json if form is Format.JSON else _as_csv)(summaries, matrices, visible(model), window, is_cross)
 
 
-def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, is_cross: bool) -> str:
+def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, window: int, is_cross: bool) -> str:
     heads = [
         {
             "layer": layer,
@@ -183,6 +221,7 @@ def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: st
             "schema": SCHEMA,
             "model": model,
             "attention": "cross" if is_cross else "self",
+            "window": window,
             "queries": matrices[0].shape[2],
             "keys": matrices[0].shape[3],
             "measures": [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in summaries[0].measures],
@@ -194,16 +233,17 @@ def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: st
     )
 
 
-def _as_csv(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, is_cross: bool) -> str:
+def _as_csv(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, window: int, is_cross: bool) -> str:
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(["schema", "model", "attention", "layer", "head", "measure", "unit", "value", "uniform"])
+    table.writerow(["schema", "model", "attention", "layer", "head", "measure", "unit", "value", "uniform", "window"])
     # A spreadsheet would run what begins like a formula.
     safe = f"'{model}" if model[:1] in ("=", "+", "-", "@") else model
     for layer, head, rows in _heads(summaries):
         for name, unit, value, even in rows:
             numbers = ["" if number is None else number for number in (value, even)]
-            table.writerow([SCHEMA, safe, "cross" if is_cross else "self", layer, head, name, unit, *numbers])
+            kind = "cross" if is_cross else "self"
+            table.writerow([SCHEMA, safe, kind, layer, head, name, unit, *numbers, window])
     return out.getvalue().rstrip("\n")
 
 

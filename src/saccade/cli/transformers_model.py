@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.errors import missing_extra, value_error
 from saccade.matrix import Matrix
@@ -35,11 +36,13 @@ class TransformersModel:
     def __init__(self, model: Any, tokenizer: Any):
         self.module, self._tokenizer = model.eval(), tokenizer
         self.tokenizer: Tokenizer = tokenizer.backend_tokenizer
+        self.tokenizer.no_truncation()  # whatever its file says: a text keeps all its tokens, and gets no others
+        self.tokenizer.no_padding()
         self.unknown: str = tokenizer.unk_token or "[UNK]"
         config = model.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         limit = getattr(text, "max_position_embeddings", None)
-        self.max_len: int = min(limit or 1 << 30, tokenizer.model_max_length)
+        self.max_len: int = min(limit or 1 << 30, tokenizer.model_max_length, *_places(model))
         self.is_pair = bool(config.is_encoder_decoder)
 
     def matrices(self, tokens: Tensor) -> list[Matrix]:
@@ -56,6 +59,13 @@ class TransformersModel:
             model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **other)
         names = [name for name in recording if any(mark in name.lower() for mark in _CROSS) == bool(other)]
         return [recording[name].matrix for name in names]
+
+
+def _places(model: nn.Module) -> Iterator[int]:
+    """Places of tokens that are learned where padding has one too: RoBERTa's begin behind it, and so has fewer."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            yield module.num_embeddings - module.padding_idx - 1
 
 
 def load_transformers(folder: Path) -> TransformersModel:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from saccade import viz
 from saccade.cli.progress import progress
-from saccade.cli.refusal import folder_for, refuse, refuse_beside, writing
+from saccade.cli.refusal import refuse, refuse_beside
+from saccade.cli.writing import all_or_none, folder_for
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
@@ -81,10 +82,11 @@ def verify(
 
 
 def _draw(folder: Path) -> None:
-    folder_for("verify", "--pictures", folder)
-    with writing("verify", "--pictures", folder):
+    with folder_for("verify", "--pictures", folder), all_or_none("verify", "--pictures", folder) as beside:
         for name, picture in PICTURES.items():
-            typer.echo(f"wrote {visible(str(viz.save(picture(), folder / f'{name}.png')))}")
+            viz.save(picture(), beside / f"{name}.png")
+    for name in PICTURES:
+        typer.echo(f"wrote {visible(str(folder / f'{name}.png'))}")
 
 
 def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:

@@ -5,7 +5,9 @@ import unicodedata
 from saccade.arguments import integer
 from saccade.errors import escaped
 
-__all__ = ["display_width", "shorten", "visible"]
+__all__ = ["display_width", "legible", "shorten", "visible"]
+
+_SIGNS = str.maketrans({"\n": "↵", "\t": "⇥"})
 
 
 def visible(text: str) -> str:
@@ -19,6 +21,17 @@ def visible(text: str) -> str:
         'red\\x1b[31m'
     """
     return escaped(text)
+
+
+def legible(word: str) -> str:
+    r"""Write a word on one line: line breaks as ↵, tabs as ⇥, spaces that stand alone as ␣, the rest as `visible` does.
+
+    Example:
+        >>> legible("end.\r\n\t")
+        'end.↵⇥'
+    """
+    signs = word.replace("\r\n", "\n").translate(_SIGNS)
+    return visible(signs if signs.strip(" ") else signs.replace(" ", "␣"))
 
 
 def display_width(text: str) -> int:

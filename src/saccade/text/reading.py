@@ -11,6 +11,7 @@ __all__ = ["Word", "words"]
 
 _APOSTROPHES = frozenset("'’")
 _SEPARATORS = frozenset(".,'’")
+_WRITTEN = str.maketrans("Ġ▁Ċĉč", "  \n\t\r")  # how vocabularies spell what is not seen
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK
     """Put the pieces of ``encoding`` together to the words of ``text``.
 
     A word is what the tokenizer's pre-tokenizer calls one, spelled as in ``text`` (capitals and accents
-    kept), or a character of a script that is written without spaces; contractions and numbers that it
-    cuts (``don't``, ``3.14``) are whole again. Words that were given one by one stay exactly as given.
-    Special tokens are words of their own.
+    kept), up to the next space, or a character of a script that is written without spaces; contractions and
+    numbers that it cuts (``don't``, ``3.14``) are whole again. Line breaks and tabs that tokens hold stay, and
+    tokens of spaces alone are words. Words that were given one by one stay exactly as given. Special tokens are words
+    of their own.
 
     Args:
         encoding: what the tokenizer made of ``text``, without padding.
@@ -96,7 +98,7 @@ def _pieces(encoding: Encoding, unknown: str, text: str) -> list[_Piece]:
     for index, (token, number, span) in enumerate(
         zip(encoding.tokens, encoding.word_ids, encoding.offsets, strict=True)
     ):
-        is_unknown = token == unknown
+        is_unknown = token == unknown and number is not None
         if number is not None and pieces and _continues(pieces[-1], number, span, text):
             before = pieces[-1]
             word = replace(before.word, stop=index + 1, unknown=before.word.unknown or is_unknown)
@@ -109,12 +111,15 @@ def _pieces(encoding: Encoding, unknown: str, text: str) -> list[_Piece]:
 def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) -> bool:
     """Whether a piece belongs to the word before it.
 
-    What a pre-tokenizer calls a word may be a whole sentence where a script has no spaces: there, a character is a
-    word, and only pieces of one character (its bytes) belong together.
+    What a pre-tokenizer calls a word may be a whole text, as in tokenizers of Llama's form: there, a space begins a
+    word, and belongs to it. Where a script has no spaces a character is a word, and only its bytes belong together.
     """
     if before.number != number:
         return False
-    return span[0] < before.span[1] or not _has_no_spaces(text[span[0] : span[0] + 1])
+    if span[0] < before.span[1] or text[slice(*before.span)] == " ":
+        return True
+    border = text[max(before.span[1] - 1, 0) : span[0] + 1]  # the last character before, the first after, all between
+    return not (_has_no_spaces(border[-1:]) or any(map(str.isspace, border)))
 
 
 def _has_no_spaces(character: str) -> bool:
@@ -151,4 +156,7 @@ def _spelled(piece: _Piece, text: str) -> Word:
     # Normalisers strip accents: the mark behind the last letter belongs to the word but to no token.
     while stop < len(text) and unicodedata.category(text[stop]).startswith("M"):
         stop += 1
-    return replace(piece.word, text=text[start:stop].strip() or piece.word.text)
+    written = text[start:stop]
+    if not written.strip(" "):  # nothing but spaces, or so little that the tokenizer says nothing of where it stands
+        written = piece.word.text.translate(_WRITTEN)
+    return replace(piece.word, text=written.strip(" ") or written)
