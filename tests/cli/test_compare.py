@@ -80,6 +80,6 @@ def test_a_picture_that_cannot_be_written(compare):
 
 def test_another_model_is_one_that_exists(compare):
     result = compare("--model", "no\x1b[31m-such", TEXT)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "saccade compare: --model must be all-MiniLM-L6-v2, manuals, or a folder" in result.output
     assert "\x1b" not in result.output

@@ -192,6 +192,36 @@ def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
     assert result.stderr.strip() == "saccade generate: Decoder: text must be at most 64 long; got 65."
 
 
+@pytest.mark.parametrize("options", [(), ("--trace",)])
+def test_an_interrupted_text_is_said_as_far_as_it_came(
+    decoder: Decoder, folder: str, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    command = importlib.import_module("saccade.cli.generate")
+    steps = command.stream
+
+    def interrupted(*arguments: object, **named: object) -> Iterator[object]:
+        for number, step in enumerate(steps(*arguments, **named)):
+            if number == 7:
+                raise KeyboardInterrupt
+            yield step
+
+    monkeypatch.setattr(command, "stream", interrupted)
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "30", *options)
+    assert result.exit_code == 130
+    ids, new = _ids(decoder)[0], continued(decoder, _ids(decoder), 7)[0]
+    assert result.stdout == visible_text(decoder.tokenizer.decode([*ids, *new]).rstrip("\ufffd")) + "\n"
+    assert "Traceback" not in result.stderr
+
+
+def test_what_is_interrupted_before_it_says_anything_says_nothing(folder: str, monkeypatch) -> None:
+    def interrupted(*arguments: object, **named: object) -> Iterator[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("saccade.cli.generate.beam_search", interrupted)
+    result = _run(PROMPT, "--model", folder, "--beams", "2")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
+
+
 def test_a_prompt_without_tokens_is_one_line(folder: str) -> None:
     result = _run("", "--model", folder)
     assert result.exit_code == 2
@@ -202,7 +232,7 @@ def test_a_prompt_without_tokens_is_one_line(folder: str) -> None:
 
 def test_a_folder_without_a_model_is_said(tmp_path, decoder: Decoder) -> None:
     result = _run(PROMPT, "--model", str(tmp_path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("saccade generate: --model must be ")
     assert "Traceback" not in result.output
     Decoder(decoder.config).save_pretrained(tmp_path / "mute")

@@ -6,8 +6,9 @@ import matplotlib.image
 import pytest
 import torch
 
-from saccade import __version__
+from saccade import __version__, viz
 from saccade.cli import loading
+from saccade.models import minilm
 from saccade.models.bundled import MINILM_SHA256
 from saccade.statistics.ranking import position_information, unexplained_information
 from saccade.text import merge, words
@@ -152,7 +153,8 @@ def test_short_and_long_texts(run, text):
         (["  ", "\n"], "TEXT must have at least one word; got nothing to look at"),
         (["\u200b"], "TEXT must have at least one word; got only characters that the model does not read"),
         (["\udcff"], "TEXT must be valid UTF-8; got bytes that are not"),
-        (["word " * 511], "TEXT must have at most 512 tokens; got 513, all-MiniLM-L6-v2 reads no more"),
+        (["word " * 511, "--window", "2"], "--window must be from 0 to 1 for this text; got 2"),
+        (["cat", "--window", "1"], "--window must be from 0 to 0 for this text; got 1"),
         (["--tokens", "cat", ""], "words: every given word must leave at least one token; got nothing for '' (word 2)"),
         (["cat", "--layer", "6"], "--layer must be from 0 to 5; got 6"),
         (["cat", "--layer", "-1"], "--layer must be from 0 to 5; got -1"),
@@ -199,7 +201,7 @@ def test_a_disk_that_is_full_is_one_sentence(run, monkeypatch):
 
     monkeypatch.setattr("saccade.viz.save", full)
     result = run("look", "cat")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "(No space left on device)" in result.stderr
 
 
@@ -217,7 +219,68 @@ def test_a_language_model_is_looked_at_too(run, text):
     assert len(rows(result.output)) >= 4
 
 
-def test_a_model_that_is_neither_a_name_nor_a_folder_is_one_sentence(run):
-    result = run("look", "--model", "gpt-9", "some text")
-    assert result.exit_code == 1
-    assert "--model must be all-MiniLM-L6-v2, manuals, or a folder" in result.stderr
+@pytest.mark.parametrize(
+    "name, end",
+    [
+        (
+            "Qwen/Qwen3-0.6B",
+            "got Qwen/Qwen3-0.6B, and there is no such folder.\nHint: nothing is downloaded here; if it is on the "
+            "Hugging Face hub, `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` makes a folder of it\n",
+        ),
+        (
+            "bert-base-uncased",
+            "got bert-base-uncased, and there is no such folder.\nHint: nothing is downloaded here; if it is on the "
+            "Hugging Face hub, `hf download bert-base-uncased --local-dir bert-base-uncased` makes a folder of it\n",
+        ),
+        (
+            "sentence-transformers/all-minilm-l6-v2",
+            "got sentence-transformers/all-minilm-l6-v2, and there is no such folder.\n"
+            "Hint: it comes along: --model all-MiniLM-L6-v2\n",
+        ),
+        ("./model", "got ./model, and there is no such folder.\n"),
+        ("a/b/c", "got a/b/c, and there is no such folder.\n"),
+        ("a b; rm", "got a b; rm, and there is no such folder.\n"),
+        ("empty", "got empty, which has no config.json.\n"),
+        ("weights", "got weights, a file.\n"),
+    ],
+)
+@pytest.mark.parametrize("command", ["look", "compare", "generate"])
+def test_a_model_that_is_neither_a_name_nor_a_folder_is_a_sentence_and_a_hint(run, tmp_path, command, name, end):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "weights").write_bytes(b"")
+    result = run(command, "--model", name, "some text")
+    assert result.exit_code == 2
+    rule = "--model must be all-MiniLM-L6-v2, manuals, or a folder with config.json, safetensors and tokenizer.json"
+    assert result.stderr == f"saccade {command}: {rule}; {end}"
+    assert result.stdout == ""
+
+
+def test_line_breaks_and_tabs_are_signs_in_table_and_pictures(run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("saccade.viz.heatmap", lambda *_, **given: drawn.append(given) or viz.mosaic([[[1.0]]]))
+    result = run("look", "--model", "manuals", "one\ttab.\n\nThe   end")
+    assert result.exit_code == 0, result.output
+    table = rows(result.output)
+    shown = [table[number].split()[0] for number in sorted(table)]
+    assert shown == ["one", "⇥", "tab", ".", "↵", "↵", "The", "␣␣", "end"]
+    assert drawn[0]["x_labels"] == drawn[0]["y_labels"] == shown
+
+
+def test_chinese_in_one_quote_is_cut_by_the_tokenizer_and_told_as_unknown(run):
+    result = run("look", "小狗 看见 了 一只 猫")
+    assert result.exit_code == 0, result.output
+    table = rows(result.output)
+    assert [table[n].split()[0] for n in range(2, 10)] == [*"小狗看见了一只猫"]
+    unknown = [table[n].split()[0] for n in table if table[n].split()[1] == "?"]
+    ids = minilm().tokenizer.encode("小狗看见了一只猫").ids[1:-1]
+    assert unknown == [character for character, number in zip("小狗看见了一只猫", ids, strict=True) if number == 100]
+    said = " ".join(result.output.split())
+    assert f"? unknown: {', '.join(unknown)} - all-MiniLM-L6-v2 does not know them, or a part of them; it read" in said
+    assert "it read [UNK] there, so what these words look at says little" in said
+    assert said.index("? unknown") < said.index("[CLS] [CLS]")
+
+
+def test_many_unknown_words_are_counted(run):
+    characters = [chr(0x4E00 + number) for number in range(0x500, 0x514)]
+    said = " ".join(run("look", " ".join(characters)).output.split())
+    assert re.search(r"\? unknown: (\S, ){11}\S and \d more - ", said)

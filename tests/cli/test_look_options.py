@@ -15,6 +15,8 @@ from transformers import (
     GPTNeoXConfig,
     GPTNeoXModel,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaModel,
     T5Config,
     T5Model,
 )
@@ -141,6 +143,63 @@ def test_two_texts_show_what_is_looked_at_while_writing(run, tmp_path, kind):
     entropy = torch.special.entr(out.cross_attentions[1][0, 3]).sum(-1).mean().item()
     own = next(one for one in told["heads"] if (one["layer"], one["head"]) == (1, 3))
     assert own["values"]["entropy"] == pytest.approx(entropy, rel=1e-4)
+
+
+def test_two_texts_are_not_cut_into_windows(run, tmp_path):
+    folder = save(tmp_path / "t5", pair_of("t5"))
+    result = run("look", "--model", folder, " ".join([TEXT] * 12), "--to", "mat the cat")
+    assert result.exit_code == 2
+    assert (
+        result.stderr
+        == "saccade look: TEXT must have at most 64 tokens beside another text; got 72, t5 reads no more.\n"
+    )
+    result = run("look", "--model", folder, TEXT, "--to", " ".join([TEXT] * 12))
+    assert "--to must have at most 64 tokens beside another text; got 72" in result.stderr
+    result = run("look", "--model", folder, TEXT, "--to", "mat", "--window", "0")
+    assert result.stderr == (
+        "saccade look: --window must be left out where --to is given, which shows two texts at once.\n"
+    )
+
+
+@pytest.mark.parametrize("kind", ["neox", "t5"])
+def test_a_model_of_transformers_reads_a_long_text_in_windows(run, tmp_path, neox, kind):
+    folder = neox if kind == "neox" else save(tmp_path / "t5", pair_of("t5"))
+    tokenizer = json.loads((Path(folder) / "tokenizer.json").read_text())
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    tokenizer["padding"] = {
+        "strategy": {"Fixed": 100}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]",
+    }  # fmt: skip
+    (Path(folder) / "tokenizer.json").write_text(json.dumps(tokenizer))
+    result = run("look", "--model", folder, " ".join([TEXT] * 12), "--window", "1")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(
+        f"the text has 72 tokens, {kind} reads 64 at a time; window 1 of 2 is shown (tokens"
+    )
+    assert "whole.png" in result.output
+
+
+def test_places_behind_that_of_padding_are_fewer(run, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = RobertaConfig(vocab_size=12, max_position_embeddings=34, pad_token_id=0, **sizes)
+    folder = save(tmp_path / "roberta", RobertaModel(config))
+    result = run("look", "--model", folder, " ".join([TEXT] * 10))
+    assert result.exit_code == 0, result.output
+    assert "roberta reads 33 at a time" in result.output
+
+
+def test_unknown_pieces_that_are_told_as_they_were_written_are_known_by_their_number(run, tmp_path):
+    folder = save(tmp_path / "t5", pair_of("t5"))
+    pieces = [("[PAD]", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁the", -1.0), ("▁cat", -2.0), ("▁", -3.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=3))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.save(str(tmp_path / "t5" / "tokenizer.json"))
+    result = run("look", "--model", folder, "the cat 小狗 看见 the")
+    assert result.exit_code == 0, result.output
+    assert "? unknown: 小狗, 看见 - t5 does not know them, or a part of them; it read <unk> there" in " ".join(
+        result.output.split()
+    )
 
 
 def test_an_encoder_decoder_with_one_text_is_its_encoder(run, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from saccade.text import shorten, visible
-from saccade.text.labels import display_width
+from saccade.text.labels import display_width, legible
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,23 @@ from saccade.text.labels import display_width
 )
 def test_what_cannot_be_seen_is_escaped(text, expected):
     assert visible(text) == expected
+
+
+@pytest.mark.parametrize(
+    "word, expected",
+    [
+        ("cat", "cat"),
+        (".\n", ".↵"),
+        ("\r\n\r\n", "↵↵"),
+        ("a\tb", "a⇥b"),
+        ("   ", "␣␣␣"),
+        ("New York", "New York"),
+        ("", ""),
+        ("\n\x1b[31m\r", r"↵\x1b[31m\r"),
+    ],
+)
+def test_a_word_is_legible_on_one_line(word, expected):
+    assert legible(word) == expected
 
 
 @pytest.mark.parametrize(

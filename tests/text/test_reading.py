@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from saccade.text import Word, words
 
@@ -120,3 +120,62 @@ def test_a_special_token_next_to_text_is_never_part_of_a_word():
         offsets = [(0, 1), (1, 2), (2, 3)]
 
     assert [word.text for word in words(Handmade(), "3.3")] == ["3", ".", "3"]
+
+
+def llama(form: str) -> Tokenizer:
+    """Pieces as SentencePiece makes them: a text is one piece before it is cut, and a space is a letter."""
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("c", "a"), ("ca", "t"), ("▁", "cat"), ("▁", "▁")]
+    known = ["<unk>", "<0x0A>", "<0x09>", *"▁thecasno.小", *("".join(pair) for pair in merges)]
+    byte = [f"<0x{number:02X}>" for number in range(256)] if form == "bytes" else []
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys([*known, *byte]))}
+    made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    if form == "metaspace":
+        made.pre_tokenizer = pre_tokenizers.Metaspace(split=False, prepend_scheme="first")
+    else:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return made
+
+
+@pytest.mark.parametrize("form", ["metaspace", "normalizer", "bytes"])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("the cats", ["the", "cats"]),
+        ("the\nno the", ["the", "\n", "no", "the"]),
+        ("the\n\n\tcat", ["the", "\n", "\n", "\t", "cat"]),
+        ("小小 the", ["小", "小", "the"]),
+        ("cat.\n", ["cat.", "\n"]),
+    ],
+)
+def test_a_tokenizer_without_words_has_those_between_spaces(form, text, expected):
+    made = llama(form)
+    found = words(made.encode(text), text, unknown="<unk>")
+    assert [word.text for word in found] == expected
+    assert [word.start for word in found] == [0, *(word.stop for word in found)][:-1]
+
+
+def test_what_it_does_not_know_is_one_unknown_between_spaces():
+    text = "the 狗看见 了 cat"
+    found = words(llama("metaspace").encode(text), text, unknown="<unk>")
+    assert [(word.text, word.unknown) for word in found] == [
+        ("the", False), ("狗看见", True), ("了", True), ("cat", False),
+    ]  # fmt: skip
+    found = words(llama("bytes").encode(text), text, unknown="<unk>")
+    assert [word.text for word in found] == ["the", *"狗看见了", "cat"]
+    assert not any(word.unknown for word in found)
+
+
+@pytest.mark.parametrize("trims", [True, False])
+def test_line_breaks_tabs_and_spaces_alone_stay_in_what_is_read(trims):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*alphabet, "ĊĊ", "ĠĠ", ".Ċ"]
+    merges = [("Ċ", "Ċ"), ("Ġ", "Ġ"), (".", "Ċ")]
+    made = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
+    split = pre_tokenizers.Split(
+        Regex(r"\p{L}+|[^\s\p{L}]+\n*|\s+"), "isolated"
+    )  # punctuation takes line breaks, as Qwen's
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.post_processor = processors.ByteLevel(trim_offsets=trims)
+    text = "a.\nb\t\tc\n\nd  e"
+    found = [word.text for word in words(made.encode(text), text)]
+    assert found == ["a", ".\n", "b", "\t", "\t", "c", "\n\n", "d", "  ", "e"]

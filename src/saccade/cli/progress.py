@@ -21,8 +21,11 @@ def progress(console: Console, what: str, total: int | None) -> Iterator[Callabl
     Yields:
         ``advance(steps=1, what=None)``, which moves the bar on and may say what comes.
     """
+    if not console.is_terminal:
+        yield lambda steps=1, what=None: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
 
         def advance(steps: int = 1, what: str | None = None) -> None:

@@ -1,0 +1,106 @@
+"""A command that is interrupted in the middle ends with status 130, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from saccade.cli.refusal import STATUSES
+
+# Interrupts itself, as Ctrl-C would, while a picture is written: then it is half done, and no clock decides.
+PROGRAM = """
+import os, signal
+from matplotlib.figure import Figure
+from saccade.cli import main
+
+written, save = [], Figure.savefig
+
+def savefig(self, path, **options):
+    save(self, path, **options)
+    written.append(path)
+    if len(written) == {number}:
+        os.kill(os.getpid(), signal.SIGINT)
+
+Figure.savefig = savefig
+main()
+"""
+LONG = " ".join(["a text that is longer than what the model reads"] * 60)
+DRAWING = {
+    "look": (["look", LONG, "--layer", "0", "--head", "0", "--out", "new/folder"], [1, 2, 3]),
+    "compare": (["compare", "a small text", "--out", "new.png"], [1]),
+    "verify": (["verify", "--pictures", "new/folder"], [1, 2]),
+}
+
+
+def _ended(folder, number, arguments):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(number=number), *arguments],
+        cwd=folder,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def _files(folder):
+    return {path.relative_to(folder).as_posix(): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("name, number", [(name, number) for name in DRAWING for number in DRAWING[name][1]])
+def test_no_file_and_no_folder_is_left(tmp_path, name, number):
+    done = _ended(tmp_path, number, DRAWING[name][0])
+    assert done.returncode == 130, done.stderr
+    assert b"wrote" not in done.stdout
+    assert done.stderr == b""
+    assert _files(tmp_path) == {}
+
+
+def test_what_was_there_before_stays_as_it_was(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "heatmap.png").write_bytes(b"of a run before")
+    before = _files(tmp_path)
+    done = _ended(tmp_path, 2, DRAWING["look"][0])
+    assert done.returncode == 130, done.stderr
+    assert _files(tmp_path) == before
+
+
+def test_what_is_not_interrupted_leaves_pictures_and_nothing_else(tmp_path):
+    done = _ended(tmp_path, 0, DRAWING["look"][0])
+    assert done.returncode == 0, done.stderr
+    files = sorted(name for name, content in _files(tmp_path).items() if content)
+    assert files == [f"new/folder/{name}.png" for name in ("heatmap", "mosaic", "whole")]
+
+
+@pytest.mark.parametrize("prompt", ["The import statement", "此选项"])
+def test_a_text_comes_through_a_pipe_as_it_is_made_until_it_is_interrupted(tmp_path, prompt):
+    command = "from saccade.cli import main; main()"
+    arguments = ["generate", prompt, "--max-new-tokens", str(10**7), "--temperature", "1", "--seed", "1"]
+    speaking = subprocess.Popen(
+        [sys.executable, "-c", command, *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    try:
+        first = speaking.stdout.read(len(prompt.encode()) + 60)  # comes though millions of tokens are still to come
+        speaking.send_signal(signal.SIGINT)
+        rest, errors = speaking.communicate(timeout=300)
+    finally:
+        speaking.kill()
+    assert (speaking.returncode, errors) == (130, b"")
+    text = (first + rest).decode("utf-8")  # no character is cut
+    assert text.startswith(prompt)
+    assert text.endswith("\n")
+    assert _files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("arguments", [[], ["look"], ["compare"], ["generate"], ["verify"]])
+def test_help_says_what_exit_statuses_mean(run, arguments):
+    result = run(*arguments, "--help")
+    assert result.exit_code == 0
+    assert " ".join(STATUSES.split()) in " ".join(result.output.split())
+    assert all(f"{status} when" in STATUSES for status in (0, 1, 2, 130))
