@@ -68,7 +68,9 @@ def test_a_word_too_long_for_a_window_is_cut():
 
 
 def test_a_model_without_room_is_refused():
-    with pytest.raises(ValueError, match="--model must read more than the tokens around a text; got 2 tokens at most"):
+    with pytest.raises(
+        ValueError, match="--model must read more at a time than the tokens around a text; got 2 at most"
+    ):
         windows_of(*made_up([3], 1, 1), 2)
 
 
@@ -170,6 +172,26 @@ def test_windows_too_many_to_be_seen_are_not_drawn(run, monkeypatch, tmp_path):
     assert result.exit_code == 0, result.output
     assert "note: 5 windows are too many for a picture of all; 2 would be drawn" in " ".join(result.output.split())
     assert not (tmp_path / "out" / "look" / "whole.png").exists()
+
+
+def test_less_may_be_read_at_a_time(run, monkeypatch):
+    result = run("look", "The cat, which was very hungry, ate the fish.", "--at-once", "8", "--window", "1")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert said.startswith(
+        "the text has 12 tokens, all-MiniLM-L6-v2 reads 8 at a time; window 1 of 2 is shown (tokens 6"
+    )
+    result = run("look", "cat", "--at-once", "2")
+    assert result.exit_code == 2
+    assert "--model must read more at a time than the tokens around a text; got 2 at most" in result.stderr
+    monkeypatch.setattr(importlib.import_module("saccade.cli.look"), "_MOST_WEIGHTS", 72 * 100)
+    result = run("look", "The cat, which was very hungry, ate the fish.")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "saccade look: TEXT must be shorter to be drawn; got 14 tokens in each of 72 heads.\n"
+        "Hint: --at-once 10 cuts it into windows; --stats takes any length\n"
+    )
+    assert run("look", "The cat, which was very hungry, ate the fish.", "--at-once", "10").exit_code == 0
 
 
 def test_given_words_are_cut_too(run):

@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Sequence
+from math import isqrt
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -56,6 +57,9 @@ _Window = Annotated[
         min=0, help="Of a text longer than the model reads: the window to show, counted from 0; else the first."
     ),
 ]
+_AtOnce = Annotated[
+    int | None, typer.Option(min=1, help="Tokens that are read at a time, at most; else as many as the model reads.")
+]
 _Out = Annotated[Path, typer.Option(help="The folder for the pictures.")]
 
 
@@ -66,6 +70,7 @@ def look(
     to: _Other = None,
     tokens: _Tokens = False,
     window: _Window = None,
+    at_once: _AtOnce = None,
     layer: _Layer = None,
     head: _Head = None,
     by: _By = Statistic.UNEXPLAINED,
@@ -83,13 +88,13 @@ def look(
     whole.png shows all of them along the diagonal.
     """
     if to is not None:
-        refuse_beside(context, "--to", ("--window",), "shows two texts at once")
+        refuse_beside(context, "--to", ("--window", "--at-once"), "shows two texts at once")
     if stats is not None:
         refuse_beside(context, "--stats", ("--layer", "--head", "--by", "--out"), "prints every head and draws nothing")
     given = _text_of(text, file)
     model: Model = loaded("look", load_model, model_name)
     name = shown_name(model_name)
-    subject = _subject(model, name, given, to, given=tokens, window=window)
+    subject = _subject(model, name, given, to, given=tokens, window=window, at_once=at_once)
     _check_range("--layer", layer, len(subject.matrices))
     _check_range("--head", head, subject.matrices[0].shape[1])
     said = which_window(name, subject.windows, subject.shown, subject.most)
@@ -139,11 +144,9 @@ def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
         refuse("look", f"--file must be valid UTF-8; got {file}")
 
 
-def _subject(
-    model: Model, name: str, text: Sequence[str], to: str | None, *, given: bool, window: int | None
-) -> Subject:
+def _subject(model: Model, name: str, text: Sequence[str], to: str | None, **options: Any) -> Subject:
     try:
-        return subject_of(model, name, text, to, given=given, window=window)
+        return subject_of(model, name, text, to, **options)
     except (ValueError, NotImplementedError) as error:
         refuse("look", str(error).removeprefix("look: ").removesuffix("."))
 
@@ -152,9 +155,9 @@ def _weights(subject: Subject) -> torch.Tensor:
     """Weights between words, ``[layers, heads, words, words]``."""
     heads, q_len, kv_len = subject.matrices[0].shape[1:]
     if len(subject.matrices) * heads * q_len * kv_len > _MOST_WEIGHTS:
-        refuse(
-            "look", f"TEXT must be shorter to be drawn; got {kv_len} tokens in every head (--stats takes any length)"
-        )
+        got = f"{kv_len:,} tokens in each of {len(subject.matrices) * heads:,} heads"
+        hint = f"--at-once {isqrt(_MOST_WEIGHTS // (len(subject.matrices) * heads))} cuts it into windows"
+        refuse("look", f"TEXT must be shorter to be drawn; got {got}\nHint: {hint}; --stats takes any length")
     with torch.no_grad():
         weights = [merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices]
     broken = [str(layer) for layer, own in enumerate(weights) if not is_finite(own)]

@@ -81,7 +81,7 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
     canvas.axes.add_patch(Rectangle(*frame, fill=False, edgecolor=_CHOSEN, linewidth=2))
     for number, window in enumerate(subject.windows if len(subject.windows) <= _NUMBERED_AT_MOST else ()):
         beside = (window.start, "right") if window.stop > 0.95 * count else (window.stop, "left")
-        canvas.write(beside[0], window.start, f" {number} ", size=7, va="top", ha=beside[1])
+        canvas.write(beside[0] - 0.5, window.start - 0.5, f" {number} ", size=7, va="top", ha=beside[1])
     name_columns(canvas.axes, None, "looked at (token of the text)", count, inches)
     name_rows(canvas.axes, None, "token of the text", count, inches)
     canvas.add_scale(image)

@@ -32,7 +32,7 @@ class Subject(NamedTuple):
         is_cross: whether rows are of one text and columns of another.
         windows: all of the text; one where the model reads it at once.
         shown: which of them the matrices are of.
-        most: tokens that the model reads at once.
+        most: tokens that are read at once.
         unknown: the token that it reads for what it does not know.
     """
 
@@ -63,7 +63,14 @@ def load_model(name: str) -> Model:
 
 
 def subject_of(
-    model: Model, name: str, text: Sequence[str], other: str | None, *, given: bool, window: int | None
+    model: Model,
+    name: str,
+    text: Sequence[str],
+    other: str | None,
+    *,
+    given: bool = False,
+    window: int | None = None,
+    at_once: int | None = None,
 ) -> Subject:
     """Run a model on a text, on a window of it, or on two texts.
 
@@ -74,6 +81,7 @@ def subject_of(
         other: for a model that writes one text while it reads another: what it writes.
         given: each argument is one word.
         window: which part of a text that is longer than the model reads, counted from 0; the first when None.
+        at_once: tokens that are read at a time, at most; as many as the model reads when None.
 
     Raises:
         ValueError: texts that the model cannot read; the message is one sentence.
@@ -83,7 +91,7 @@ def subject_of(
     if other is not None and not (isinstance(model, TransformersModel) and model.is_pair):
         raise value_error("look", "--to", "be left out where a model reads one text (no encoder-decoder)", name)
     most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
-    unknown = _unknown(model)
+    most, unknown = min(most, at_once or most), _unknown(model)
     windows = _read(model.tokenizer, unknown, most, "TEXT", list(text) if given else " ".join(text))
     shown = window or 0
     if shown >= len(windows):
