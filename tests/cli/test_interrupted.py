@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from saccade.cli import main
 from saccade.cli.refusal import STATUSES
 
 # Interrupts itself, as Ctrl-C would, while a picture is written: then it is half done, and no clock decides.
@@ -95,6 +96,34 @@ def test_a_text_comes_through_a_pipe_as_it_is_made_until_it_is_interrupted(tmp_p
     text = (first + rest).decode("utf-8")  # no character is cut
     assert text.startswith(prompt)
     assert text.endswith("\n")
+    assert _files(tmp_path) == {}
+
+
+def test_an_interruption_while_packages_are_imported_is_no_traceback(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("saccade.cli._run", interrupted)
+    with pytest.raises(SystemExit, match=r"^130$"):
+        main()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
+@pytest.mark.parametrize("arguments", [["look", "cat"], ["generate", "cat"], ["--version"], ["verify", "--markdown"]])
+def test_a_full_disk_behind_the_standard_output_is_one_sentence(tmp_path, arguments):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from saccade.cli import main; main()", *arguments],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().strip().splitlines() == [
+        "saccade: the standard output must be writable; got No space left on device"
+    ]
     assert _files(tmp_path) == {}
 
 

@@ -60,8 +60,9 @@ def pair_of(kind):
     return BartModel(BartConfig(vocab_size=12, d_model=16, max_position_embeddings=64, **sizes))
 
 
-def test_a_file_is_a_text(run, tmp_path):
-    (tmp_path / "text.txt").write_text("The cat\nsat.\n", encoding="utf-8")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_file_is_a_text(run, tmp_path, encoding):
+    (tmp_path / "text.txt").write_text("The cat\nsat.\n", encoding=encoding)
     given, read = run("look", "The cat\nsat.\n"), run("look", "--file", "text.txt")
     assert read.exit_code == 0, read.output
     assert read.output == given.output

@@ -1,6 +1,8 @@
 """The command line: ``saccade look``, ``compare``, ``generate`` and ``verify``."""
 
+import errno
 import io
+import os
 import sys
 
 __all__ = ["main"]
@@ -10,6 +12,19 @@ _NEEDED = ("typer", "rich")
 
 def main() -> None:
     """Run the command line; without the packages it needs, say in one sentence how to get them."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # while packages are imported; commands end alike
+        sys.exit(130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        # What could not be written would be tried again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(f"saccade: the standard output must be writable; got {error.strerror}")
+
+
+def _run() -> None:
     try:
         from saccade.cli.app import app  # noqa: PLC0415  typer and rich are optional
     except ModuleNotFoundError as error:

@@ -137,7 +137,7 @@ def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
     if text:
         refuse("look", "TEXT must be left out where --file is given; got both")
     try:
-        return [file.read_text(encoding="utf-8")]
+        return [file.read_text(encoding="utf-8-sig")]  # some editors write a mark in front
     except OSError as error:
         refuse("look", f"--file must be a file that can be read; got {file} ({error.strerror})")
     except UnicodeDecodeError:

@@ -185,11 +185,9 @@ def _shown(word: Word) -> str:
 
 def _names(words: Sequence[Word]) -> list[str]:
     """The words, each with its number in the table if it occurs more than once."""
-    counts = Counter(word.text for word in words)
-    return [
-        _shown(word) if counts[word.text] == 1 else f"{_shown(word)} #{number}"
-        for number, word in enumerate(words, start=1)
-    ]
+    shown = [_shown(word) for word in words]
+    counts = Counter(shown)
+    return [word if counts[word] == 1 else f"{word} #{number}" for number, word in enumerate(shown, start=1)]
 
 
 def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
