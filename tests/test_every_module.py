@@ -26,6 +26,16 @@ from saccade.nn import (
     to_torch,
 )
 
+
+class _Fading(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.ones(()))
+
+    def forward(self, score: torch.Tensor, *place: torch.Tensor) -> torch.Tensor:
+        return score - self.slope * (place[2] - place[3]).abs()
+
+
 CAUSAL = masks.Causal()
 SIZES: dict[str, Any] = {"vocab_size": 9, "max_len": 16, "embed_dim": 16, "num_heads": 2, "feed_forward_dim": 8}
 WRITER = {**SIZES, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -60,6 +70,7 @@ MATRICES: Makes = {
     "Nystrom": lambda: mechanisms.Nystrom(3),
     "Dot": lambda: mechanisms.Softmax(score=scores.Dot()),
     "Cosine": lambda: mechanisms.Softmax(score=scores.Cosine()),
+    "Modified": lambda: mechanisms.Softmax(score=scores.Modified(_Fading())),
     "Gaussian": lambda: mechanisms.Softmax(score=scores.Gaussian(2.0)),
     "Bilinear": lambda: mechanisms.Softmax(score=scores.Bilinear(4, 4)),
     "Additive": lambda: mechanisms.Softmax(score=scores.Additive(4, 4, 5)),

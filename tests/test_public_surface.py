@@ -107,6 +107,7 @@ def test_every_public_name_is_documented(module: ModuleType) -> None:
                 assert inherited, f"{module.__name__}.{name}.{member} has no docstring"
 
 
+@pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_examples_run(module: ModuleType) -> None:
     failed, _ = doctest.testmod(module, extraglobs={"torch": torch})

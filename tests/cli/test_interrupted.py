@@ -16,6 +16,7 @@ import os, signal
 from matplotlib.figure import Figure
 from saccade.cli import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever started the tests may have switched off
 written, save = [], Figure.savefig
 
 def savefig(self, path, **options):
@@ -77,7 +78,7 @@ def test_what_is_not_interrupted_leaves_pictures_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("prompt", ["The import statement", "此选项"])
 def test_a_text_comes_through_a_pipe_as_it_is_made_until_it_is_interrupted(tmp_path, prompt):
-    command = "from saccade.cli import main; main()"
+    command = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from saccade.cli import main; main()"
     arguments = ["generate", prompt, "--max-new-tokens", str(10**7), "--temperature", "1", "--seed", "1"]
     speaking = subprocess.Popen(
         [sys.executable, "-c", command, *arguments],

@@ -84,7 +84,7 @@ def _two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.usefixtures("_two_threads", "without_native")
 @pytest.mark.parametrize("document", with_python())
 def test_python_prints_what_the_document_shows(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

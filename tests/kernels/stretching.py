@@ -21,6 +21,7 @@ from saccade.masks import (
     Not,
     Or,
     Padding,
+    PerItem,
     Predicate,
     Prefix,
     Random,
@@ -64,6 +65,8 @@ def _mask(mask: Mask, factor: int, side: int) -> Mask:  # noqa: C901, PLR0911, P
             return mask
         case And() | Or():
             return type(mask)(tuple(map(inner, mask.parts)))
+        case PerItem():
+            return PerItem(map(inner, mask.rules))
         case Not():
             return ~inner(mask.part)
         case After():

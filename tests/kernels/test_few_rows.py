@@ -63,6 +63,7 @@ def test_few_rows_are_the_definition(
     torch.testing.assert_close(lse, expected_lse)
 
 
+@pytest.mark.usefixtures("without_native")
 def test_rows_are_folded_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
     original = aten._forward

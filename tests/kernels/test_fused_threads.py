@@ -2,6 +2,7 @@
 
 import _thread
 import dataclasses
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -140,6 +141,7 @@ def test_what_is_raised_on_a_thread_reaches_the_caller(kind: type[BaseException]
 def test_an_interrupt_ends_the_wait(seen: Seen) -> None:
     its, turns = inputs(), iter(range(10**6))
     expected = alone(its)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be switched off
 
     def interrupt() -> None:
         if next(turns) == 0:
@@ -147,8 +149,11 @@ def test_an_interrupt_ends_the_wait(seen: Seen) -> None:
         time.sleep(0.01)
 
     seen.before = interrupt
-    with pytest.raises(KeyboardInterrupt, match=r"^$"):
-        results(its)
+    try:
+        with pytest.raises(KeyboardInterrupt, match=r"^$"):
+            results(its)
+    finally:
+        signal.signal(signal.SIGINT, before)
     calls = next(turns)
     time.sleep(0.05)
     assert next(turns) == calls + 1

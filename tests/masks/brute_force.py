@@ -72,6 +72,11 @@ def _padding(mask: masks.Padding) -> Rule:
     return allows
 
 
+def _per_item(mask: masks.PerItem) -> Rule:
+    rules = [rule(own) for own in mask.rules]
+    return lambda b, i, j: rules[b if len(rules) > 1 else 0](b, i, j)
+
+
 def _documents(mask: masks.Documents) -> Rule:
     def place(b: int, position: int) -> tuple[int, int] | None:
         start = 0
@@ -164,6 +169,7 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
     masks.ShiftedWindows: _on_grid(_share_window),
     masks.After: _after,
     masks.Padding: _padding,
+    masks.PerItem: _per_item,
     masks.Documents: _documents,
     masks.Dense: _dense,
     masks.Predicate: _predicate,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import saccade as sc
 from saccade import masks
@@ -206,6 +207,32 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
     ),
     "sparse_transformer": (masks.sparse_transformer, {"step": 2}, {"step": FROM_1}),
     "prefix_lm": (masks.prefix_lm, {"length": 2}, {"length": COUNTS}),
+    "PerItem": (masks.PerItem, {"rules": (masks.Causal(),)}, {"rules": PARTS}),
+    "from_attention_mask": (
+        masks.from_attention_mask,
+        {"attention_mask": torch.ones(1, 2)},
+        {"attention_mask": {"bool tensor", "parameter"}},
+    ),
+    "from_cu_seqlens": (
+        masks.from_cu_seqlens,
+        {"cu_seqlens": [0, 2], "rule": None},
+        {"cu_seqlens": set(), "rule": MASK | {"None"}},
+    ),
+    "from_position_ids": (
+        masks.from_position_ids,
+        {"position_ids": torch.tensor([0, 1]), "rule": None},
+        {"position_ids": set(), "rule": MASK | {"None"}},
+    ),
+    "from_sliding_window": (
+        masks.from_sliding_window,
+        {"sliding_window": 2},
+        {"sliding_window": UNLIMITED - {"0"} | {"None", "(2, 1)"}},
+    ),
+    "from_block_mask": (
+        masks.from_block_mask,
+        {"block_mask": create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 8, 8, device="cpu")},
+        {"block_mask": set()},
+    ),
     "from_key_padding_mask": (
         masks.from_key_padding_mask,
         {"key_padding_mask": torch.zeros(1, 2, dtype=torch.bool)},

@@ -41,6 +41,7 @@ ATOMS = [
     masks.sparse_transformer(3),
     masks.prefix_lm(4),
     masks.Padding([3, 7]),
+    masks.PerItem([masks.Causal(), masks.Window(2, 1) | masks.Global([0])]),
     masks.Padding([3, 0], side="left", padded_len=9),
     masks.Documents([2, 0, 4]),
     masks.Documents([[2, 4], [9]], rule=masks.Causal() & (masks.Window(1, 0) | masks.Global([0]))),

@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_a_sentence(make, error, sentence):
 
 
 def test_softmax_checks_what_it_is_told():
-    with pytest.raises(TypeError, match=r"Softmax: score must be a saccade Score or None; got str\."):
+    with pytest.raises(TypeError, match=r"Softmax: score must be a saccade Score, .* or None; got str\."):
         mechanisms.Softmax(score="additive")
     with pytest.raises(TypeError, match=r"Softmax: bias must be a saccade Bias or None; got Tensor\."):
         mechanisms.Softmax(bias=torch.zeros(3))
@@ -137,3 +137,15 @@ def test_softmax_checks_what_it_is_told():
         Softmax(sink_logit=torch.tensor(1.0))
     with pytest.raises(TypeError, match="sink_logit must be a tensor, a number of heads"):
         mechanisms.Softmax(sink_logit=0)
+
+
+def test_heads_stand_side_by_side_without_an_output_projection():
+    torch.manual_seed(0)
+    pool = nn.AttentionPool(16, 4, output_projection=False)
+    x = torch.randn(2, 5, 16)
+    weights = pool.matrix(x).to_dense()
+    value = pool.attention.value_projection(x).unflatten(2, (4, 4)).transpose(1, 2)
+    torch.testing.assert_close(pool(x), (weights @ value).transpose(1, 2).flatten(2)[:, 0])
+    assert "attention.output_projection.weight" not in pool.state_dict()
+    with pytest.raises(ValueError, match="output_projection must be True where num_heads is None"):
+        nn.AttentionPool(16, output_projection=False)

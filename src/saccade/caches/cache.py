@@ -12,6 +12,7 @@ from saccade.arguments import integer
 from saccade.caches.call import Call, Like, MakesMatrix, Traffic
 from saccade.caches.checks import check_call, check_crop, check_tensors, checked_rows
 from saccade.caches.upcoming import Upcoming
+from saccade.calls import AnswersCalls
 from saccade.errors import type_error, unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.positions.tokens import GivenPositions, Positions
@@ -44,7 +45,7 @@ class Leaf(NamedTuple):
     is_saved: bool = True
 
 
-class LayerCache:
+class LayerCache(AnswersCalls):
     """What one attention layer remembers. An object of its own, handed from call to call; no module holds one.
 
     The law of every cache: a prefill, then extend and decode steps of any sizes, equal the full run, for every causal

@@ -25,7 +25,7 @@ def is_recorded(given: Ingredients, value: Tensor) -> bool:
             return True
         if given.bias is not None and given.bias.source.requires_grad:
             return True
-        if given.parameters and any(x.requires_grad for x in given.parameters):
+        if any(x.requires_grad for x in (*given.parameters, *given.captured)):
             return True
     return is_transformed()
 
@@ -165,7 +165,9 @@ def _folded(
     reasons = []
     if given.rule.shape[0] > 1:
         reasons.append("vmap cannot repeat a mask that tells batch items apart")
-    if len(tensors) > 4:
+    if given.modification is not None:
+        reasons.append("vmap cannot tell a function of scores which batch item it is asked about")
+    elif len(tensors) > 4:
         reasons.append("vmap cannot map parameters of a score's own function")
     if reasons:
         raise unsupported(given.where, "vmap", reasons, hint="put the mapped axis into the batch yourself")

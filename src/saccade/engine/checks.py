@@ -6,12 +6,16 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import instance, number
-from saccade.errors import describe, type_error, value_error
+from saccade.errors import describe, kind, type_error, value_error
 from saccade.finite import wide_dtype
-from saccade.scores import Score
+from saccade.masks import Mask
+from saccade.positions import Bias
+from saccade.scores import Modified, Score
+from saccade.scores.base import ScoreMod
 from saccade.transforms import is_autocast
 
 __all__ = [
+    "as_score",
     "autocast",
     "check_alike",
     "check_query_key",
@@ -31,8 +35,7 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None, where: str)
         for name, x in (("query", query), ("key", key)):
             instance(where, name, x, Tensor, "be a tensor")
     if score is not None:
-        hint = "saccade.scores has some; a mask goes to mask=, a tensor to bias="
-        instance(where, "score", score, Score, "be a saccade Score or None", hint=hint).check(query, key, where)
+        score.check(query, key, where)
     q_shape, k_shape = query.shape, key.shape
     if len(q_shape) == 4 and len(k_shape) == 4 and query.dtype in _DTYPES:
         batch, heads, q_len, head_dim = q_shape
@@ -62,6 +65,18 @@ def _explained(query: Tensor, key: Tensor, score: Score | None, where: str) -> E
     hint = "head h reads key head h // (heads // kv_heads)"
     got = f"{query.shape[1]} query heads and {key.shape[1]} key heads"
     return value_error(where, "key heads", "divide query heads", got, facts=facts, hint=hint)
+
+
+def as_score(score: Score | ScoreMod, where: str) -> Score:
+    """A score as it is, or the dot product changed by a function."""
+    if isinstance(score, Score):
+        return score
+    if callable(score) and not isinstance(score, type | Mask | Bias):
+        return Modified(score)
+    hint = "saccade.scores has some; a mask goes to mask=, a tensor or a term by distance to bias="
+    got = score.__name__ if isinstance(score, type) else kind(score)
+    rule = "be a saccade Score, a function (score, b, h, q, kv) -> score, or None"
+    raise type_error(where, "score", rule, got, hint=hint)
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

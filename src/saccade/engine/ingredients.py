@@ -12,7 +12,9 @@ from torch import Tensor
 from saccade.engine.at_positions import AtPositions, checked_positions, placed
 from saccade.engine.bias import bias_term
 from saccade.engine.bias_terms import Term
-from saccade.engine.checks import autocast, check_query_key, checked_scale, checked_sink, checked_softcap
+from saccade.engine.checks import as_score, autocast, check_query_key, checked_scale, checked_sink, checked_softcap
+from saccade.engine.modification import Modification
+from saccade.engine.moving import moved
 from saccade.errors import hidden_by_vmap, value_error
 from saccade.finite import wide_dtype
 from saccade.masks import Full, Mask, as_mask
@@ -22,7 +24,7 @@ from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
-from saccade.scores.base import TileFunction, prepared
+from saccade.scores.base import ScoreMod, TileFunction, prepared
 from saccade.transforms import any_autocast, is_mapped
 
 __all__ = ["Ingredients"]
@@ -40,7 +42,7 @@ class _Planned:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ingredients:
-    """``softcap(scale * score(query, key)) + bias`` where the mask allows, -inf elsewhere; nothing is computed yet.
+    """``modify(softcap(scale * score(query, key))) + bias`` where the mask allows, -inf elsewhere; nothing is computed.
 
     Kernels and statistics read from here. Whatever is handed on has been checked, and only here are positions
     translated to indices. They hold tensors, never modules: scores are prepared and bias tables read in `of`.
@@ -58,6 +60,7 @@ class Ingredients:
         bias: what is added to the scores; None for nothing.
         sink_logit: ``[heads]``, in `compute_dtype`; None for no sink.
         tile_function, parameters: how a few queries and keys are compared; None and () for the dot product.
+        modification: a user's function of scores, asked after scale and softcap; None for none.
         row_positions: where the rows stand, if they are in another order, int64 ``[q_len]``; else None.
         is_live: whether the mask reads tensors that may be written into between two products; see `current`.
         answers: what a rule that calls functions said in the forward pass, as fingerprints; the backward pass asks
@@ -77,6 +80,7 @@ class Ingredients:
     sink_logit: Tensor | None = None
     tile_function: TileFunction | None = None
     parameters: tuple[Tensor, ...] = ()
+    modification: Modification | None = None
     row_positions: Tensor | None = None
     is_live: bool = False
     answers: dict[Hashable, int] | None = None
@@ -89,7 +93,7 @@ class Ingredients:
         key: Tensor,
         mask: object = None,
         *,
-        score: Score | None = None,
+        score: Score | ScoreMod | None = None,
         bias: Tensor | Bias | None = None,
         scale: float | None = None,
         softcap: float | None = None,
@@ -101,6 +105,7 @@ class Ingredients:
         """Check what a user hands over; see `saccade.attention`."""
         if any_autocast():
             query, key = autocast(query), autocast(key)
+        score = None if score is None else as_score(score, where)
         shape, dtype = check_query_key(query, key, score, where), query.dtype
         if softcap is not None:
             softcap = checked_softcap(softcap, where)
@@ -129,15 +134,18 @@ class Ingredients:
         term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale, where)
         tile_function: TileFunction | None = None
         parameters: tuple[Tensor, ...] = ()
+        modification = None
         if score is not None:
             with torch.autocast(query.device.type, enabled=False):
-                query, key, tile_function, parameters = prepared(score, query, key)
+                query, key, tile_function, parameters, modify = prepared(score, query, key)
+                place = () if modify is None else _first_pair(rule, origin, query, key)
+                modification = None if modify is None else Modification.of(modify, place, wide_dtype(dtype), where)
         made = object.__new__(cls)  # and all fields at once: one by one, as a dataclass sets them, takes twice as long
         # fmt: off
         made.__dict__.update(
             where=where, shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
             softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
-            is_live=bool(tensors) and not isinstance(rule, AtPositions),
+            modification=modification, is_live=bool(tensors) and not isinstance(rule, AtPositions),
         )
         # fmt: on
         return made
@@ -166,7 +174,17 @@ class Ingredients:
         """What gradients may be taken of."""
         bias = () if self.bias is None else (self.bias.source,)
         sink = () if self.sink_logit is None else (self.sink_logit,)
-        return (self.query, self.key, *bias, *sink, *self.parameters)
+        return (self.query, self.key, *bias, *sink, *self.parameters, *self.captured)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are scaled dot products, or smaller."""
+        return self.tile_function is None and self.bias is None and self.modification is None
+
+    @property
+    def captured(self) -> tuple[Tensor, ...]:
+        """What a function of scores reads that gradients are taken of."""
+        return () if self.modification is None else self.modification.leaves
 
     @property
     def everything(self) -> Tile:
@@ -183,13 +201,29 @@ class Ingredients:
             other.__dict__.pop("plan", None)
         return other
 
+    def to(self, device: torch.device | None, dtype: torch.dtype | None) -> Ingredients:
+        """The same on another device, or computed in another dtype."""
+        own = self.dtype if dtype is None else dtype
+        narrow = self.query.dtype == self.dtype and self.tile_function is None
+        kept = own if narrow else wide_dtype(own)
+        changes = {name: moved(getattr(self, name), device, dtype) for name in ("bias", "sink_logit", "parameters")}
+        return self.replaced(
+            **changes,
+            dtype=own,
+            query=self.query.to(device, kept),
+            key=self.key.to(device, kept),
+            rule=moved(self.rule, device, None),
+            row_positions=moved(self.row_positions, device, None),
+        )
+
     def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
-        """All tensors that a product is a function of, sinks aside: query, key, value, bias, parameters."""
-        return (self.query, self.key, value, None if self.bias is None else self.bias.source, *self.parameters)
+        """All tensors that a product is a function of, sinks aside: query, key, value, bias, parameters, captured."""
+        bias = None if self.bias is None else self.bias.source
+        return (self.query, self.key, value, bias, *self.parameters, *self.captured)
 
     def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[Ingredients, Tensor]:
         """The same made of other `sources`, and the value among them."""
-        query, key, value, bias, *parameters = sources
+        query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
         assert value is not None
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
         return self.replaced(query=query, key=key, bias=term, parameters=tuple(parameters)), value
@@ -198,3 +232,12 @@ class Ingredients:
         """The same without its sources, so that who keeps it until the backward pass keeps no memory of theirs."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
         return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
+
+
+def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+    """Batch item, head and positions of the first query and key, int64 ``[1, 1, 1, 1]``."""
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=query.device)
+    if isinstance(rule, AtPositions) and query.numel() and key.numel():
+        q, kv = rule.positions(zero, zero, zero)
+        return zero, zero, q.clamp_min(0), kv.clamp_min(0)
+    return zero, zero, zero + origin[0], zero + origin[1]

@@ -1,4 +1,7 @@
-"""Scores of a tile, in this order: scale, softcap, bias, mask; and the softmax of complete rows of them."""
+"""Scores of a tile, and the softmax of complete rows of them.
+
+Their order is this: scale, softcap, a function of the user's, bias, mask.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ __all__ = [
     "index_of",
     "keeps_hidden",
     "key_of_hidden",
+    "modified",
     "normalised",
+    "place_of",
     "positions",
     "scores_of",
     "softmax_rows",
@@ -43,7 +48,7 @@ def scores_of(given: Ingredients, tile: Tile) -> Tensor:
     q = take(given.query[tile.batch, tile.heads], (tile.rows,), 2).to(given.compute_dtype)
     k = take(given.key[tile.batch, groups], joined(tile.spans), 2).to(given.compute_dtype)
     scores = product(q * given.scale, k.mT) if given.tile_function is None else compared(given, q, k)
-    scores = biased(given, capped(given, scores), tile)
+    scores = biased(given, modified(given, capped(given, scores), tile), tile)
     if not scores.requires_grad:
         return hide_(given, scores, tile)
     seen = allowed(given, tile)
@@ -64,6 +69,20 @@ def capped(given: Ingredients, scores: Tensor) -> Tensor:
     if scores.requires_grad:
         return given.softcap * torch.tanh(scores / given.softcap)
     return scores.div_(given.softcap).tanh_().mul_(given.softcap)
+
+
+def modified(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
+    """Capped scores as the user's function changes them; it may write into what it is given."""
+    if given.modification is None:
+        return scores
+    return given.modification(scores, place_of(given, tile), given.where)
+
+
+def place_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a function of scores is told of a tile: batch items, heads, positions; 0 where no token stands."""
+    b, h, _ = index_of(given, tile)
+    q, kv = positions(given, tile)
+    return (b, h, q.clamp_min(0), kv.clamp_min(0)) if isinstance(given.rule, AtPositions) else (b, h, q, kv)
 
 
 def biased(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:

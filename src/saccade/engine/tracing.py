@@ -54,7 +54,8 @@ def product(
     if given.query.is_meta:
         return eager.finished(given, *eager.results_like(given, value))
     encoded = encode((given.rule, given.tile_function))
-    why = () if encoded is not None and isinstance(impl, str) and impl != "reference" else reasons(given, impl)
+    is_plain = encoded is not None and given.modification is None and isinstance(impl, str) and impl != "reference"
+    why = () if is_plain else reasons(given, impl)
     if encoded is not None and not why:
         call = _Call.of(given, value, dropout_p, str(impl), seed, *encoded)
         return eager.finished(given, *_product(*call))
@@ -88,6 +89,8 @@ def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
     if encode(given.tile_function) is None:
         instead = "one at the top of a module can be, or a frozen dataclass with __call__"
         why.append(f"its score compares by a function that cannot be written down: {instead}")
+    if given.modification is not None:
+        why.append("its scores are changed by a function, which cannot be written down")
     return tuple(why)
 
 

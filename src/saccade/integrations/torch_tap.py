@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from saccade.attention import AttentionMatrix
 from saccade.integrations.listening import HeardCall, Kind, Running, listening
 from saccade.integrations.sdpa_tap import without_mode
-from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tensor
+from saccade.integrations.torch_calls import projected, rule_of
 from saccade.integrations.valve import Valve, closed, hand_out, names_of
-from saccade.masks import Full, Mask, from_key_padding_mask
 
 __all__ = ["tapped_torch_layers"]
 
@@ -135,59 +133,14 @@ def _matrix(
     if norm is not None:
         query = norm(query)
         key = query if is_self else norm(key)
-    q, k = _projected(module, query, key)
-    batch, kv_len = k.shape[:2]
-    heads = module.num_heads
-    q, k = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k))
-    rule, bias = _rule(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len))
+    q, k, _ = projected(module, query, key)
+    batch, heads, kv_len, _ = k.shape
+    rule, bias = rule_of(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len))
     places: dict[str, Any] = {}
     if is_token is not None:  # rows that no token asks do not exist
         position = torch.arange(kv_len, device=k.device).expand(batch, -1)
         places = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
     return AttentionMatrix(q, k, rule, bias=bias, **places)
-
-
-def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys after projection, ``[batch, len, embed_dim]``, with the keys that the layer adds."""
-    width, bias = module.embed_dim, module.in_proj_bias
-    if module._qkv_same_embed_dim:
-        q_weight, k_weight = module.in_proj_weight[:width], module.in_proj_weight[width : 2 * width]
-    else:
-        q_weight, k_weight = module.q_proj_weight, module.k_proj_weight
-    q = F.linear(query, q_weight, None if bias is None else bias[:width])
-    k = F.linear(key, k_weight, None if bias is None else bias[width : 2 * width])
-    if module.bias_k is not None:
-        k = torch.cat([k, module.bias_k.to(k.dtype).expand(len(k), -1, -1)], 1)
-    if module.add_zero_attn:
-        k = torch.cat([k, k.new_zeros(len(k), 1, k.shape[2])], 1)
-    return q, k
-
-
-def _rule(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
-) -> tuple[Mask | None, Tensor | None]:
-    """Torch's masks, where True means *ignore* and floats are added, as a rule and a bias."""
-    batch, heads, _, kv_len = shape
-    rule: Mask = Full()
-    bias: Tensor | None = None
-    if attn_mask is not None:
-        mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
-        mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
-        rule, bias = rule_of_tensor(_wider(mask, kv_len), kv_len)
-    if key_padding_mask is not None:
-        padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
-        padding = ~padding if padding.dtype == torch.bool else padding
-        allowed, added = mask_of_tensor(_wider(padding, kv_len))
-        rule = rule if allowed is None else both(rule, from_key_padding_mask(~allowed))
-        if added is not None:
-            bias = added[:, None, None] if bias is None else bias + added[:, None, None]
-    return rule, bias
-
-
-def _wider(mask: Tensor, kv_len: int) -> Tensor:
-    """A mask with the keys that the layer adds, which all may attend to."""
-    more = kv_len - mask.shape[-1]
-    return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,17 @@ from saccade.masks.algebra import After, And, Not, Or
 from saccade.masks.blocks import Blocks
 from saccade.masks.causal import Causal
 from saccade.masks.coarse import Coarse
-from saccade.masks.convert import as_mask, from_key_padding_mask
+from saccade.masks.convert import as_mask
 from saccade.masks.dense import Dense
 from saccade.masks.documents import Documents
+from saccade.masks.from_others import (
+    from_attention_mask,
+    from_block_mask,
+    from_cu_seqlens,
+    from_key_padding_mask,
+    from_position_ids,
+    from_sliding_window,
+)
 from saccade.masks.full import Full
 from saccade.masks.global_tokens import Global
 from saccade.masks.grid.axial import Axial
@@ -14,6 +22,7 @@ from saccade.masks.grid.neighborhood import Neighborhood
 from saccade.masks.grid.windows import ShiftedWindows
 from saccade.masks.mask import Mask
 from saccade.masks.padding import Padding
+from saccade.masks.per_item import PerItem
 from saccade.masks.predicate import Predicate
 from saccade.masks.prefix import Prefix
 from saccade.masks.random_blocks import Random
@@ -47,6 +56,7 @@ __all__ = [
     "Axial",
     "ShiftedWindows",
     "Padding",
+    "PerItem",
     "Documents",
     "Predicate",
     "Dense",
@@ -57,5 +67,10 @@ __all__ = [
     "sparse_transformer",
     "prefix_lm",
     "as_mask",
+    "from_attention_mask",
+    "from_block_mask",
+    "from_cu_seqlens",
     "from_key_padding_mask",
+    "from_position_ids",
+    "from_sliding_window",
 ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import integer
+from saccade.calls import answers_class
 from saccade.errors import shown, type_error, value_error
 from saccade.masks.arguments import SIZE_BITS, check_readable
 from saccade.masks.domain import Domain
@@ -25,6 +26,7 @@ __all__ = ["Blocks"]
 Layout = tuple[tuple[tuple[bool, ...], ...], ...]
 
 
+@answers_class()
 @dataclasses.dataclass(frozen=True)
 class Blocks(Mask):
     """Pairs are allowed in squares of ``block_size`` positions: ``layout[i][j]`` says whether block i sees block j.

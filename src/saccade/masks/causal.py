@@ -8,6 +8,7 @@ from collections.abc import Hashable
 import numpy as np
 from torch import Tensor
 
+from saccade.calls import answers_class
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups, Triangle
 from saccade.plan.spans import Bounds, Spans, Universe
@@ -15,6 +16,7 @@ from saccade.plan.spans import Bounds, Spans, Universe
 __all__ = ["Causal"]
 
 
+@answers_class(more="a mask is a rule on positions and has no length: Causal() fits any")
 @dataclasses.dataclass(frozen=True)
 class Causal(Mask):
     """A query sees its own position and everything before it.

@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from saccade.errors import kind, shown, type_error, value_error
-from saccade.masks.arguments import check_readable
 from saccade.masks.dense import NO_BOOL, Dense
 from saccade.masks.full import Full
 from saccade.masks.mask import Mask
-from saccade.masks.padding import Padding
 from saccade.masks.predicate import Predicate
 
-__all__ = ["as_mask", "check_told_apart", "from_key_padding_mask"]
+__all__ = ["as_mask", "check_told_apart"]
 
 _FULL = Full()
 
@@ -77,37 +75,3 @@ def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "
     if mask.shape != (batch, kv_len) or mask.is_floating_point():
         return None
     return f"a mask of keys for each item, [batch, kv_len], is mask{cast}[:, None, None, :], with True at tokens"
-
-
-def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
-    """The mask for a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*.
-
-    Args:
-        key_padding_mask: bool ``[batch, kv_len]``, True at padding. Elsewhere in saccade True means *may attend*;
-            the inversion happens here and nowhere else.
-
-    Returns:
-        A `Padding` where the tokens of every item stand together at one side, else a `Dense` mask.
-
-    Raises:
-        TypeError: not a bool tensor.
-        ValueError: not of two dimensions; a sparse or nested tensor, or one without values.
-    """
-    where = "from_key_padding_mask"
-    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
-        got = str(key_padding_mask.dtype) if isinstance(key_padding_mask, Tensor) else kind(key_padding_mask)
-        hint = "True marks padding; float masks that are added to scores go to bias"
-        raise type_error(where, "key_padding_mask", "be a bool tensor", got, hint=hint)
-    if key_padding_mask.dim() != 2:
-        shape = list(key_padding_mask.shape)
-        raise value_error(where, "key_padding_mask", "have shape [batch, kv_len]", shape)
-    check_readable(where, "key_padding_mask", key_padding_mask)
-    is_token = ~key_padding_mask
-    kv_len = is_token.shape[1]
-    lengths = is_token.sum(1)
-    index = torch.arange(kv_len, device=is_token.device)
-    if lengths.numel() and torch.equal(is_token, index < lengths[:, None]):
-        return Padding(lengths)
-    if lengths.numel() and torch.equal(is_token, index >= kv_len - lengths[:, None]):
-        return Padding(lengths, side="left", padded_len=kv_len)
-    return Dense(is_token[:, None, None, :])

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from saccade.calls import answers_class
 from saccade.errors import kind, type_error, value_error
 from saccade.masks.arguments import check_readable
 from saccade.masks.domain import EVERYWHERE, Domain
@@ -21,6 +22,7 @@ _MANY = 1 << 16  # entries from which on it pays to look whether they stand toge
 NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
 
 
+@answers_class()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Mask):
     """The matrix itself, as a bool tensor; True = may attend.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import instance
+from saccade.calls import answers_class
 from saccade.errors import shown, value_error
 from saccade.masks.arguments import ints_of, items_of
 from saccade.masks.domain import Domain
@@ -23,11 +24,12 @@ from saccade.masks.table import Table
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.spans import Bounds, Ints, Spans, Universe
 
-__all__ = ["Documents"]
+__all__ = ["Documents", "with_facts"]
 
 _TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
 
 
+@answers_class(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
 @dataclasses.dataclass(frozen=True)
 class Documents(Mask):
     """Tokens attend within their own document; ``rule`` counts positions from each document's start.
@@ -197,6 +199,13 @@ class Documents(Mask):
             stop[own] = np.where(touches, ends[high], 0)
             one[own] = (low == high) & (first >= 0) & (last < total)
         return start, stop, one
+
+
+def with_facts(pattern: Mask, facts: Mask) -> Mask:
+    """A layer's pattern and the facts of a batch: where these are documents, the pattern begins anew with each."""
+    if isinstance(facts, Documents) and facts.rule is None:
+        return Documents(facts.lengths, pattern)
+    return pattern & facts
 
 
 def _items(lengths: object) -> tuple[tuple[int, ...], ...]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
+from saccade.calls import answers_class
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
 from saccade.plan.spans import Bounds, Spans, Universe
@@ -14,6 +15,7 @@ from saccade.plan.spans import Bounds, Spans, Universe
 __all__ = ["Full"]
 
 
+@answers_class(more="a mask is a rule on positions and has no length: Full() fits any")
 @dataclasses.dataclass(frozen=True)
 class Full(Mask):
     """Every query may attend to every key; what ``mask=None`` means.

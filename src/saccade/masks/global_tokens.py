@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import flag
+from saccade.calls import answers_class
 from saccade.errors import value_error
 from saccade.masks.arguments import ints_of
 from saccade.masks.mask import Mask
@@ -21,6 +22,7 @@ from saccade.plan.spans import Bounds, Ints, Spans, Universe
 __all__ = ["Global", "global_positions"]
 
 
+@answers_class(positions="Global([0]): the tokens that see all and are seen by all")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
     """Tokens at ``positions`` see all keys, and all queries see them. Meant to be joined: ``window | Global([0])``.

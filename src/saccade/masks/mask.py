@@ -14,6 +14,7 @@ from torch import Tensor
 from saccade import masks
 from saccade.errors import kind, type_error, value_error
 from saccade.masks.arguments import check_readable, size_of
+from saccade.masks.arithmetic import NoArithmetic
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.plans import plan_of
 from saccade.plan import Box, Groups, Plan
@@ -25,7 +26,7 @@ __all__ = ["Mask"]
 _LARGEST_PICTURE = 128
 
 
-class Mask(ABC):
+class Mask(NoArithmetic, ABC):
     """Who may attend to whom, as a rule on *positions*: ``allows(b, h, q, kv)`` is its definition.
 
     Masks are small frozen values. They combine with ``&``, ``|`` and ``~``; a module owns a pattern, a call brings
@@ -250,10 +251,6 @@ class Mask(ABC):
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         """Same as `allows`."""
         return self.allows(b, h, q, kv)
-
-    def __bool__(self) -> bool:
-        hint = "masks join by & (both), | (either) and ~ (not); with `and`, `or` and `not` one of them would be lost"
-        raise type_error("masks", "a mask", "not be used as true or false", self, hint=hint)
 
     def __and__(self, other: Mask) -> Mask:
         return masks.And((self, _checked(other, "&")))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import integer, one_of
+from saccade.calls import answers_class
 from saccade.errors import shown, value_error
 from saccade.masks.arguments import POSITION_BITS, ints_of
 from saccade.masks.mask import Mask
@@ -21,6 +22,7 @@ from saccade.plan.spans import Bounds, Ints, Spans, Universe
 __all__ = ["Padding"]
 
 
+@answers_class(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
 @dataclasses.dataclass(frozen=True)
 class Padding(Mask):
     """Only real tokens may be attended to: batch item b has ``lengths[b]`` of them.

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
+from saccade.calls import answers_class
 from saccade.masks.arguments import check_field
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
@@ -15,6 +16,7 @@ from saccade.plan.spans import Bounds, Spans, Universe
 __all__ = ["Prefix"]
 
 
+@answers_class()
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
     """Every query sees the first ``length`` positions. Meant to be joined: ``Causal() | Prefix(n)`` is a prefix LM.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saccade.arguments import integer
+from saccade.calls import answers
 from saccade.errors import value_error
 from saccade.masks.arguments import POSITION_BITS, SIZE_BITS
 from saccade.masks.causal import Causal
@@ -21,6 +22,7 @@ __all__ = ["bigbird", "longformer", "prefix_lm", "sliding_window", "sparse_trans
 _GLOBAL_BITS = 20  # each global token is kept as a position of its own
 
 
+@answers("sliding_window")
 def sliding_window(window: int) -> Mask:
     """Causal attention to the last ``window`` keys, the query's own included.
 
@@ -39,6 +41,7 @@ def sliding_window(window: int) -> Mask:
     return Causal() & Window(window - 1, 0)
 
 
+@answers("longformer")
 def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     """A window on both sides, and global tokens that see all and that all see.
 
@@ -60,6 +63,7 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     return Window(each_side, each_side) | Global(global_positions("longformer", positions))
 
 
+@answers("bigbird")
 def bigbird(
     block_size: int, *, window_blocks: int = 3, global_blocks: int = 2, random_blocks: int = 3, seed: int = 0
 ) -> Mask:
@@ -103,6 +107,7 @@ def bigbird(
     return mask | Random(random_blocks, block_size, seed) if random_blocks else mask
 
 
+@answers("streaming")
 def streaming(sink_tokens: int, window: int) -> Mask:
     """Causal attention to the first tokens and the last ones.
 
@@ -126,6 +131,7 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
 
 
+@answers("sparse_transformer")
 def sparse_transformer(step: int) -> Mask:
     """Causal attention to the last ``step`` keys and to every step-th key before.
 
@@ -147,6 +153,7 @@ def sparse_transformer(step: int) -> Mask:
     return Causal() & (Window(step, 0) | Strided(step))
 
 
+@answers("prefix_lm")
 def prefix_lm(length: int) -> Mask:
     """Causal attention, but the first ``length`` positions see each other, and all see them.
 

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
+from saccade.calls import answers_class
 from saccade.masks.arguments import check_field
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
@@ -15,6 +16,7 @@ from saccade.plan.spans import Bounds, Spans, Universe
 __all__ = ["Strided"]
 
 
+@answers_class()
 @dataclasses.dataclass(frozen=True)
 class Strided(Mask):
     """A query sees the positions whose distance from its own is a multiple of ``step``, itself included.

@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from saccade.arguments import integer
+from saccade.calls import answers_class
 from saccade.masks.arguments import POSITION_BITS
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
@@ -18,6 +19,10 @@ __all__ = ["Window"]
 _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions and widths must stay within int64
 
 
+@answers_class(
+    left="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only",
+    right="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only; from_sliding_window(5) is transformers'",
+)
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
     """A query sees itself, ``left`` keys before it and ``right`` keys after it.

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from torch import Tensor, nn
 
 from saccade.caches import KVCache, LayerCache
+from saccade.calls import AnswersCalls
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.positions.tokens import GivenPositions
@@ -14,7 +15,7 @@ from saccade.positions.tokens import GivenPositions
 __all__ = ["Mechanism"]
 
 
-class Mechanism(nn.Module):
+class Mechanism(AnswersCalls, nn.Module):
     """WHICH MATRIX comes of queries and keys. The one seam that caches, recordings and ranks use."""
 
     @property

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import instance, is_integer
-from saccade.attention import AttentionMatrix, Impl
-from saccade.errors import type_error, value_error
+from saccade.attention import AttentionMatrix, Impl, from_ingredients
+from saccade.engine.checks import as_score
+from saccade.engine.ingredients import Ingredients
+from saccade.errors import type_error, unsupported, value_error
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
+from saccade.scores.base import ScoreMod
 
 __all__ = ["Softmax"]
 
@@ -22,7 +25,8 @@ class Softmax(Mechanism):
     """Makes the `AttentionMatrix`; owns what softmax attention can be told.
 
     Args:
-        score: how alike a query and a key are, a `saccade.scores.Score`; the dot product when None.
+        score: how alike a query and a key are, a `saccade.scores.Score`, or a function that changes dot products; the
+            dot product when None.
         bias: added to the scores, a `saccade.positions.Bias`; none when None. A tensor is a fact of one batch and goes
             to `saccade.attention`.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
@@ -42,7 +46,7 @@ class Softmax(Mechanism):
     def __init__(
         self,
         *,
-        score: Score | None = None,
+        score: Score | ScoreMod | None = None,
         bias: Bias | None = None,
         scale: float | None = None,
         softcap: float | None = None,
@@ -50,9 +54,8 @@ class Softmax(Mechanism):
         impl: Impl = "auto",
     ):
         super().__init__()
-        instance("Softmax", "score", score, (Score, NoneType), "be a saccade Score or None")
         instance("Softmax", "bias", bias, (Bias, NoneType), "be a saccade Bias or None")
-        self.score, self.bias = score, bias
+        self.score, self.bias = None if score is None else as_score(score, "Softmax"), bias
         self.scale, self.softcap, self.impl = scale, softcap, impl
         self.sink_logit = None if sink_logit is None else nn.Parameter(_start(sink_logit))
 
@@ -68,20 +71,26 @@ class Softmax(Mechanism):
         mask: object = None,
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
     ) -> AttentionMatrix:
-        return AttentionMatrix(
+        """The matrix; ``bias`` is that of one call, in place of its own."""
+        if bias is not None and self.bias is not None:
+            reason = "it has a bias of its own, and a call brings another"
+            raise unsupported("Softmax", "bias", [reason], hint="Softmax() without one takes that of each call")
+        given = Ingredients.of(
             query,
             key,
             mask,
             score=self.score,
-            bias=self.bias,
+            bias=self.bias if bias is None else bias,
             scale=self.scale,
             softcap=self.softcap,
             sink_logit=self.sink_logit,
-            impl=self.impl,
             q_positions=q_positions,
             kv_positions=kv_positions,
+            where="AttentionMatrix",
         )
+        return from_ingredients(given, self.impl)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale}, softcap={self.softcap}, impl={self.impl!r}"

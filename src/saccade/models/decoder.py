@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Self
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.arguments import instance
 from saccade.caches import Cache
+from saccade.calls import AnswersCalls
 from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
@@ -42,7 +44,7 @@ _FORMATS: dict[str, DecoderFormat] = {
 _WRITTEN = ("llama", "gpt2", "saccade-decoder")  # the first that can express the model
 
 
-class Decoder(nn.Module):
+class Decoder(AnswersCalls, nn.Module):
     """A language model: for every token of a text, how likely each token of the vocabulary is to come next.
 
     Args:
@@ -70,7 +72,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
-        self.config = config
+        self.config = instance("Decoder", "config", config, DecoderConfig, "be a saccade.models.DecoderConfig")
         self.tokenizer = tokenizer
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         is_learned = config.position_encoding == "learned"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import Shapes, instance
+from saccade.calls import AnswersCalls
 from saccade.errors import type_error, value_error
 from saccade.masks import Padding
 from saccade.matrix import Matrix
@@ -32,7 +33,7 @@ __all__ = ["Encoder"]
 _TYPES = Shapes("tokens [batch, len]", "token_types [batch, len]")
 
 
-class Encoder(nn.Module):
+class Encoder(AnswersCalls, nn.Module):
     """Embeddings and a stack of post-norm layers, as BERT has them.
 
     Args:
@@ -57,7 +58,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: EncoderConfig, tokenizer: "Tokenizer | None" = None):
         super().__init__()
-        self.config = config
+        self.config = instance("Encoder", "config", config, EncoderConfig, "be a saccade.models.EncoderConfig")
         self.tokenizer = tokenizer
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_layers))

@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.arguments import instance
 from saccade.caches import Cache
+from saccade.calls import AnswersCalls
 from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
@@ -23,7 +25,7 @@ from saccade.positions.tokens import GivenPositions, Positions
 __all__ = ["EncoderDecoder", "Given"]
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(AnswersCalls, nn.Module):
     """Reads one text, and says for every token of another how likely each token is to come next.
 
     Both texts share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;
@@ -58,7 +60,9 @@ class EncoderDecoder(nn.Module):
 
     def __init__(self, config: EncoderDecoderConfig):
         super().__init__()
-        self.config = config
+        self.config = instance(
+            "EncoderDecoder", "config", config, EncoderDecoderConfig, "be a saccade.models.EncoderDecoderConfig"
+        )
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         self.position = _position(config)
         self.dropout = nn.Dropout(config.dropout_p)

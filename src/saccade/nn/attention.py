@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 import torch
 from torch import Tensor, nn
 
 from saccade.arguments import flag, instance
 from saccade.caches import CrossCache, LayerCache
+from saccade.calls import AnswersCalls
+from saccade.calls import unknown as misnamed
 from saccade.errors import unsupported, value_error
 from saccade.masks import Mask, as_mask
+from saccade.masks.documents import with_facts
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.attention_checks import check_causal, check_inputs, check_rotary, check_sizes, check_with_cache
@@ -35,7 +38,7 @@ class _Heads(NamedTuple):
     kv_positions: Positions | None
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(AnswersCalls, nn.Module):
     r"""Several attentions side by side, each on its own projections.
 
     .. math:: \mathrm{out} = \mathrm{Concat}(A_1 V_1, \dots, A_h V_h)\, W_O, \qquad
@@ -126,6 +129,7 @@ class MultiHeadAttention(nn.Module):
         positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
         cache: LayerCache | None = None,
+        **unknown: Never,
     ) -> Tensor:
         """Attend.
 
@@ -145,6 +149,8 @@ class MultiHeadAttention(nn.Module):
         Returns:
             ``[batch, q_len, embed_dim]``.
         """
+        if unknown:
+            raise misnamed(_WHERE, unknown, self.forward)
         if cache is not None and torch.compiler.is_compiling():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
             return outside(query, key, value, mask=mask, positions=positions, kv_positions=kv_positions, cache=cache)
@@ -199,6 +205,14 @@ class MultiHeadAttention(nn.Module):
             raise value_error("MultiHeadAttention.with_weights", "size", rule, got, hint=hint)
         return self._product(matrix, heads), matrix.to_dense()
 
+    def new_cache(self, max_len: int | None = None) -> LayerCache:
+        """An empty cache that fits the mechanism.
+
+        Args:
+            max_len: room for so many tokens, taken at once; None to grow.
+        """
+        return self.mechanism.new_cache(max_len)
+
     def extra_repr(self) -> str:
         return (
             f"{self.embed_dim}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
@@ -216,12 +230,12 @@ class MultiHeadAttention(nn.Module):
         cache: LayerCache | None,
     ) -> _Heads:
         """Check, project and rotate what this call brings."""
-        is_across, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
         if cache is not None:
             is_lost = self.rotary is not None and positions is None
             check_with_cache(cache, query, key, value, mask, kv_positions, self.context_dim, is_lost=is_lost)
         elif value is not None and key is None:
             raise value_error(_WHERE, "key", "be given where value is", None)
+        is_across, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
         is_known = isinstance(cache, CrossCache) and cache.is_filled
         if is_known:
             key = query.new_empty(len(query), held, self.context_dim)
@@ -263,7 +277,7 @@ class MultiHeadAttention(nn.Module):
         joined = self.mask
         if mask is not None:
             own = as_mask(mask, shape, where=_WHERE)
-            joined = own if self.mask is None else self.mask & own
+            joined = own if self.mask is None else with_facts(self.mask, own)
         if joined is not None:
             reasons = self.mechanism.reasons(joined)
             if reasons:

@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 from torch import Tensor, nn
 
 from saccade.caches import LayerCache
+from saccade.calls import AnswersCalls
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
@@ -25,7 +26,7 @@ class Facts(TypedDict, total=False):
     kv_positions: GivenPositions
 
 
-class AttentionBlock(nn.Module):
+class AttentionBlock(AnswersCalls, nn.Module):
     """Post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
 
     Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, encoded)``.

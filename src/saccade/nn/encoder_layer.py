@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from saccade.arguments import flag, instance
+from saccade.calls import AnswersCalls
 from saccade.engine import dropout
 from saccade.errors import value_error
 from saccade.matrix import Matrix
@@ -18,7 +19,7 @@ from saccade.positions.tokens import GivenPositions
 __all__ = ["EncoderLayer", "ResidualLayer"]
 
 
-class ResidualLayer(nn.Module):
+class ResidualLayer(AnswersCalls, nn.Module):
     """The base of `EncoderLayer` and `DecoderLayer`: parts with a norm each, whose results are added to what went in.
 
     Args:

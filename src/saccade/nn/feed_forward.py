@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.arguments import flag, integer, one_of
+from saccade.calls import AnswersCalls
 from saccade.engine import dropout
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
@@ -24,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FeedForward(nn.Module):
+class FeedForward(AnswersCalls, nn.Module):
     r"""Widen each token, apply an activation, and narrow it again; tokens do not see one another.
 
     .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad

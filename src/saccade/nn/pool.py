@@ -7,7 +7,8 @@ from types import NoneType
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import Shapes, instance, integer
+from saccade.arguments import Shapes, flag, instance, integer
+from saccade.calls import AnswersCalls
 from saccade.engine import dropout
 from saccade.errors import value_error
 from saccade.matrix import Matrix
@@ -21,7 +22,7 @@ _ONE_QUERY = Shapes("x [batch, len, embed_dim]", "query [batch, query_dim]")
 _QUERIES = Shapes("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
 
 
-class AttentionPool(nn.Module):
+class AttentionPool(AnswersCalls, nn.Module):
     r"""A weighted average of a sequence; the weights say how well each token answers a query.
 
     .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)
@@ -36,6 +37,7 @@ class AttentionPool(nn.Module):
         query_dim: width of queries that are given with each call; None for learned ones.
         mechanism: which matrix, and with it the score; `saccade.mechanisms.Softmax` when None.
         dropout_p: of the weights, in training only.
+        output_projection: whether a multi-head attention ends with one; without, its heads stand side by side.
 
     Attributes:
         query: the learned queries, ``[num_queries or 1, width]``; None if they are given.
@@ -66,9 +68,13 @@ class AttentionPool(nn.Module):
         query_dim: int | None = None,
         mechanism: Mechanism | None = None,
         dropout_p: float = 0.0,
+        output_projection: bool = True,
     ):
         super().__init__()
         where = "AttentionPool"
+        if not flag(where, "output_projection", output_projection) and num_heads is None:
+            hint = "without heads there are no projections"
+            raise value_error(where, "output_projection", "be True where num_heads is None", False, hint=hint)
         self.embed_dim = integer(where, "embed_dim", embed_dim)
         self.num_queries = None if num_queries is None else integer(where, "num_queries", num_queries)
         self.query_dim = None if query_dim is None else integer(where, "query_dim", query_dim)
@@ -87,6 +93,8 @@ class AttentionPool(nn.Module):
             self.attention = MultiHeadAttention(
                 query_dim or embed_dim, num_heads, context_dim=embed_dim, mechanism=mechanism, dropout_p=dropout_p
             )
+            if not output_projection:
+                self.attention.output_projection = nn.Identity()  # type: ignore[assignment]  # as good as a layer here
         self.query: nn.Parameter | None = None
         if query_dim is None:
             self.query = nn.Parameter(torch.empty(num_queries or 1, self._query_width()))

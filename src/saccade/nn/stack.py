@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache
+from saccade.calls import AnswersCalls
 from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
@@ -28,7 +29,7 @@ class Facts(TypedDict, total=False):
     encoded_positions: GivenPositions
 
 
-class EncoderStack(nn.Module):
+class EncoderStack(AnswersCalls, nn.Module):
     """A stack of encoder layers.
 
     Args:
@@ -64,7 +65,7 @@ class EncoderStack(nn.Module):
         return [layer.matrix(x, **facts) for layer, x in with_inputs(self.layers, x, **facts)]
 
 
-class DecoderStack(nn.Module):
+class DecoderStack(AnswersCalls, nn.Module):
     """A stack of decoder layers.
 
     Args:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from saccade.calls import AnswersCalls
 from saccade.errors import unsupported
 from saccade.positions.checks import as_positions
 
 __all__ = ["Bias"]
 
 
-class Bias(nn.Module):
+class Bias(AnswersCalls, nn.Module):
     """A term added to the scores that depends on where query and key stand, and on nothing else but the query.
 
     It is a function of one number, the *distance*: the query's position minus the key's. So it is never a matrix: an
@@ -58,6 +60,37 @@ class Bias(nn.Module):
             it depends on it.
         """
         return self.table(distances)[None, :, None, :]
+
+    def to_dense(
+        self,
+        q_len: int,
+        kv_len: int | None = None,
+        *,
+        query: Tensor | None = None,
+        scale: float = 1.0,
+        q_positions: Tensor | None = None,
+        kv_positions: Tensor | None = None,
+    ) -> Tensor:
+        """The term written out, to look at: ``[batch | 1, heads | 1, q_len, kv_len]``.
+
+        Args:
+            q_len, kv_len: sizes; ``kv_len`` is ``q_len`` when None.
+            query: ``[batch, heads, q_len, head_dim]``, where numbers depend on it.
+            scale: factor of the dot products, for the same.
+            q_positions, kv_positions: int64 ``[q_len]`` and ``[kv_len]``; by default key j stands at j and query i at
+                ``kv_len - q_len + i``.
+        """
+        kv_len = q_len if kv_len is None else kv_len
+        q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
+        kv = torch.arange(kv_len) if kv_positions is None else kv_positions
+        between = self.address(q)[:, None] - self.address(kv)
+        if not between.numel():
+            return torch.zeros(1, 1, q_len, kv_len)
+        first, last = int(between.min()), int(between.max())
+        distances = torch.arange(first, last + 1)
+        table = self.values(distances, torch.zeros(1, 1, q_len, 1) if query is None else query, scale)
+        rows = torch.arange(q_len)[:, None] if table.shape[2] > 1 else torch.zeros(q_len, 1, dtype=torch.int64)
+        return table[:, :, rows, between - first]
 
     def address(self, positions: Tensor) -> Tensor:
         """What distances are taken between: the positions themselves, unless they lie on a grid."""

@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.arguments import integer
+from saccade.calls import AnswersCalls
 from saccade.positions.checks import as_positions, check_below
 
 __all__ = ["Learned"]
 
 
-class Learned(nn.Module):
+class Learned(AnswersCalls, nn.Module):
     """A trainable vector for each position, added to what a token is. It ends at ``max_len``.
 
     Args:

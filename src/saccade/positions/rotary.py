@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import instance, integer, number, one_of
+from saccade.calls import AnswersCalls
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.finite import wide_dtype
 from saccade.positions.checks import as_positions
@@ -23,7 +24,7 @@ _Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # 
 _BLOCK = 64  # positions, aligned, whose angles are computed at once where single ones are asked for
 
 
-class Rotary(nn.Module):
+class Rotary(AnswersCalls, nn.Module):
     r"""Turn queries and keys by where they stand, so that their product depends only on how far apart they are.
 
     Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:

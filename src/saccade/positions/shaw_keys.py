@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import integer
-from saccade.errors import describe, value_error
+from saccade.errors import describe, shown, value_error
 from saccade.positions.bias import Bias
 from saccade.positions.checks import check_distances
 
@@ -24,10 +24,11 @@ class ShawKeys(Bias):
 
     Args:
         head_dim: width of queries and keys of one head.
-        reach: largest distance with a vector of its own, at least 0; the paper's k.
+        reach: largest distance with a vector of its own, at least 0; the paper's k. Or two of them: back to earlier
+            keys, and ahead to later ones; ``(r, 0)`` is enough under a causal mask.
 
     Attributes:
-        weight: ``[2 * reach + 1, head_dim]``, from the earliest key in reach to the latest.
+        weight: ``[back + 1 + ahead, head_dim]``, from the earliest key in reach to the latest.
 
     Raises:
         ValueError: a size is no int, or too small; a query of another width.
@@ -46,11 +47,15 @@ class ShawKeys(Bias):
 
     reach: int
 
-    def __init__(self, head_dim: int, reach: int):
+    def __init__(self, head_dim: int, reach: int | tuple[int, int]):
         super().__init__()
         self.head_dim = integer("ShawKeys", "head_dim", head_dim)
-        self.reach = integer("ShawKeys", "reach", reach, 0)
-        self.weight = nn.Parameter(torch.zeros(2 * reach + 1, head_dim))
+        given = reach if isinstance(reach, tuple | list) else (reach, reach)
+        if len(given) != 2:
+            raise value_error("ShawKeys", "reach", "be an int, or two: back and ahead", shown(reach))
+        self.back, self.ahead = (integer("ShawKeys", "reach", own, 0) for own in given)
+        self.reach = max(self.back, self.ahead)
+        self.weight = nn.Parameter(torch.zeros(self.back + 1 + self.ahead, head_dim))
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
         check_distances("ShawKeys", distances)
@@ -59,9 +64,9 @@ class ShawKeys(Bias):
             raise value_error("ShawKeys", "query", f"have head_dim {self.head_dim}", query.shape[-1], facts=facts)
         # Scores are float32 or wider, also under autocast.
         wide = torch.promote_types(torch.promote_types(query.dtype, self.weight.dtype), torch.float32)
-        vectors = self.weight[self.reach - distances.clamp(-self.reach, self.reach)].to(wide)
+        vectors = self.weight[self.back - distances.clamp(-self.ahead, self.back)].to(wide)
         with torch.autocast(query.device.type, enabled=False):
             return (query.to(wide) * scale) @ vectors.T
 
     def extra_repr(self) -> str:
-        return f"{self.head_dim}, reach={self.reach}"
+        return f"{self.head_dim}, reach={self.back if self.back == self.ahead else (self.back, self.ahead)}"

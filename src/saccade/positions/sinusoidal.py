@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import integer, number
+from saccade.calls import AnswersCalls
 from saccade.errors import value_error
 from saccade.positions.checks import as_positions
 
 __all__ = ["Sinusoidal"]
 
 
-class Sinusoidal(nn.Module):
+class Sinusoidal(AnswersCalls, nn.Module):
     r"""A vector for each position: sines and cosines, from fast to slow, added to what a token is.
 
     .. math:: \mathrm{PE}(p, 2i) = \sin(p / \mathrm{base}^{2i/D}), \qquad

@@ -166,9 +166,12 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     there = matrix.shape[1]
     if not all(0 <= head < there for head in heads):
         raise value_error("record", "heads", f"be 0 to {there - 1}", list(heads))
-    if not isinstance(matrix, AttentionMatrix) or matrix.ingredients.tile_function is not None:
+    if not isinstance(matrix, AttentionMatrix):
         return ChosenHeads(matrix, heads)
-    given, own = matrix.ingredients, list(heads)
+    given = matrix.ingredients
+    if given.tile_function is not None or given.modification is not None:
+        return ChosenHeads(matrix, heads)
+    own = list(heads)
     bias, rule, share = given.bias, given.rule, there // given.key.shape[1]
     if bias is not None and bias.source.shape[1] > 1:
         bias = bias.of(bias.source[:, own])

@@ -6,5 +6,6 @@ from saccade.scores.bilinear import Bilinear
 from saccade.scores.cosine import Cosine
 from saccade.scores.dot import Dot
 from saccade.scores.gaussian import Gaussian
+from saccade.scores.modified import Modified
 
-__all__ = ["Additive", "Bilinear", "Cosine", "Dot", "Gaussian", "Prepared", "Score"]
+__all__ = ["Additive", "Bilinear", "Cosine", "Dot", "Gaussian", "Modified", "Prepared", "Score"]

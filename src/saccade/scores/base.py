@@ -9,11 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from saccade.calls import AnswersCalls
 from saccade.errors import describe, value_error
 from saccade.finite import is_finite, not_finite
 from saccade.transforms import is_plain
 
-__all__ = ["Prepared", "Score", "TileFunction", "prepared", "widened"]
+__all__ = ["Prepared", "Score", "ScoreMod", "TileFunction", "prepared", "widened"]
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""``(score, b, h, q, kv) -> score``: another score for each pair, from its batch item, head and positions."""
 
 TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
@@ -32,15 +36,17 @@ class Prepared(NamedTuple):
         key: ``[batch, kv_heads, kv_len, width]``.
         tile: how a few queries and a few keys are compared; None for the plain dot product.
         parameters: further tensors that ``tile`` takes.
+        modify: what changes scores once they are scaled and capped; None for nothing.
     """
 
     query: Tensor
     key: Tensor
     tile: TileFunction | None = None
     parameters: tuple[Tensor, ...] = ()
+    modify: ScoreMod | None = None
 
 
-class Score(nn.Module):
+class Score(AnswersCalls, nn.Module):
     """HOW ALIKE are a query and a key: one number for a pair, before scale, softcap and bias.
 
     A subclass maps queries and keys once, in O(n·d), so that a plain dot product follows; or it brings a function
@@ -63,6 +69,24 @@ class Score(nn.Module):
 
         Row i of a result may depend on row i of the argument only, or masks would leak.
         """
+
+    def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
+        """The scores written out, to look at, ``[batch, heads, q_len, kv_len]``: before scale, softcap and bias.
+
+        Args:
+            query: ``[batch, heads, q_len, query_dim]``.
+            key: ``[batch, kv_heads, kv_len, key_dim]``; head h reads group ``h // (heads // kv_heads)``.
+        """
+        self.check(query, key, f"{type(self).__name__}.to_dense")
+        made = prepared(self, query, key)
+        heads, groups = query.shape[1], key.shape[1]
+        q, k = widened(made.query), widened(made.key).repeat_interleave(heads // groups, 1)
+        scores = q @ k.mT if made.tile is None else made.tile(q, k, *made.parameters)
+        if made.modify is None:
+            return scores
+        index = (torch.arange(size, device=query.device) for size in scores.shape)
+        b, h, i, j = torch.meshgrid(*index, indexing="ij")
+        return made.modify(scores, b, h, i + j.shape[3] - i.shape[2], j)
 
     def check(self, query: Tensor, key: Tensor, where: str) -> None:
         """Check that the widths of query and key are those that the score takes."""

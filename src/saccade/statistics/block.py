@@ -24,6 +24,7 @@ class _Fields(NamedTuple):
     weights: Tensor
     log_weights: Tensor | None = None
     lse: Tensor | None = None
+    hidden: float = 0.0
 
 
 class Block(_Fields):
@@ -40,6 +41,7 @@ class Block(_Fields):
             None otherwise. What is close to 0 or 1 keeps its precision here.
         lse: natural log of the rows' denominators, ``[batch, heads, rows]``, where the weights are a softmax; -inf in a
             row that attends to nothing. None otherwise.
+        hidden: what stands in the other columns, and what no question counts as a weight.
     """
 
     @cached_property
@@ -59,7 +61,7 @@ class Block(_Fields):
     def largest(self) -> Tensor:
         """Largest weight of each row, at least 0, ``[batch, heads, rows]``."""
         # Columns in no range are 0, so where all others are below 0 the largest is 0.
-        return self.weights.amax(-1).clamp_min_(0.0)
+        return self.weights.amax(-1).clamp_min_(self.hidden)
 
     @cached_property
     def column_sums(self) -> Tensor:

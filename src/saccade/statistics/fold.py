@@ -27,16 +27,18 @@ class Outline(NamedTuple):
         shape: (batch, heads, q_len, kv_len).
         dtype: of the weights and of the answers, float32 or wider.
         device: where the weights are.
+        hidden: what stands at pairs that no block names: 0, or -inf in a matrix of scores.
     """
 
     shape: tuple[int, int, int, int]
     dtype: torch.dtype
     device: torch.device
+    hidden: float = 0.0
 
     @classmethod
     def of(cls, matrix: MatrixLike) -> Outline:
         """The outline of a matrix, whose weights are computed in float32 or wider."""
-        return cls(matrix.shape, torch.promote_types(matrix.dtype, torch.float32), matrix.device)
+        return cls(matrix.shape, torch.promote_types(matrix.dtype, torch.float32), matrix.device, matrix.hidden)
 
     @property
     def sum_dtype(self) -> torch.dtype:

@@ -34,6 +34,10 @@ class MatrixLike(Protocol):
     def is_stochastic(self) -> bool:
         """Whether rows are distributions."""
 
+    @property
+    def hidden(self) -> float:
+        """What stands at pairs that no block names."""
+
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         """Where queries and keys stand."""
 

@@ -66,7 +66,8 @@ class Pooled(Fold[_Cells, Tensor]):
         device, dtype = outline.device, outline.dtype if self.how == "max" else outline.sum_dtype
         q_bins, kv_bins = min(self.bins, q_len), min(self.bins, kv_len)
         kv_bin = torch.arange(kv_len, device=device) * kv_bins // max(kv_len, 1)
-        cells = torch.zeros(batch, heads, q_bins, kv_bins, dtype=dtype, device=device)
+        least = outline.hidden if self.how == "max" else 0.0
+        cells = torch.full((batch, heads, q_bins, kv_bins), least, dtype=dtype, device=device)
         seeing = torch.zeros(batch, heads, q_len if self.how == "mean" else 0, dtype=dtype, device=device)
         return _Cells(cells, seeing, kv_bin, outline)
 
@@ -81,7 +82,8 @@ class Pooled(Fold[_Cells, Tensor]):
             rows = torch.stack(reduced, -2)
         bins = torch.tensor([q_bin for q_bin, _, _ in runs], device=weights.device)
         kv_bin = take(state.kv_bin, block.columns, 0).expand(rows.shape)
-        cells = rows.new_zeros(*rows.shape[:-1], state.cells.shape[3], dtype=state.cells.dtype)
+        least = state.outline.hidden if self.how == "max" else 0.0
+        cells = rows.new_full((*rows.shape[:-1], state.cells.shape[3]), least, dtype=state.cells.dtype)
         cells.scatter_reduce_(-1, kv_bin, rows.to(cells.dtype), "amax" if self.how == "max" else "sum")
         own = state.cells[block.batch, block.heads]
         own[:, :, bins] = _joined(own[:, :, bins], cells, self.how)

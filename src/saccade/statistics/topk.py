@@ -34,8 +34,8 @@ class Strongest(NamedTuple):
 class TopK(Fold[Strongest, Strongest]):
     """The ``k`` largest weights of each row and the keys they belong to, as `Strongest`.
 
-    Only weights above 0 count: where a query attends to fewer than k keys, the remaining places hold weight 0 and
-    index -1. Equal weights come in any order. A NaN row has NaN weights and index -1.
+    Only weights above 0 count (of scores, those above -inf): where a query attends to fewer than k keys, the remaining
+    places hold weight 0 and index -1. Equal weights come in any order. A NaN row has NaN weights and index -1.
 
     Args:
         k: number of keys, at least 1; may exceed the number that is there.
@@ -60,19 +60,19 @@ class TopK(Fold[Strongest, Strongest]):
 
     def start(self, outline: Outline) -> Strongest:
         shape = (*outline.shape[:3], self.k)
-        weights = torch.zeros(shape, dtype=outline.dtype, device=outline.device)
+        weights = torch.full(shape, outline.hidden, dtype=outline.dtype, device=outline.device)
         return Strongest(weights, torch.full(shape, -1, dtype=torch.int64, device=outline.device))
 
     def add(self, state: Strongest, block: Block) -> Strongest:
         weights, places = _largest(block.weights, min(self.k, block.weights.shape[-1]))
-        indices = torch.where(weights > 0, block.keys[places], -1)
+        indices = torch.where(weights > block.hidden, block.keys[places], -1)
         where = (block.batch, block.heads, as_slice(block.rows), slice(0, weights.shape[-1]))
-        state.weights[where] = weights.clamp_min(0)
+        state.weights[where] = weights.clamp_min(block.hidden)
         state.indices[where] = indices
         return state
 
     def merge(self, state: Strongest, other: Strongest) -> Strongest:
-        theirs = other.weights != 0  # NaN is not 0 either
+        theirs = (other.indices >= 0) | other.weights.isnan()
         weights = torch.where(theirs, other.weights, state.weights)
         return Strongest(weights, torch.where(theirs, other.indices, state.indices))
 

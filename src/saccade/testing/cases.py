@@ -2,7 +2,7 @@
 
 import torch
 
-from saccade.masks import Causal, Dense, Documents, Full, Global, Padding, Window
+from saccade.masks import Causal, Dense, Documents, Full, Global, Padding, PerItem, Window
 from saccade.testing import rules
 from saccade.testing.case import Case
 from saccade.testing.ingredients import EVICTED, INGREDIENTS, LARGE_INGREDIENTS, RAGGED, SHUFFLED
@@ -74,6 +74,21 @@ _BATCHES = (
     ),
 )
 
+_EACH = (Window(1, 0), Causal(), Window(0, 2) | Global((4,)))
+
+_PER_ITEMS = (
+    Case(
+        "per-item",
+        PerItem(_EACH[:2]) & Padding((5, 7)),
+        lambda b, h, q, kv: kv <= q and kv < (5, 7)[b] and (b == 1 or kv >= q - 1),
+    ),
+    Case(
+        "per-item-globals",
+        PerItem((Window(1, 1) | Global((0,)), Window(1, 1) | Global((2, 5)))),
+        lambda b, h, q, kv: abs(q - kv) <= 1 or bool({q, kv} & ({0}, {2, 5})[b]),
+    ),
+)
+
 _FREE = (
     Case("predicate", *rules.MIXED),
     Case("dense", Dense(_DRAWN), lambda b, h, q, kv: _TABLE[b][h][q][kv]),
@@ -115,6 +130,12 @@ _LARGE = (
     Case("large-padding", *rules.left_padding(450, 193, 450), **rules.LARGE | {"batch": 2}),
     Case("large-documents", *rules.documents(200, 1, 150, 99), **rules.LARGE),
     Case(
+        "large-per-item",
+        PerItem(_EACH),
+        lambda b, h, q, kv: (q - 1 <= kv <= q, kv <= q, q <= kv <= q + 2 or 4 in (q, kv))[b],
+        **rules.LARGE | {"batch": 3},
+    ),
+    Case(
         "large-dense-padding",
         Dense(_TRIL & _TOKENS[:, None, None]),
         lambda b, h, q, kv: kv <= q and kv < (450, 200, 1)[b],
@@ -134,6 +155,7 @@ CASES: tuple[Case, ...] = (
     *_WINDOWS,
     *_GLOBALS,
     *_BATCHES,
+    *_PER_ITEMS,
     *_FREE,
     *_OPTIONS,
     *_POSITIONS,

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from saccade.errors import type_error
 from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
-from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Score
+from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Modified, Score
 
-__all__ = ["compare", "default_scale", "define", "relative"]
+__all__ = ["compare", "default_scale", "define", "modified", "relative"]
 
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
@@ -33,14 +33,36 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
     Raises:
         TypeError: a score of which no definition is known.
     """
+    if isinstance(score, Modified):
+        return compare(score.score, query, key)
     q, k = query.double()[:, :, :, None], key.double()[:, :, None]
     return _of(_SCORES, score, "score")(score, q, k)
 
 
 def default_scale(score: Score | None, head_dim: int) -> float:
     """What stands in for a scale that is not given."""
+    if isinstance(score, Modified):
+        return default_scale(score.score, head_dim)
     plain = score is not None and not (isinstance(score, Dot) and score.scaled)
     return 1.0 if plain or head_dim == 0 else head_dim**-0.5
+
+
+def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    """What the function of a `Modified` score makes of scores that are scaled and capped.
+
+    Args:
+        score: any score; most change nothing.
+        scores: ``[batch, heads, q_len, kv_len]`` in float64.
+        q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
+
+    Raises:
+        TypeError: a function of a type of which no definition is known.
+    """
+    if not isinstance(score, Modified):
+        return scores
+    inner, function = modified(score.score, scores, q_positions, kv_positions), score.function
+    places = q_positions[:, None, :, None], kv_positions[:, None, None, :]
+    return _of(_FUNCTIONS, function, "function of scores")(function, inner, *places)
 
 
 def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tensor, scale: float) -> Tensor:
@@ -61,16 +83,17 @@ def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tenso
     return _of(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
 
 
-def define(kind: type[Score] | type[Bias], formula: Callable[..., Tensor]) -> None:
-    """Say what a score or a relative bias of your own should be, so that cases may use it.
+def define(kind: type, formula: Callable[..., Tensor]) -> None:
+    """Say what a score, a relative bias or a class of functions of scores should be, so that cases may use it.
 
     Args:
         kind: the class.
         formula: for a score ``(score, q [B, H, L, 1, D], k [B, H, 1, S, D]) -> [B, H, L, S]``; for a bias
             ``(bias, q [B | 1, L, 1], kv [B | 1, 1, S], query, scale) -> [B | 1, H | 1, L, S]``, where q and kv are
-            positions; in float64, and written independently of the class.
+            positions; for a function ``(function, scores [B, H, L, S], q [B | 1, 1, L, 1], kv [B | 1, 1, 1, S])``; in
+            float64, and written independently of the class.
     """
-    (_SCORES if issubclass(kind, Score) else _BIASES)[kind] = formula
+    (_SCORES if issubclass(kind, Score) else _BIASES if issubclass(kind, Bias) else _FUNCTIONS)[kind] = formula
 
 
 def _of(table: dict[type, Callable[..., Tensor]], module: object, what: str) -> Callable[..., Tensor]:
@@ -153,7 +176,7 @@ def _bucket(distance: int, n: int, max_distance: int) -> int:
 
 
 def _shaw_keys(bias: ShawKeys, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
-    vectors = bias.weight.double()[torch.clip(kv - q, -bias.reach, bias.reach) + bias.reach]
+    vectors = bias.weight.double()[torch.clip(kv - q, -bias.back, bias.ahead) + bias.back]
     return scale * (query[:, :, :, None] * vectors[:, None]).sum(-1)
 
 
@@ -179,3 +202,4 @@ _BIASES: dict[type, Callable[..., Tensor]] = {
     ShawKeys: _shaw_keys,
     GridTable: _grid_table,
 }
+_FUNCTIONS: dict[type, Callable[..., Tensor]] = {}

@@ -23,6 +23,7 @@ def attention(
     softcap: float | None = None,
     sink_logit: Tensor | None = None,
     compare: Callable[[Tensor, Tensor], Tensor] | None = None,
+    modify: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention as it is written in a textbook, in float64.
 
@@ -37,6 +38,7 @@ def attention(
         sink_logit: ``[heads]``: one more score for each row that sees something, which belongs to no key.
         compare: ``compare(query, key) -> [batch, heads, q_len, kv_len]`` in place of the dot product; both are float64,
             and every head has its own copy of the keys.
+        modify: changes the scores before the bias is added, ``[batch, heads, q_len, kv_len]`` in float64.
 
     Returns:
         (out, lse) in float64: ``[batch, heads, q_len, value_dim]`` and ``[batch, heads, q_len]``; the lse is the
@@ -51,6 +53,8 @@ def attention(
     scores = scores * (head_dim**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    if modify is not None:
+        scores = modify(scores)
     if bias is not None:
         scores = scores + bias.double()
 

@@ -103,7 +103,12 @@ class Problem:
             softcap=self.softcap,
             sink_logit=self.sink_logit,
             compare=None if self.score is None else partial(definitions.compare, self.score),
+            modify=None if self.score is None else self._modified,
         )
+
+    def _modified(self, scores: Tensor) -> Tensor:
+        assert self.score is not None  # who passes this on has looked
+        return definitions.modified(self.score, scores, *self.standing())
 
     def standing(self) -> tuple[Tensor, Tensor]:
         """Where queries and keys stand, int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import integer
+from saccade.calls import AnswersCalls
 from saccade.nn.projections import weight_of
 from saccade.vision.cbam import Gates
 from saccade.vision.channel import pooled
@@ -14,7 +15,7 @@ from saccade.vision.feature_map import BatchNorm, check_features, reduced
 __all__ = ["BAM"]
 
 
-class BAM(nn.Module):
+class BAM(AnswersCalls, nn.Module):
     r"""Which channels matter where: the bottleneck attention module, channel and spatial evidence joined.
 
     .. math:: \mathrm{out} = x + x \odot \sigma\big(M_c(x) + M_s(x)\big), \qquad

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from saccade.arguments import one_of
+from saccade.calls import AnswersCalls
 from saccade.nn.projections import weight_of
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
@@ -29,7 +30,7 @@ class Gates(NamedTuple):
     spatial: Tensor
 
 
-class CBAM(nn.Module):
+class CBAM(AnswersCalls, nn.Module):
     r"""Which channels matter, then which positions: the convolutional block attention module.
 
     .. math:: x' = s_{\mathrm{channel}}(x) \odot x, \qquad \mathrm{out} = s_{\mathrm{spatial}}(x') \odot x'

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from saccade.arguments import integer, number, one_of
 from saccade.attention import AttentionMatrix
+from saccade.calls import AnswersCalls
 from saccade.errors import unsupported, value_error
 from saccade.nn.projections import weight_of
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features
@@ -17,7 +18,7 @@ KINDS = ("embedded", "gaussian", "dot", "concatenation")
 _SOFTMAX = ("embedded", "gaussian")
 
 
-class NonLocal(nn.Module):
+class NonLocal(AnswersCalls, nn.Module):
     r"""Every position gathers from all positions, near and far: the non-local block.
 
     .. math:: \mathrm{out} = x + \mathrm{norm}(W_z\, y), \qquad

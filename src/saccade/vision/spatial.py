@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import flag, integer
+from saccade.calls import AnswersCalls
 from saccade.errors import value_error
 from saccade.nn.projections import weight_of
 from saccade.vision.feature_map import BatchNorm, check_features
@@ -13,7 +14,7 @@ from saccade.vision.feature_map import BatchNorm, check_features
 __all__ = ["SpatialAttention"]
 
 
-class SpatialAttention(nn.Module):
+class SpatialAttention(AnswersCalls, nn.Module):
     r"""Which positions matter in this picture: CBAM's spatial gate.
 
     .. math:: s = \sigma\big(\mathrm{norm}(f^{k \times k}([\mathrm{mean}_c\, x;\ \mathrm{max}_c\, x]))\big), \qquad

@@ -47,6 +47,8 @@ class Flex(Kernel):
             why.append("it has no dropout")
         if given.tile_function is not None:
             why.append("it has dot products only, and maps that end in one")
+        if given.modification is not None:
+            why.append("it calls no function of scores")
         if given.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if has_forward_derivatives():

@@ -44,6 +44,8 @@ class Fused(KernelByHand):
             why.append("it has no softcap")
         if given.tile_function is not None:
             why.append("it has dot products only, and maps that end in one")
+        if given.modification is not None:
+            why.append("it calls no function of scores")
         if given.bias is not None and given.bias.source.requires_grad and torch.is_grad_enabled():
             why.append("it has no gradient for bias")
         if has_forward_derivatives():

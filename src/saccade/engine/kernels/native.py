@@ -78,6 +78,8 @@ class Native(KernelByHand):
             why.append(f"it has no {str(dtype).removeprefix('torch.')} on this processor")
         if given.tile_function is not None:
             why.append("it has dot products only, and maps that end in one")
+        if given.modification is not None:
+            why.append("it calls no function of scores")
         if given.rule.asks_functions:
             why.append("its mask calls a function")
         if given.bias is not None:

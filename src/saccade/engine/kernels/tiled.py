@@ -17,7 +17,7 @@ from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, Kern
 from saccade.engine.kernels.tiled_blocks import blocks_of
 from saccade.engine.kernels.tiled_cost import cost_of, pairs_of
 from saccade.engine.memory import Cost
-from saccade.engine.tiles import biased, capped, compared, hide_, index_of, positions
+from saccade.engine.tiles import biased, capped, compared, hide_, index_of, modified, place_of, positions
 from saccade.plan import Tile
 from saccade.transforms import has_forward_derivatives
 
@@ -56,7 +56,7 @@ class Tiled(KernelByHand):
     def backward(
         self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
     ) -> Tensors:
-        """Gradients of query, key, value, the bias's source and the score's parameters, where wanted."""
+        """Gradients of query, key, value, the bias's source, parameters and what is captured, where wanted."""
         return _backward(given, value, dropped, results, wanted)
 
 
@@ -128,11 +128,26 @@ def _backward(
         grad_scores = grad_weights.sub_(taken[..., None]).mul_(weights)
         if gb is not None and bias is not None:
             bias.collect(gb, block.tile, grad_scores)
+        grad_scores = _backward_of_modification(given, block, grad_scores, gp)
         if block.slopes is not None:
             grad_scores *= block.slopes
         _backward_of_scores(given, block, grad_scores, gq, gk, gp)
         del block, weights, words, grad_weights, grad_scores  # or they would be held while the next ones are made
     return tuple(grads)
+
+
+def _backward_of_modification(
+    given: Ingredients, block: _Block, grad_scores: Tensor, gp: list[Tensor | None]
+) -> Tensor:
+    """From the gradient of a block's modified scores to that of the capped ones, and to what is captured."""
+    if given.modification is None or block.capped is None:
+        return grad_scores
+    place = place_of(given, block.tile)
+    of_scores, captured = given.modification.gradients(grad_scores, block.capped, place, given.where)
+    for total, part in zip(gp[len(given.parameters) :], captured, strict=True):
+        if total is not None and part is not None:
+            total.add_(part)
+    return torch.zeros_like(grad_scores) if of_scores is None else of_scores
 
 
 def _backward_of_scores(
@@ -155,7 +170,7 @@ def _backward_of_scores(
         block.rows(gq).add_(of_query)
     if gk is not None and of_key is not None:
         block.add_columns(gk, of_key)
-    for total, part in zip(gp, others, strict=True):
+    for total, part in zip(gp, others, strict=False):  # what is captured stands behind the parameters
         if total is not None and part is not None:
             total.add_(part)
 
@@ -184,6 +199,7 @@ class _Block(NamedTuple):
     key: Tensor
     value: Tensor
     scores: Tensor
+    capped: Tensor | None
     slopes: Tensor | None
     groups: slice
 
@@ -220,7 +236,7 @@ class _Block(NamedTuple):
 
 def _is_small(given: Ingredients) -> bool:
     """Whether no score can be so large that its exponential, or a sum of them, leaves float32: no shift is needed."""
-    if given.tile_function is not None or given.bias is not None or given.query.numel() * given.key.numel() == 0:
+    if not given.is_plain or given.query.numel() * given.key.numel() == 0:
         return False
     longest = [
         torch.linalg.vector_norm(x.detach(), dim=-1, dtype=given.compute_dtype).max() for x in (given.query, given.key)
@@ -246,8 +262,9 @@ def _made(given: Ingredients, value: Tensor, piece: Tile, scratch: _Scratch, *, 
     made = scratch.product(q * given.scale, k.mT, 0) if is_dot else compared(given, q, k)
     made = capped(given, made)
     slope = 1.0 - (made / given.softcap).square_() if slopes and given.softcap is not None else None
-    made = hide_(given, biased(given, made, piece), piece)
-    return _Block(piece, q, k, v, made, slope, groups)
+    before = made.clone() if slopes and given.modification is not None else None
+    made = hide_(given, biased(given, modified(given, made, piece), piece), piece)
+    return _Block(piece, q, k, v, made, before, slope, groups)
 
 
 class _Scratch:

@@ -11,7 +11,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.probe import Probe
 from saccade.engine.kernels.tiled_blocks import cuts_of
 from saccade.engine.memory import Cost, Held, Ledger, bytes_widened
-from saccade.engine.tiles import ROOM_FOR_HIDDEN, compared, hidden, keeps_hidden, key_of_hidden
+from saccade.engine.tiles import ROOM_FOR_HIDDEN, compared, hidden, keeps_hidden, key_of_hidden, modified
 from saccade.plan import Tile
 
 __all__ = ["cost_of", "pairs_of"]
@@ -54,7 +54,7 @@ class _Run:
         if self._has_dropout:
             self.ledger.touch(32 * max(rows, kv_len))  # four numbers of 64 bits are held while one of 32 is made
             self.ledger.take(4 * (rows + kv_len))
-        if given.tile_function is None and given.bias is None:
+        if given.is_plain:
             entries = max(rows * given.query.shape[3], given.key.numel())
             self.ledger.touch(bytes_widened(entries, given.query.dtype))
 
@@ -82,6 +82,9 @@ class _Run:
                 made = entries * wide
                 ledger.touch(self._compared(piece, made))
             with ledger.holding(made):
+                if given.modification is not None:
+                    changed = self._probe.held("modified", piece, _modified).most
+                    ledger.touch(max(changed, 0))
                 if given.bias is not None:
                     ledger.touch(self._probe.held("bias", piece, _bias).most)
                 for strip in piece.columns:
@@ -127,6 +130,12 @@ def _compared(given: Ingredients, tile: Tile) -> Tensor:
     q = at(given.query[tile.batch, tile.heads], tile.rows, 2)
     k = take(given.key[tile.batch, groups], tile.spans, 2)
     return compared(given, q.to(given.compute_dtype), k.to(given.compute_dtype))
+
+
+def _modified(given: Ingredients, tile: Tile) -> Tensor:
+    items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
+    scores = given.key.new_zeros((), dtype=given.compute_dtype).expand(items, heads, tile.height, tile.width)
+    return modified(given, scores, tile)
 
 
 def _bias(given: Ingredients, tile: Tile) -> Tensor:

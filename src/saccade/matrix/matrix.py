@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,8 +14,11 @@ from saccade.arguments import instance, is_integer
 from saccade.engine import dropout
 from saccade.engine.checks import autocast
 from saccade.engine.grouping import groups_of, product, take
+from saccade.engine.moving import moved, target_of
 from saccade.errors import describe, type_error, unsupported, value_error
 from saccade.finite import wide_dtype
+from saccade.matrix.indexing import Index, part_of
+from saccade.matrix.operators import Operators
 from saccade.plan import Ranges
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.entropy import Entropy
@@ -30,7 +33,7 @@ from saccade.statistics.transposed import Transposed
 __all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
 
 
-class Matrix(ABC):
+class Matrix(Operators, ABC):
     """A lazy matrix of shape [batch, heads, q_len, kv_len].
 
     A subclass says its `shape`, `dtype`, `device` and `kv_heads`, and yields `blocks`; products, rows, the dense form
@@ -70,6 +73,11 @@ class Matrix(ABC):
     def is_stochastic(self) -> bool:
         """True if rows are distributions: nowhere below 0, with sum 1 (or 0 in a row that attends to nothing)."""
         return True
+
+    @property
+    def hidden(self) -> float:
+        """What stands at pairs that no block names."""
+        return 0.0
 
     @property
     def mT(self) -> Transposed[Matrix]:
@@ -210,20 +218,17 @@ class Matrix(ABC):
         """
         return sparse_of(self, limit)
 
-    def __matmul__(self, value: Tensor) -> Tensor:
-        return self.matmul(value)
+    def __getitem__(self, index: Index) -> Tensor:
+        """Any part, exactly: ``A[b, h, i]`` is what query i of head h of batch item b attends to, ``[kv_len]``.
 
-    def __getitem__(self, index: tuple[int, int, int]) -> Tensor:
-        """One row, exactly: ``A[b, h, i]`` is what query i of head h of batch item b attends to, ``[kv_len]``."""
-        if not (isinstance(index, tuple) and len(index) == 3 and all(is_integer(i) for i in index)):
-            rule = "be three ints, A[batch, head, query]"
-            raise type_error("Matrix", "index", rule, repr(index), hint="A.to_dense() gives everything")
-        b, h, i = (self._checked_index(own, axis) for axis, own in enumerate(index))
-        row = torch.zeros(self.shape[3], dtype=wide_dtype(self.dtype), device=self.device)
-        for block in self.blocks(b, h, range(i, i + 1)):
-            for span, weights in block.by_range(block.weights[0, 0, 0]):
-                row[as_slice(span)] = weights
-        return row
+        ``A[b, h]`` is one head's matrix, ``A[b, h, i:j, k:l]`` a part of it, ``A[..., i, j]`` one weight of each head.
+        Only the rows that are asked for are computed.
+        """
+        return part_of(self, index)
+
+    def to(self, *target: torch.device | str | torch.dtype) -> Self:
+        """The same matrix on another device, of another float dtype, or both: ``A.to("cuda", torch.bfloat16)``."""
+        return moved(self, *target_of(f"{type(self).__name__}.to", target))
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
         """All weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
@@ -238,7 +243,7 @@ class Matrix(ABC):
             got = f"{math.prod(self.shape):,} weights, {list(self.shape)}"
             hint = "A[b, h, i] gives a row, A @ value and A.mT @ x products; to_dense(limit=...) insists"
             raise value_error("Matrix.to_dense", "size", f"be at most {limit:,} weights", got, hint=hint)
-        dense = torch.zeros(self.shape, dtype=wide_dtype(self.dtype), device=self.device)
+        dense = torch.full(self.shape, self.hidden, dtype=wide_dtype(self.dtype), device=self.device)
         for block in self.blocks():
             for span, weights in block.by_range(block.weights):
                 dense[block.batch, block.heads, as_slice(block.rows), as_slice(span)] = weights
@@ -279,12 +284,6 @@ class Matrix(ABC):
             raise type_error(where, "rows", "be a range or None", repr(rows))
         if rows.step != 1:
             raise value_error(where, "rows", "be a range with step 1", rows)
-
-    def _checked_index(self, index: int, axis: int) -> int:
-        size, name = self.shape[axis], ("batch", "head", "query")[axis]
-        if not -size <= index < size:
-            raise IndexError(f"Matrix: {name} index must be in [{-size}, {size}); got {index}.")
-        return index % size
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
         """What the matrix is multiplied with, checked; in its dtype under autocast."""

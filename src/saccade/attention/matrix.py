@@ -1,4 +1,4 @@
-"""AttentionMatrix, the matrix of exact softmax attention; attention() and attention_with_lse() in two lines each."""
+"""AttentionMatrix, the matrix of exact softmax attention."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from saccade.attention.scores import ScoreMatrix
+from saccade.calls import answers
 from saccade.engine import dropout, tracing
 from saccade.engine.explanation import Explanation
 from saccade.engine.grouping import joined
 from saccade.engine.guard import is_clean, isolate
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.moving import target_of
 from saccade.engine.pieces import part_of
 from saccade.engine.product import product, route_of
 from saccade.engine.tiles import positions, softmax_rows
@@ -24,12 +27,13 @@ from saccade.plan import Ranges, Strip, Tile
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
+from saccade.scores.base import ScoreMod
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.summary import Summary, summary_of
 from saccade.statistics.sweep import answers_by_sweep
 
-__all__ = ["AttentionMatrix", "Impl", "attention", "attention_with_lse", "from_ingredients"]
+__all__ = ["AttentionMatrix", "Impl", "from_ingredients"]
 
 Impl = Literal["auto", "native", "fused", "tiled", "flex", "reference"] | Kernel
 
@@ -51,7 +55,8 @@ class AttentionMatrix(Matrix):
             ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
             ``(b, h, q, kv) -> bool``. True = may attend. Two dimensions are always ``[q, kv]``: which keys of each item
             are tokens, ``[batch, kv]``, is ``mask[:, None, None, :]``.
-        score: how alike a query and a key are, a `saccade.scores.Score`; the dot product when None.
+        score: how alike a query and a key are, a `saccade.scores.Score`; or a function that changes scaled dot
+            products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`); the dot product when None.
         bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
             `saccade.positions.Bias` (ALiBi, T5, …), which is read at distances and never written out.
         scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
@@ -77,13 +82,14 @@ class AttentionMatrix(Matrix):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
+    @answers("AttentionMatrix", value="A @ value takes the values")
     def __init__(
         self,
         query: Tensor,
         key: Tensor,
         mask: object = None,
         *,
-        score: Score | None = None,
+        score: Score | ScoreMod | None = None,
         bias: Tensor | Bias | None = None,
         scale: float | None = None,
         softcap: float | None = None,
@@ -162,6 +168,14 @@ class AttentionMatrix(Matrix):
         return run(self.ingredients, nothing, impl=self.impl)[1]
 
     @property
+    def scores(self) -> ScoreMatrix:
+        """What the softmax is taken of: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
+        return ScoreMatrix(self.ingredients)
+
+    def to(self, *target: torch.device | str | torch.dtype) -> AttentionMatrix:
+        return from_ingredients(self.ingredients.to(*target_of("AttentionMatrix.to", target)), self.impl)
+
+    @property
     def is_stochastic(self) -> bool:
         """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
         return self.ingredients.sink_logit is None
@@ -217,85 +231,3 @@ def from_ingredients(given: Ingredients, impl: Impl = "auto") -> AttentionMatrix
     matrix = object.__new__(AttentionMatrix)
     matrix.ingredients, matrix.impl, matrix._lse = given, impl, None
     return matrix
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: object = None,
-    *,
-    score: Score | None = None,
-    bias: Tensor | Bias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink_logit: Tensor | None = None,
-    dropout_p: float = 0.0,
-    impl: Impl = "auto",
-    q_positions: GivenPositions = None,
-    kv_positions: GivenPositions = None,
-) -> Tensor:
-    """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
-
-    Args:
-        query: ``[batch, heads, q_len, head_dim]``.
-        key: ``[batch, kv_heads, kv_len, head_dim]``.
-        value: ``[batch, kv_heads, kv_len, value_dim]``.
-        mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.
-        dropout_p: probability that a weight is dropped; the caller passes 0 in evaluation.
-
-    Returns:
-        ``[batch, heads, q_len, value_dim]`` in the query's dtype; scores and softmax are computed in float32 or
-        wider. A row that may attend to nothing is exactly 0, its lse is -inf, its gradients are 0.
-
-    Raises:
-        ValueError, TypeError: ingredients that do not fit together.
-        UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
-
-    Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile, or a few
-    blocks of scores of 4 or 8 MB; O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, dropout
-    aside.
-
-    Example:
-        >>> q = k = v = torch.ones(1, 2, 4, 8)
-        >>> attention(q, k, v).shape
-        torch.Size([1, 2, 4, 8])
-    """
-    # fmt: off
-    given = Ingredients.of(
-        query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
-        q_positions=q_positions, kv_positions=kv_positions, where="attention",
-    )
-    # fmt: on
-    return (tracing.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)[0]
-
-
-def attention_with_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: object = None,
-    *,
-    score: Score | None = None,
-    bias: Tensor | Bias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink_logit: Tensor | None = None,
-    dropout_p: float = 0.0,
-    impl: Impl = "auto",
-    q_positions: GivenPositions = None,
-    kv_positions: GivenPositions = None,
-) -> tuple[Tensor, Tensor]:
-    """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
-
-    Two results over disjoint keys merge by it: ``lse = logaddexp(lse1, lse2)``,
-    ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64
-    inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
-    """
-    # fmt: off
-    given = Ingredients.of(
-        query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
-        q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
-    )
-    # fmt: on
-    return (tracing.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)

@@ -1,0 +1,30 @@
+"""Train a classifier on a padded batch: an attention_mask says which tokens are real."""
+
+import torch
+from torch import nn
+
+import saccade as sc
+
+torch.manual_seed(0)
+attention_mask = (torch.arange(12) < torch.randint(3, 13, (64, 1))).long()  # 1 = token, as tokenizers give it
+tokens = torch.randint(1, 20, (64, 12)) * attention_mask
+labels = (tokens == 7).any(1).long()  # does the text hold token 7?
+
+
+class Classifier(nn.Module):  # noqa: D101
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 32), nn.Linear(32, 2)
+        self.layer = sc.nn.EncoderLayer(sc.nn.MultiHeadAttention(32, 4), sc.nn.FeedForward(32, 64))
+        self.pool = sc.nn.AttentionPool(32)
+
+    def forward(self, tokens, attention_mask):
+        real = sc.masks.from_attention_mask(attention_mask)
+        return self.head(self.pool(self.layer(self.embedding(tokens), mask=real), mask=real))
+
+
+optimizer = torch.optim.AdamW((model := Classifier()).parameters(), lr=3e-3)
+for step in range(101):
+    loss = nn.functional.cross_entropy(model(tokens, attention_mask), labels)
+    optimizer.zero_grad(), loss.backward(), optimizer.step()
+    step % 50 or print(f"step {step}: loss {loss.item():.3f}")

@@ -1,0 +1,102 @@
+"""attention() and attention_with_lse(): a product with the matrix, in two lines each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.attention.matrix import Impl
+from saccade.calls import answers
+from saccade.engine import tracing
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.product import product
+from saccade.positions import Bias
+from saccade.positions.tokens import GivenPositions
+from saccade.scores import Score
+from saccade.scores.base import ScoreMod
+
+__all__ = ["attention", "attention_with_lse"]
+
+
+@answers("attention", value="attention(query, key, value); self-attention gives the same tensor three times")
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object = None,
+    *,
+    score: Score | ScoreMod | None = None,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logit: Tensor | None = None,
+    dropout_p: float = 0.0,
+    impl: Impl = "auto",
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
+) -> Tensor:
+    """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key: ``[batch, kv_heads, kv_len, head_dim]``.
+        value: ``[batch, kv_heads, kv_len, value_dim]``.
+        mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.
+        dropout_p: probability that a weight is dropped; the caller passes 0 in evaluation.
+
+    Returns:
+        ``[batch, heads, q_len, value_dim]`` in the query's dtype; scores and softmax are computed in float32 or
+        wider. A row that may attend to nothing is exactly 0, its lse is -inf, its gradients are 0.
+
+    Raises:
+        ValueError, TypeError: ingredients that do not fit together.
+        UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
+
+    Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile, or a few
+    blocks of scores of 4 or 8 MB; O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, dropout
+    aside.
+
+    Example:
+        >>> q = k = v = torch.ones(1, 2, 4, 8)
+        >>> attention(q, k, v).shape
+        torch.Size([1, 2, 4, 8])
+    """
+    # fmt: off
+    given = Ingredients.of(
+        query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
+        q_positions=q_positions, kv_positions=kv_positions, where="attention",
+    )
+    # fmt: on
+    return (tracing.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)[0]
+
+
+@answers("attention_with_lse")
+def attention_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object = None,
+    *,
+    score: Score | ScoreMod | None = None,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logit: Tensor | None = None,
+    dropout_p: float = 0.0,
+    impl: Impl = "auto",
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
+) -> tuple[Tensor, Tensor]:
+    """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
+
+    Two results over disjoint keys merge by it: ``lse = logaddexp(lse1, lse2)``,
+    ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64
+    inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
+    """
+    # fmt: off
+    given = Ingredients.of(
+        query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
+        q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
+    )
+    # fmt: on
+    return (tracing.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)

@@ -1,0 +1,230 @@
+"""Matrices made of others: sums with factors, and products, which are never built either."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import is_number
+from saccade.errors import kind, type_error, value_error
+from saccade.matrix.matrix import Matrix
+from saccade.plan import Ranges
+from saccade.statistics.block import Block, as_slice
+
+__all__ = ["Chain", "Sum"]
+
+_ENTRIES = 1 << 18  # weights that are held at once: a megabyte
+
+
+class _Made(Matrix):
+    """A matrix that yields a few rows at a time, over all keys, of one head of one item."""
+
+    first: Matrix
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.first.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def is_stochastic(self) -> bool:
+        return False
+
+    def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
+        """Some rows, ``[rows, kv_len]`` in float32 or wider."""
+        raise NotImplementedError
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        return self._blocks(batch, head, rows)
+
+    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
+        items, heads, q_len, kv_len = self.shape
+        rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
+        step = max(1, _ENTRIES // max(kv_len, 1))
+        for b in range(items) if batch is None else (batch,):
+            for h in range(heads) if head is None else (head,):
+                for start in range(rows.start, rows.stop, step):
+                    some = range(start, min(start + step, rows.stop))
+                    weights = self.rows_of(b, h, some)[None, None]
+                    yield Block(slice(b, b + 1), slice(h, h + 1), some, (range(kv_len),), weights)
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        return self.first.positions(rows, columns)
+
+
+class Sum(_Made):
+    """``c1 * A1 + c2 * A2 + …``: products are sums of products, each by its own kernel.
+
+    Its rows are distributions no longer. Differential attention is ``(A1 - c * A2) @ value``.
+
+    Args:
+        terms: factors and matrices, of one shape, dtype and device.
+
+    Cost: of products, that of the terms'; of questions, rows of all terms, a megabyte at a time.
+
+    Example:
+        >>> from saccade import AttentionMatrix
+        >>> x = torch.zeros(1, 1, 2, 4)
+        >>> A = AttentionMatrix(x, x)
+        >>> (A - 0.5 * A)[0, 0]
+        tensor([[0.2500, 0.2500],
+                [0.2500, 0.2500]])
+    """
+
+    def __init__(self, *terms: tuple[float | Tensor, Matrix]):
+        self.terms: tuple[tuple[float | Tensor, Matrix], ...] = ()
+        for given, matrix in terms:
+            factor = _factor(given, matrix)
+            inner = matrix.terms if isinstance(matrix, Sum) else ((1.0, matrix),)
+            self.terms += tuple((factor * own, each) for own, each in inner)
+        self.first = self.terms[0][1]
+        for _, other in self.terms[1:]:
+            _check_alike(self.first, other, self.first.shape, "+")
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.first.shape
+
+    @property
+    def kv_heads(self) -> int:
+        """As many as all terms have; values of a product are given for these."""
+        counts = {matrix.kv_heads for _, matrix in self.terms}
+        return counts.pop() if len(counts) == 1 else self.shape[1]
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        if dropout_p:
+            return super().matmul(value, dropout_p=dropout_p, seed=seed)
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
+        parts = (_each_head(matrix, value) * factor for factor, matrix in self.terms)
+        return functools.reduce(torch.add, parts).to(value.dtype)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
+        return functools.reduce(torch.add, (matrix.rmatmul(x) * factor for factor, matrix in self.terms)).to(x.dtype)
+
+    def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
+        parts = []
+        for factor, matrix in self.terms:
+            own = factor[head, 0, 0] if isinstance(factor, Tensor) and factor.dim() else factor
+            parts.append(matrix[batch, head, as_slice(rows)] * own)
+        return functools.reduce(torch.add, parts)
+
+    def __repr__(self) -> str:
+        told = (f"{factor:.4g}" if isinstance(factor, float) else "tensor" for factor, _ in self.terms)
+        return " + ".join(f"{own} * {matrix}" for own, (_, matrix) in zip(told, self.terms, strict=True))
+
+
+class Chain(_Made):
+    """``A1 @ A2``: how attention reaches through two layers. A product with values is two products.
+
+    Args:
+        first: ``[batch, heads, q_len, m]``.
+        second: ``[batch, heads, m, kv_len]``.
+
+    Cost: of products, those of both; of questions, a transposed product of the second for a megabyte of rows each.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.zeros(1, 1, 3, 4)
+        >>> A = AttentionMatrix(x, x, masks.Causal())
+        >>> (A @ A)[0, 0, 1]
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+
+    def __init__(self, first: Matrix, second: Matrix):
+        batch, heads, _, inner = first.shape
+        _check_alike(first, second, (batch, heads, inner, second.shape[3]), "@")
+        self.first, self.second = first, second
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (*self.first.shape[:3], self.second.shape[3])
+
+    @property
+    def kv_heads(self) -> int:
+        return self.second.kv_heads
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.first.is_stochastic and self.second.is_stochastic
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        if dropout_p:
+            return super().matmul(value, dropout_p=dropout_p, seed=seed)
+        return _each_head(self.first, self.second.matmul(value))
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        return self.second.rmatmul(self.first.rmatmul(x))
+
+    def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
+        out = torch.zeros(len(rows), self.shape[3], dtype=torch.float32, device=self.device)
+        left = self.first[batch, head, as_slice(rows)]
+        out = out.to(left.dtype)
+        for block in self.second.blocks(batch, head):
+            part = left[:, as_slice(block.rows)] @ block.weights[0, 0].to(left.dtype)
+            for span, own in block.by_range(part):
+                out[:, as_slice(span)] += own
+        return out
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        q, _ = self.first.positions(rows, (range(1),))
+        _, kv = self.second.positions(range(1), columns)
+        return q, kv
+
+    def __repr__(self) -> str:
+        return f"{self.first} @ {self.second}"
+
+
+def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
+    """The product where values may be given for more heads than the matrix has groups of."""
+    groups, given = matrix.kv_heads, value.shape[1]
+    if given == groups:
+        return matrix.matmul(value)
+    if groups % given == 0:
+        return matrix.matmul(value.repeat_interleave(groups // given, 1))
+    # Heads of one group have values of their own: they stand beside one another, and each head keeps its part.
+    batch, heads, q_len, _ = matrix.shape
+    share, width = heads // groups, value.shape[3]
+    own = value.repeat_interleave(heads // given, 1)
+    wide = own.unflatten(1, (groups, share)).permute(0, 1, 3, 2, 4).flatten(3)
+    out = matrix.matmul(wide).unflatten(3, (share, width)).unflatten(1, (groups, share))
+    which = torch.arange(share, device=value.device)
+    picked = out[:, :, which, :, which].permute(1, 2, 0, 3, 4)
+    return picked.reshape(batch, heads, q_len, width)
+
+
+def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:
+    """Raise unless two matrices may be joined."""
+    facts = [f"{matrix!r}" for matrix in (first, other)]
+    if tuple(other.shape) != tuple(shape):
+        rule = f"have shape {list(shape)} to stand behind {sign}"
+        raise value_error("Matrix", "the other matrix", rule, list(other.shape), facts=facts)
+    if (first.dtype, first.device) != (other.dtype, other.device):
+        rule = f"be {first.dtype} on {first.device}, like the first"
+        hint = "A.to(device, dtype) moves a matrix"
+        raise value_error(
+            "Matrix", "the other matrix", rule, f"{other.dtype} on {other.device}", facts=facts, hint=hint
+        )
+
+
+def _factor(factor: object, matrix: Matrix) -> float | Tensor:
+    """A number, or a tensor of one number or of one for each head, ``[]`` or ``[heads, 1, 1]``."""
+    if is_number(factor):
+        return float(factor)
+    heads = matrix.shape[1]
+    if isinstance(factor, Tensor) and factor.numel() == 1:
+        return factor.reshape(())
+    if isinstance(factor, Tensor) and factor.shape in ((heads, 1, 1), (1, heads, 1, 1)):
+        return factor.reshape(heads, 1, 1)
+    got = f"a tensor {list(factor.shape)}" if isinstance(factor, Tensor) else kind(factor)
+    hint = "weights that are changed one by one are a tensor: A.to_dense() * x; A @ (x * value) scales keys"
+    raise type_error(
+        "Matrix", "a factor", f"be a number, or a tensor [{heads}, 1, 1], one for each head", got, hint=hint
+    )

@@ -1,0 +1,126 @@
+"""What can be written with a matrix as with a tensor; for the rest, one sentence with the word of ours."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import instance
+from saccade.errors import kind, type_error
+
+if TYPE_CHECKING:
+    from saccade.matrix.matrix import Matrix
+
+__all__ = ["Operators"]
+
+_BUILT = "A.to_dense() builds it, up to a limit"
+_PARTS = "A[b, h] is one head, A[b, h, i] a row, A[..., i, j] one weight of each head"
+_ASKED = "A.summary(), A.entropy(), A.topk(k), A.received() and A.pooled(bins) answer without building it"
+_HINTS: Mapping[str, str] = {
+    **dict.fromkeys(("T", "t", "transpose", "swapaxes", "permute"), "A.mT is its transpose, for A.mT @ x"),
+    **dict.fromkeys(("numpy", "tolist", "detach", "clone", "view", "reshape", "flatten", "squeeze", "item"), _BUILT),
+    **dict.fromkeys(("sum", "mean", "std", "var", "max", "min", "amax", "argmax", "sort", "norm", "log"), _ASKED),
+    **dict.fromkeys(("cpu", "cuda", "float", "double", "half", "bfloat16", "type"), "A.to(device, dtype)"),
+    **dict.fromkeys(("softmax", "masked_fill", "weights", "attn"), f"its weights are softmaxed and masked; {_BUILT}"),
+    **dict.fromkeys(("plot", "show", "imshow", "heatmap"), "saccade.viz.heatmap(A, head=0) draws it"),
+    **dict.fromkeys(("size", "dim", "ndim"), "A.shape is (batch, heads, q_len, kv_len)"),
+    **dict.fromkeys(("backward", "grad", "requires_grad", "requires_grad_"), "A @ value is differentiable"),
+    "values": "a matrix knows queries and keys; A @ value takes the values",
+    "logits": "A.scores",
+}
+_PRODUCTS = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__)
+_TIMES = (torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+
+
+class Operators:
+    """``A @ v``, ``v @ A``, ``A1 @ A2``, ``A1 - c * A2``, ``torch.matmul(A, v)``, ``len(A)``, ``np.array(A)``."""
+
+    if TYPE_CHECKING:
+        shape: Any
+        matmul: Callable[..., Tensor]
+        rmatmul: Callable[[Tensor], Tensor]
+        to_dense: Callable[..., Tensor]
+
+    @overload
+    def __matmul__(self, other: Tensor) -> Tensor: ...
+    @overload
+    def __matmul__(self, other: Matrix) -> Matrix: ...
+    def __matmul__(self, other: Any) -> Any:
+        return _made("Chain", self, other) if isinstance(other, Operators) else self.matmul(other)
+
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        """``x @ A``, for ``x [batch, heads, width, q_len]``: ``[batch, heads, width, kv_len]``."""
+        return self.rmatmul(instance("Matrix", "x", x, Tensor, "be a tensor").mT).mT
+
+    def __add__(self, other: Matrix) -> Matrix:
+        return _made("Sum", (1.0, self), (1.0, _matrix(other, "+")))
+
+    def __sub__(self, other: Matrix) -> Matrix:
+        return _made("Sum", (1.0, self), (-1.0, _matrix(other, "-")))
+
+    def __mul__(self, factor: float | Tensor) -> Matrix:
+        return _made("Sum", (factor, self))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float | Tensor) -> Matrix:
+        return _made("Sum", (1.0 / divisor, self))
+
+    def __neg__(self) -> Matrix:
+        return _made("Sum", (-1.0, self))
+
+    __radd__ = __rsub__ = lambda self, other: _refuse_term(other)  # a matrix on the left has answered already
+
+    def __len__(self) -> int:
+        size: int = self.shape[0]
+        return size
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """All weights, up to the limit of `to_dense`, for NumPy."""
+        dense = self.to_dense().detach().cpu().numpy()
+        return dense if dtype is None else dense.astype(dtype)
+
+    if not TYPE_CHECKING:  # or every name would be one
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = _HINTS.get(name)
+            told = f"{type(self).__name__}: attribute must be one of a lazy matrix; got {name}."
+            raise AttributeError(told if hint is None else f"{told}\nHint: {hint}", name=name, obj=self)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # A compiler hands over both sides of an operator, and not which is which.
+        if not kwargs and len(args) == 2 and not torch.compiler.is_compiling():
+            left, right = reversed(args) if function in (Tensor.__rmatmul__, Tensor.__rmul__) else args
+            if function in _PRODUCTS:
+                return left @ right if isinstance(left, Operators) else right.__rmatmul__(left)
+            if function in _TIMES:
+                return left * right if isinstance(left, Operators) else right * left
+        name = getattr(function, "__name__", "function")
+        own = next(iter(types)).__name__
+        hint = f"{_HINTS.get(name, _ASKED)}; {_PARTS if name not in _HINTS else _BUILT}"
+        raise type_error(f"torch's {name}", "an argument", "be a tensor", f"a lazy {own}", hint=hint)
+
+
+def _made(name: str, *parts: Any) -> Matrix:
+    # The matrices that are made of others are matrices themselves.
+    made: Matrix = getattr(importlib.import_module("saccade.matrix.algebra"), name)(*parts)
+    return made
+
+
+def _matrix(other: object, sign: str) -> Any:
+    if not isinstance(other, Operators):
+        hint = "a term of the scores is bias=; what is added to weights is added to a tensor, A.to_dense()"
+        raise type_error("Matrix", f"what stands behind {sign}", "be a matrix", kind(other), hint=hint)
+    return other
+
+
+def _refuse_term(other: object) -> NoReturn:
+    _matrix(other, "or before a sign")
+    raise AssertionError  # nothing else gets here

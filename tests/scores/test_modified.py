@@ -1,0 +1,153 @@
+"""Functions of scores: batch items and heads, what is captured, and what is refused. The laws say the rest."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+
+import saccade as sc
+from saccade import masks, mechanisms, scores
+from saccade.errors import UnsupportedError
+
+IMPLS = ["auto", "tiled", "reference"]
+
+
+def inputs(heads=4, q_len=9, kv_len=9, width=8, batch=2, dtype=torch.float64):
+    torch.manual_seed(0)
+    sizes = [(batch, heads, q_len, width), (batch, heads, kv_len, width), (batch, heads, kv_len, 5)]
+    return [torch.randn(*size, dtype=dtype).requires_grad_() for size in sizes]
+
+
+def dense(function, query, key, value, mask):
+    """By definition, every pair with an index of its own."""
+    batch, heads, q_len, width = query.shape
+    kv_len = key.shape[2]
+    b, h, q, kv = torch.meshgrid(*(torch.arange(n) for n in (batch, heads, q_len, kv_len)), indexing="ij")
+    made = function(query @ key.mT * width**-0.5, b, h, q + kv_len - q_len, kv)
+    return made.masked_fill(~mask.to_dense(q_len, kv_len), -torch.inf).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("mask", [masks.Full(), masks.Causal(), masks.Window(2, 1)])
+def test_what_a_function_has_captured_gets_its_gradients(impl, mask):
+    tensors = inputs(q_len=7)
+    table, gates = torch.randn(4, 30, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    root = table.requires_grad_()
+    leaves, made = [*tensors, root, gates.requires_grad_()], root.exp()
+
+    def function(score, b, h, q, kv):
+        return score * gates[b, h].sigmoid() + made[h, q - kv + 15]
+
+    grad = torch.randn(2, 4, 7, 5, dtype=torch.float64)
+    out = sc.attention(*tensors, mask, score=function, impl=impl)
+    expected = dense(function, *tensors, mask)
+    torch.testing.assert_close(out, expected)
+    got = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+    for own, their in zip(got, torch.autograd.grad(expected, leaves, grad), strict=True):
+        torch.testing.assert_close(own, their)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_of_flex_attention_is_taken_as_it_is():
+    query, key, value = (x.detach() for x in inputs(dtype=torch.float32))
+    slopes = torch.tensor([0.5, 0.25, 0.1, 0.0])
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx >= kv_idx, score - slopes[h] * (q_idx - kv_idx) * (b + 1), -float("inf"))
+
+    theirs = flex_attention(query, key, value, score_mod=score_mod)
+    torch.testing.assert_close(sc.attention(query, key, value, score=score_mod), theirs)
+
+
+def test_a_module_trains():
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.slope = nn.Parameter(torch.zeros(4))
+
+        def forward(self, score, b, h, q, kv):
+            return score - self.slope[h] * (q - kv)
+
+    mechanism = mechanisms.Softmax(score=Learned())
+    assert [name for name, _ in mechanism.named_parameters()] == ["score.function.slope"]
+    query, key, value = (x.detach().float() for x in inputs())
+    before = mechanism(query, key, mask=masks.Causal()).matmul(value)
+    before.square().sum().backward()
+    slope = mechanism.score.function.slope
+    assert slope.grad.abs().min() > 0
+    with torch.no_grad():
+        slope.sub_(1e-3 * slope.grad)
+    after = mechanism(query, key, mask=masks.Causal()).matmul(value)
+    assert after.square().sum() < before.square().sum()
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_where_nothing_is_asked_of_the_scores_no_gradient_flows(impl):
+    tensors = inputs()
+    flat = scores.Modified(lambda score, b, h, q, kv: (q - kv).to(score.dtype))
+    out = sc.attention(*tensors, score=flat, impl=impl)
+    query, key, _ = torch.autograd.grad(out.sum(), tensors, allow_unused=True)
+    assert all(x is None or not x.any() for x in (query, key))
+
+
+def test_a_function_may_write_into_what_it_gets():
+    tensors = inputs()
+    written = sc.attention(*tensors, score=lambda score, b, h, q, kv: score.mul_(0.5).sub_((q - kv).abs()))
+    other = sc.attention(*tensors, score=lambda score, b, h, q, kv: score * 0.5 - (q - kv).abs())
+    grad = torch.randn_like(other)
+    for own, their in zip(
+        torch.autograd.grad(written, tensors, grad), torch.autograd.grad(other, tensors, grad), strict=True
+    ):
+        torch.testing.assert_close(own, their)
+
+
+def test_positions_are_those_that_were_given():
+    query, key, value = inputs(q_len=2, kv_len=4)
+    seen = []
+
+    def function(score, b, h, q, kv):
+        seen.append((q.flatten().tolist(), kv.flatten().tolist()))
+        return score
+
+    sc.attention(query, key, value, score=function, q_positions=[40, 41], kv_positions=[0, 7, 40, 41])
+    assert seen[-1] == ([40, 41], [0, 7, 40, 41])
+
+
+def test_a_compiled_program_goes_around_it():
+    query, key, value = (x.detach().float() for x in inputs())
+
+    def run(query, key, value):
+        return sc.attention(query, key, value * 2, score=lambda score, b, h, q, kv: score - (q - kv).abs()) + 1
+
+    torch.testing.assert_close(torch.compile(run, backend="eager")(query, key, value), run(query, key, value))
+
+
+REFUSED = {
+    "a mask": (masks.Causal(), "score must be a saccade Score, a function (score, b, h, q, kv) -> score, or None"),
+    "a class": (scores.Dot, "got Dot"),
+    "a tensor": (torch.zeros(3), "a tensor or a term by distance to bias="),
+    "a bias": (sc.positions.ALiBi(4), "a tensor or a term by distance to bias="),
+    "an answer for a mask": (lambda score, b, h, q, kv: q > kv, "pass it as mask="),
+    "a number": (lambda score, b, h, q, kv: 3.0, "must give a number for each score"),
+    "fewer numbers": (lambda score, b, h, q, kv: torch.zeros(9, 5, 3, 2), "[9, 5, 3, 2] for [1, 1, 1, 1]"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_function_of_scores_is_refused(name):
+    score, words = REFUSED[name]
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        sc.attention(*inputs(), score=score)
+
+
+def test_what_cannot_run_it_says_so():
+    query, key, value = inputs()
+    matrix = sc.AttentionMatrix(query, key, score=lambda score, b, h, q, kv: score)
+    for impl in ("fused", "flex"):
+        with pytest.raises(UnsupportedError, match="it calls no function of scores"):
+            sc.attention(query, key, value, score=lambda score, b, h, q, kv: score, impl=impl)
+    assert "tiled" in str(matrix.explain())
+    with pytest.raises(UnsupportedError, match="vmap"):
+        torch.vmap(lambda x: sc.attention(x, key, value, score=lambda score, b, h, q, kv: score))(query[None])
