@@ -41,14 +41,10 @@ class _StandIn(nn.Module):
         """Output ``[batch, len, width]``, and the matrix that made it."""
         joined = None if isinstance(rule, Full) else rule
         reasons = self.mechanism.reasons(joined) if joined is not None else ()
-        options: dict[str, Tensor] = {}
-        if bias is not None:
-            options["bias"] = bias
-            if not isinstance(self.mechanism, Softmax):
-                reasons = (*reasons, "a float mask adds to scores, and it has none")
         if reasons:
             raise unsupported("replace_attention", type(self.mechanism).__name__, reasons)
-        matrix: Matrix = self.mechanism(query, key, mask=joined, **options)
+        mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
+        matrix: Matrix = mechanism(query, key, mask=joined)
         out = matrix.matmul(value, dropout_p=dropout_p if self.training else 0.0)
         return out.transpose(1, 2).flatten(2), matrix
 

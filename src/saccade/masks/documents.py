@@ -124,6 +124,18 @@ class Documents(Mask):
         firsts = [(ends - lengths)[lengths > within] + within for lengths, ends in self._texts]
         return min((int(first.min()) for first in firsts if len(first)), default=1 << _TOTAL_BITS)
 
+    def places(self, positions: Tensor) -> Tensor:
+        """Positions counted from the start of the own document, int64 as they came; -1 for those in none.
+
+        Args:
+            positions: int64 ``[batch | 1, len]``, counted from the start of the line.
+        """
+        document, start = self._places.on(positions.device).unbind(0)
+        item = torch.arange(max(len(positions), len(self.lengths)), device=positions.device)[:, None]
+        item, row = item % len(self.lengths), (positions + 1).clamp(0, document.shape[1] - 1)
+        row = row.expand(len(item), -1)
+        return (row - 1 - start[item, row]).masked_fill(document[item, row] < 0, -1)
+
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         if len(self.lengths) > 1 and (groups.batch == ALL).any():
             return Bounds.unknown(keys)

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from saccade.caches import KVCache, LayerCache
 from saccade.calls import AnswersCalls
+from saccade.errors import unsupported
 from saccade.masks import Mask
 from saccade.matrix import Matrix
+from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["Mechanism"]
@@ -37,6 +39,17 @@ class Mechanism(AnswersCalls, nn.Module):
             max_len: room for so many tokens, taken at once; None to grow.
         """
         return KVCache(max_len)
+
+    def with_bias(self, bias: Tensor | Bias) -> Mechanism:
+        """The same with a bias added to its scores, for one call.
+
+        Raises:
+            UnsupportedError: it has no scores to which anything could be added, or has a bias already.
+        """
+        name = type(self).__name__
+        raise unsupported(
+            name, "bias", [f"{name} has no scores to which it could be added"], hint="mechanism=Softmax() adds it"
+        )
 
     @abstractmethod
     def forward(

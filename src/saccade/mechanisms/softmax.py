@@ -55,7 +55,8 @@ class Softmax(Mechanism):
     ):
         super().__init__()
         instance("Softmax", "bias", bias, (Bias, NoneType), "be a saccade Bias or None")
-        self.score, self.bias = None if score is None else as_score(score, "Softmax"), bias
+        self.score = None if score is None else as_score(score, "Softmax")
+        self.bias: Tensor | Bias | None = bias
         self.scale, self.softcap, self.impl = scale, softcap, impl
         self.sink_logit = None if sink_logit is None else nn.Parameter(_start(sink_logit))
 
@@ -71,18 +72,13 @@ class Softmax(Mechanism):
         mask: object = None,
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
-        bias: Tensor | Bias | None = None,
     ) -> AttentionMatrix:
-        """The matrix; ``bias`` is that of one call, in place of its own."""
-        if bias is not None and self.bias is not None:
-            reason = "it has a bias of its own, and a call brings another"
-            raise unsupported("Softmax", "bias", [reason], hint="Softmax() without one takes that of each call")
         given = Ingredients.of(
             query,
             key,
             mask,
             score=self.score,
-            bias=self.bias if bias is None else bias,
+            bias=self.bias,
             scale=self.scale,
             softcap=self.softcap,
             sink_logit=self.sink_logit,
@@ -91,6 +87,14 @@ class Softmax(Mechanism):
             where="AttentionMatrix",
         )
         return from_ingredients(given, self.impl)
+
+    def with_bias(self, bias: Tensor | Bias) -> Softmax:
+        if self.bias is not None:
+            reason = "it has a bias of its own, and a call brings another"
+            raise unsupported("Softmax", "bias", [reason], hint="Softmax() without one takes that of each call")
+        made = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
+        made.bias, made.sink_logit = bias, self.sink_logit
+        return made
 
     def extra_repr(self) -> str:
         return f"scale={self.scale}, softcap={self.softcap}, impl={self.impl!r}"

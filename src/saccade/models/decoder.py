@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,9 +23,9 @@ from saccade.models.folder import check_types, read_config, write_folder
 from saccade.models.gpt2 import GPT2
 from saccade.models.initial_weights import start_small, weaken_parts
 from saccade.models.llama import Llama, Qwen2
-from saccade.models.loading import load
+from saccade.models.loading import built, load, words_of
 from saccade.models.saccade_format import SaccadeFormat
-from saccade.models.tokens import check_tokens
+from saccade.models.tokens import check_tokens, in_own_texts
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Learned, Rotary
@@ -102,11 +104,35 @@ class Decoder(AnswersCalls, nn.Module):
         """
         where, folder = "Decoder.from_pretrained", Path(path)
         told = read_config(where, folder)
-        kind = told.get("model_type")
-        if not isinstance(kind, str) or kind not in _FORMATS:
-            raise unsupported(where, "Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
+        form = _form(where, told)
         check_types(where, told)
-        return load(where, folder, told, _FORMATS[kind], cls)
+        return load(where, folder, told, form, cls)
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        config: object,
+        state_dict: Mapping[str, Tensor],
+        *,
+        tokenizer: Tokenizer | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """The model of weights that are in memory, in eval mode; they are copied.
+
+        Args:
+            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
+            state_dict: the tensors under their published names, as `from_pretrained` reads them, in any dtype of
+                floats: of transformers' ``LlamaForCausalLM`` for instance.
+            tokenizer: kept with the model.
+            dtype: of the model.
+
+        Raises:
+            UnsupportedError, ValueError: as in `from_pretrained`.
+            TypeError: no config, no tensors, or a dtype that is no float's.
+        """
+        where = "Decoder.from_state_dict"
+        told = words_of(where, config)
+        return built(where, told, state_dict, _form(where, told), cls, dtype, tokenizer)
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, where possible in a format that others read too.
@@ -139,7 +165,8 @@ class Decoder(AnswersCalls, nn.Module):
 
         Args:
             tokens: int ``[batch, len]``; with a cache, the new ones only.
-            mask: the facts of this batch, such as ``Documents(lengths)``; joined with the model's own by ``&``.
+            mask: the facts of this batch, joined with the model's own by ``&``. ``Documents(lengths)`` packs texts:
+                patterns and position vectors begin anew with each.
             positions: where the tokens stand: a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token
                 stands here (padding), whatever the number in ``tokens`` is. By default from 0, or from where the cache
                 is.
@@ -162,7 +189,7 @@ class Decoder(AnswersCalls, nn.Module):
         The projection to the vocabulary, often the largest tensor of all, is then made of the tokens that need it:
         ``logits(hidden(tokens, cache=cache)[:, -1:])`` after a long prompt.
         """
-        x, positions = self._embedded(tokens, positions, cache)
+        x, positions = self._embedded(tokens, mask, positions, cache)
         return self.stack(x, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -177,7 +204,7 @@ class Decoder(AnswersCalls, nn.Module):
 
         Cost: a forward pass; memory linear in len.
         """
-        x, positions = self._embedded(tokens, positions, None)
+        x, positions = self._embedded(tokens, mask, positions, None)
         return self.stack.matrices(x, mask=mask, positions=positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
@@ -189,7 +216,7 @@ class Decoder(AnswersCalls, nn.Module):
         return self.stack.new_cache(max_len)
 
     def _embedded(
-        self, tokens: Tensor, positions: GivenPositions, cache: Cache | None
+        self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
         """The vectors of tokens, and where these stand, checked."""
         check_tokens("Decoder", "tokens", tokens, self.config.vocab_size)
@@ -198,13 +225,21 @@ class Decoder(AnswersCalls, nn.Module):
         x = self.embedding(tokens)
         if self.position is not None:
             place = cache.positions(length) if given is None and cache is not None else given
-            place = Positions.of(range(length) if place is None else place, "Decoder")
-            if place.run and place.ends is not None and place.ends[1] >= self.config.max_len:
+            place = in_own_texts(range(length) if place is None else place, mask, "Decoder")
+            if isinstance(place, range) and place and place[-1] >= self.config.max_len:
                 hint = "its position vectors are learned, and there are no more"
                 rule = f"be at most {self.config.max_len} long"
-                raise value_error("Decoder", "text", rule, place.ends[1] + 1, hint=hint)
+                raise value_error("Decoder", "text", rule, place[-1] + 1, hint=hint)
             x = x + self.position(place)
         return self.dropout(x), given
+
+
+def _form(where: str, told: Mapping[str, Any]) -> DecoderFormat:
+    """How the family that a config.json names writes its decoders."""
+    kind = told.get("model_type")
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        raise unsupported(where, "Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
+    return _FORMATS[kind]
 
 
 def _layer(config: DecoderConfig) -> DecoderLayer:

@@ -1,7 +1,7 @@
 """An encoder of the BERT family whose attention can be looked at."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -17,11 +17,12 @@ from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
 from saccade.models.folder import check_types, read_config
 from saccade.models.initial_weights import start_small
-from saccade.models.loading import load
+from saccade.models.loading import built, load, words_of
 from saccade.models.showing import figure_of
-from saccade.models.tokens import check_tokens
+from saccade.models.tokens import check_tokens, in_own_texts
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
+from saccade.positions.tokens import Positions
 from saccade.text import words
 
 if TYPE_CHECKING:
@@ -85,6 +86,32 @@ class Encoder(AnswersCalls, nn.Module):
             check_types(where, told)
         return load(where, folder, told, Bert(), cls)
 
+    @classmethod
+    def from_state_dict(
+        cls,
+        config: object,
+        state_dict: Mapping[str, Tensor],
+        *,
+        tokenizer: "Tokenizer | None" = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """The model of weights that are in memory, in eval mode; they are copied.
+
+        Args:
+            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
+            state_dict: the tensors under their published names, as `from_pretrained` reads them, in any dtype of
+                floats: of transformers' ``BertModel`` for instance.
+            tokenizer: kept with the model.
+            dtype: of the model.
+
+        Raises:
+            UnsupportedError, ValueError: as in `from_pretrained`.
+            TypeError: no config, no tensors, or a dtype that is no float's.
+        """
+        where = "Encoder.from_state_dict"
+        told = words_of(where, config)
+        return built(where, told, state_dict, Bert(), cls, dtype, tokenizer)
+
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
         """Encode.
 
@@ -101,7 +128,7 @@ class Encoder(AnswersCalls, nn.Module):
             TypeError: tokens are not integers.
             ValueError: another shape, or too long.
         """
-        hidden = self._embedded(tokens, token_types)
+        hidden = self._embedded(tokens, mask, token_types)
         for layer in self.layers:
             hidden = layer(hidden, mask=mask)
         return hidden
@@ -114,7 +141,7 @@ class Encoder(AnswersCalls, nn.Module):
 
         Cost: a forward pass; memory linear in len.
         """
-        inputs = with_inputs(self.layers, self._embedded(tokens, token_types), mask=mask)
+        inputs = with_inputs(self.layers, self._embedded(tokens, mask, token_types), mask=mask)
         return [layer.matrix(hidden, mask=mask) for layer, hidden in inputs]
 
     def embed(self, tokens: Tensor, lengths: Sequence[int] | Tensor, *, normalize: bool = True) -> Tensor:
@@ -199,14 +226,16 @@ class Encoder(AnswersCalls, nn.Module):
             matrices = self.matrices(tokens)
         return figure_of(where, matrices, found, layer=layer, head=head)
 
-    def _embedded(self, tokens: Tensor, token_types: Tensor | None) -> Tensor:
+    def _embedded(self, tokens: Tensor, mask: object, token_types: Tensor | None) -> Tensor:
         check_tokens("Encoder", "tokens", tokens)
-        if tokens.shape[1] > self.config.max_len:
-            raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", tokens.shape[1])
+        places = in_own_texts(range(tokens.shape[1]), mask, "Encoder")
+        longest = len(places) if isinstance(places, range) else int(places.max()) + 1
+        if longest > self.config.max_len:
+            raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", longest)
         if token_types is not None:
             check_tokens("Encoder", "token_types", token_types)
             _TYPES.check("Encoder", tokens, token_types)
-        return self.embeddings(tokens, token_types)
+        return self.embeddings(tokens, token_types, places)
 
 
 class Embeddings(nn.Module):
@@ -220,19 +249,22 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout_p)
 
-    def forward(self, tokens: Tensor, token_types: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, token_types: Tensor | None = None, positions: range | Tensor | None = None
+    ) -> Tensor:
         """Embed.
 
         Args:
             tokens: int ``[batch, len]``.
             token_types: int ``[batch, len]``; all 0 when None.
+            positions: where the tokens stand in their own texts, from 0 on when None; -1 outside of all.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        table = Positions.of(range(tokens.shape[1]) if positions is None else positions, "Encoder").on(tokens.device)
         types = torch.zeros_like(tokens) if token_types is None else token_types
-        total = self.word(tokens) + self.token_type(types) + self.position(positions)
+        total = self.word(tokens) + self.token_type(types) + self.position(table.clamp(min=0))
         return self.dropout(self.norm(total))
 
 

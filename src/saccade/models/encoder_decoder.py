@@ -16,7 +16,7 @@ from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.config import EncoderDecoderConfig
 from saccade.models.initial_weights import start_small, weaken_parts
-from saccade.models.tokens import check_tokens
+from saccade.models.tokens import check_tokens, in_own_texts
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
@@ -117,7 +117,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
 
     def encode(self, source: Tensor, *, source_positions: GivenPositions = None) -> Tensor:
         """What the encoder makes of a text: ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
-        x = self._embedded("source", source, source_positions, None)
+        x = self._embedded("source", source, None, source_positions, None)
         return self.encoder(x, positions=source_positions)
 
     def hidden(
@@ -137,7 +137,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
             encoded_positions: where its tokens stand.
             tokens, mask, positions, cache: as in `forward`.
         """
-        x = self._embedded("tokens", tokens, positions, cache)
+        x = self._embedded("tokens", tokens, mask, positions, cache)
         if encoded is not None and len(encoded) != len(tokens):
             rule = f"have {len(encoded)} texts, as the source"
             raise value_error("EncoderDecoder", "tokens", rule, len(tokens))
@@ -166,7 +166,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
             One matrix per layer, ``[batch, num_heads, len, source_len]``; lazy, so nothing of that size is built.
         """
         encoded = self.encode(source, source_positions=source_positions)
-        x = self._embedded("tokens", tokens, positions, None)
+        x = self._embedded("tokens", tokens, None, positions, None)
         return self.decoder.cross_matrices(x, encoded, positions=positions, encoded_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
@@ -177,7 +177,9 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         """
         return self.decoder.new_cache(max_len)
 
-    def _embedded(self, name: str, tokens: Tensor, positions: GivenPositions, cache: Cache | None) -> Tensor:
+    def _embedded(
+        self, name: str, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
+    ) -> Tensor:
         where = "EncoderDecoder"
         check_tokens(where, name, tokens, self.config.vocab_size)
         batch, length = tokens.shape
@@ -187,7 +189,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         if self.position is None:
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
-        vectors = self.position(range(length) if place is None else place)
+        vectors = self.position(in_own_texts(range(length) if place is None else place, mask, where))
         return self.dropout(x + vectors.to(x))  # sinusoids have no weights by which they could follow the model's dtype
 
 

@@ -1,20 +1,21 @@
-"""Loading: a model with the weights of a folder, whose sizes are compared with the files before anything is made."""
+"""Loading: a model with published weights, whose sizes are compared with its configuration before anything is made."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import unsupported, value_error
+from saccade.arguments import instance
+from saccade.errors import type_error, unsupported, value_error
 from saccade.models.file_format import Entry, FileFormat
-from saccade.models.folder import read_tokenizer, read_weights
+from saccade.models.folder import check_types, read_tokenizer, read_weights
 
-__all__ = ["load"]
+__all__ = ["built", "load", "words_of"]
 
 M = TypeVar("M", bound=nn.Module)
 _ANY = 1 << 20  # a side of this length can be made without harm, and is compared with the weights later
@@ -34,19 +35,67 @@ def load(where: str, folder: Path, told: Mapping[str, Any], form: FileFormat, ma
         UnsupportedError: a model that we would compute differently; every reason is listed.
         ValueError: a file is missing or broken, or the weights do not fit the configuration.
     """
+    config = _config(where, told, form, make)
+    weights = read_weights(where, folder)
+    return _filled(where, config, weights, form, make, torch.float32, lambda: read_tokenizer(where, folder))
+
+
+def built(
+    where: str,
+    told: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    form: FileFormat,
+    make: type[M],
+    dtype: torch.dtype,
+    tokenizer: Any,
+) -> M:
+    """The same of what a config.json says and a state dict, which are in memory.
+
+    Raises:
+        TypeError: no state dict, or a dtype that is no float's.
+    """
+    instance(where, "state_dict", weights, Mapping, "be a state dict of tensors")
+    for name, x in weights.items():
+        instance(where, f"state_dict[{name!r}]", x, Tensor, "be a tensor")
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise type_error(where, "dtype", "be a dtype of floats", dtype)
+    return _filled(where, _config(where, told, form, make), weights, form, make, dtype, lambda: tokenizer)
+
+
+def words_of(where: str, config: object) -> Mapping[str, Any]:
+    """What a config.json says: a dict of it as it is, or one of transformers' configs. Types are checked."""
+    told = config.to_dict() if hasattr(config, "to_dict") else config
+    hint = "json.load(open('config.json')), or a config of transformers"
+    told = instance(where, "config", told, Mapping, "be a dict as config.json holds it", hint=hint)
+    check_types(where, told)
+    return told
+
+
+def _config(where: str, told: Mapping[str, Any], form: FileFormat, make: type[nn.Module]) -> Any:
     reasons = form.reasons_to_read(told)
     if told.get("quantization_config") is not None:
         reasons.append("it has a quantization_config: its weights are codes, not numbers")
     if reasons:
         raise unsupported(where, make.__name__, reasons)
-    config = form.read_config(where, told)
-    weights = read_weights(where, folder)
+    return form.read_config(where, told)
+
+
+def _filled(
+    where: str,
+    config: Any,
+    weights: Mapping[str, Tensor],
+    form: FileFormat,
+    make: type[M],
+    dtype: torch.dtype,
+    tokenizer: Callable[[], Any],
+) -> M:
+    """A model of a config, with weights that fit it."""
     _check_sizes(where, config, form.sides(config), weights)
     shapes = _shapes(make, config, form.layers[0])
-    state = _our_weights(where, form.entries(shapes), form.plain(where, weights, config), shapes)
-    tokenizer = read_tokenizer(where, folder)
+    state = _our_weights(where, form.entries(shapes), form.plain(where, weights, config), shapes, dtype)
+    own = tokenizer()
     with torch.device("meta"):  # shapes only: the weights are about to be replaced
-        model = make(config, tokenizer)
+        model = make(config, own)
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -80,15 +129,20 @@ def _shapes(make: type[nn.Module], config: Any, layers: str) -> dict[str, Tensor
 
 
 def _our_weights(
-    where: str, entries: Iterable[Entry], published: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    where: str,
+    entries: Iterable[Entry],
+    published: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """A state dict of ours in float32, with memory of its own, from the tensors of a file.
+    """A state dict of ours, with memory of its own, from the tensors of a file.
 
     Args:
         where: the function, for the error message.
         entries: what the file must hold, no more and no less.
         published: the tensors of the file.
         state: a state dict of the model, for its shapes.
+        dtype: that of ours.
 
     Raises:
         ValueError: tensors are missing, are too many, have other shapes or hold no floats; each is named.
@@ -98,7 +152,7 @@ def _our_weights(
     found = {}
     for entry in entries:
         # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
-        theirs = published[entry.name].to(torch.float32)
+        theirs = published[entry.name].to(dtype)
         theirs = theirs.T if entry.transposed else theirs
         parts = theirs.split([state[own].shape[0] for own in entry.own])
         for own, part in zip(entry.own, parts, strict=True):

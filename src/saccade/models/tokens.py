@@ -1,4 +1,4 @@
-"""The check of the tokens that a model is called with."""
+"""The tokens that a model is called with: their check, and where they stand in their own texts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from saccade.errors import type_error, value_error
+from saccade.masks import Documents
+from saccade.masks.algebra import And
+from saccade.positions.tokens import GivenPositions, Positions
 
-__all__ = ["check_tokens"]
+__all__ = ["check_tokens", "in_own_texts"]
 
 
 def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | None = None) -> None:
@@ -29,3 +32,15 @@ def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | No
         hint = "padding is any token, at position -1"
         rule = f"be from 0 to {vocab_size - 1}, the vocabulary"
         raise value_error(where, argument, rule, least if least < 0 else most, hint=hint)
+
+
+def in_own_texts(positions: GivenPositions, mask: object, where: str) -> range | Tensor:
+    """Where a table of positions is read: at those given, or where texts are packed, at those in the own text.
+
+    Masks and relative positions need not know: they count on the whole line, or tell texts apart themselves.
+    """
+    placed = Positions.of(positions, where)
+    for part in mask.parts if isinstance(mask, And) else (mask,):
+        if isinstance(part, Documents):
+            return part.places(placed.on())
+    return placed.given

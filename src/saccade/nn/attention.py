@@ -17,9 +17,9 @@ from saccade.masks import Mask, as_mask
 from saccade.masks.documents import with_facts
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
-from saccade.nn.attention_checks import check_causal, check_inputs, check_rotary, check_sizes, check_with_cache
+from saccade.nn import attention_checks as checks
 from saccade.nn.projections import weight_of
-from saccade.positions import Rotary
+from saccade.positions import Bias, Rotary
 from saccade.positions.tokens import GivenPositions, Positions
 
 __all__ = ["MultiHeadAttention"]
@@ -89,7 +89,7 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.context_dim = embed_dim if context_dim is None else context_dim
-        check_sizes(embed_dim, num_heads, num_kv_heads, self.context_dim, dropout_p)
+        checks.check_sizes(embed_dim, num_heads, num_kv_heads, self.context_dim, dropout_p)
         flag(_WHERE, "projection_bias", projection_bias)
         if mask is not None:
             hint = "a tensor or function is a fact of one batch: pass it with the call"
@@ -99,7 +99,7 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
             instance(_WHERE, "mechanism", mechanism, Mechanism, "be a saccade Mechanism or None", hint=hint)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.head_dim = embed_dim // num_heads
-        check_rotary(rotary, self.head_dim)
+        checks.check_rotary(rotary, self.head_dim)
         self.dropout_p = float(dropout_p)
         self.mask = mask
         self.mechanism = Softmax() if mechanism is None else mechanism
@@ -128,6 +128,7 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         mask: object = None,
         positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
         **unknown: Never,
     ) -> Tensor:
@@ -142,6 +143,7 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
                 ``[batch, len]`` (a tensor or a list); -1 means that no token stands here. By default key j stands at j
                 and query i at ``kv_len - q_len + i``.
             kv_positions: where the keys stand, in cross-attention.
+            bias: added to the scores of this call, as in `saccade.attention`; on positions, no tensor, with a cache.
             cache: what this layer remembers of earlier calls. With a `saccade.caches.KVCache` the query holds new
                 tokens, which attend to all tokens so far; they stand where the cache says unless ``positions`` do.
                 With a `saccade.caches.CrossCache` the context is projected once.
@@ -153,18 +155,22 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
             raise misnamed(_WHERE, unknown, self.forward)
         if cache is not None and torch.compiler.is_compiling():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
-            return outside(query, key, value, mask=mask, positions=positions, kv_positions=kv_positions, cache=cache)
+            facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias, "cache": cache}
+            return outside(query, key, value, **facts)
         is_new = not (isinstance(cache, CrossCache) and cache.is_filled)
         heads = self._heads(query, key, value, mask, positions, kv_positions, cache)
         if cache is None:
-            return self._product(self._matrix(heads), heads)
+            return self._product(self._matrix(heads, bias), heads)
+        mechanism = self.mechanism
+        if bias is not None:
+            mechanism = mechanism.with_bias(checks.checked_bias(bias))
         q, k, v, joined, own, kv_own = heads
         dropout_p = self.dropout_p if self.training else 0.0
         if not isinstance(cache, CrossCache):
-            return self._merged(cache.attend(self.mechanism, q, k, v, mask=joined, positions=own, dropout_p=dropout_p))
+            return self._merged(cache.attend(mechanism, q, k, v, mask=joined, positions=own, dropout_p=dropout_p))
         if is_new:
             cache.fill(k, v, kv_positions=kv_own)
-        return self._merged(cache.attend(self.mechanism, q, mask=joined, positions=own, dropout_p=dropout_p))
+        return self._merged(cache.attend(mechanism, q, mask=joined, positions=own, dropout_p=dropout_p))
 
     def matrix(
         self,
@@ -174,9 +180,10 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         mask: object = None,
         positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """The attention matrix of this call, ``[batch, num_heads, q_len, kv_len]``, not built; see `forward`."""
-        return self._matrix(self._heads(query, key, None, mask, positions, kv_positions, None))
+        return self._matrix(self._heads(query, key, None, mask, positions, kv_positions, None), bias)
 
     def with_weights(
         self,
@@ -187,6 +194,7 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         mask: object = None,
         positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Output, and the weights of every head: ``[batch, num_heads, q_len, kv_len]``.
 
@@ -196,21 +204,16 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
             ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; `matrix` gives them without building them.
         """
         heads = self._heads(query, key, value, mask, positions, kv_positions, None)
-        matrix = self._matrix(heads)
+        matrix = self._matrix(heads, bias)
         size = math.prod(matrix.shape)
         if size > DENSE_LIMIT:
-            got = f"{size:,} weights, {list(matrix.shape)}"
+            rule, got = f"be at most {DENSE_LIMIT:,} weights", f"{size:,} weights, {list(matrix.shape)}"
             hint = "matrix(...) returns them as a lazy matrix: rows, products, A.mT @ x"
-            rule = f"be at most {DENSE_LIMIT:,} weights"
             raise value_error("MultiHeadAttention.with_weights", "size", rule, got, hint=hint)
         return self._product(matrix, heads), matrix.to_dense()
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """An empty cache that fits the mechanism.
-
-        Args:
-            max_len: room for so many tokens, taken at once; None to grow.
-        """
+        """An empty cache that fits the mechanism, with room for ``max_len`` tokens at once; None to grow."""
         return self.mechanism.new_cache(max_len)
 
     def extra_repr(self) -> str:
@@ -232,7 +235,7 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         """Check, project and rotate what this call brings."""
         if cache is not None:
             is_lost = self.rotary is not None and positions is None
-            check_with_cache(cache, query, key, value, mask, kv_positions, self.context_dim, is_lost=is_lost)
+            checks.check_with_cache(cache, query, key, value, mask, kv_positions, self.context_dim, is_lost=is_lost)
         elif value is not None and key is None:
             raise value_error(_WHERE, "key", "be given where value is", None)
         is_across, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
@@ -244,15 +247,17 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         value = key if value is None or is_known else value
         weight = weight_of(self.query_projection)
         dtype = None if weight is None else weight.dtype
-        check_inputs(query, key, value, self.embed_dim, self.context_dim, dtype)
+        checks.check_inputs(query, key, value, self.embed_dim, self.context_dim, dtype)
         (batch, q_len, _), kv_len = query.shape, key.shape[1]
         joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_across else held + kv_len))
         own = None if positions is None else Positions.of(positions, _WHERE, length=q_len, batch=batch)
         kv_own = own if key is query and kv_positions is positions else None
         if kv_own is None and kv_positions is not None:
             kv_own = Positions.of(kv_positions, _WHERE, "kv_positions", length=kv_len, batch=batch)
+        if kv_own is not None and joined is not None:
+            checks.check_apart(joined, kv_own)
         if cache is not None and not is_across:
-            own = kv_own = check_causal(joined, cache.positions(q_len) if own is None else own.given, cache)
+            own = kv_own = checks.check_causal(joined, cache.positions(q_len) if own is None else own.given, cache)
         q = self._split(self.query_projection(query), self.num_heads)
         rotary = self.rotary
         if rotary is not None:
@@ -265,9 +270,10 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
             k = rotary(k, (Positions.between(0, kv_len) if kv_own is None else kv_own).given)
         return _Heads(q, k, v, joined, own, kv_own)
 
-    def _matrix(self, heads: _Heads) -> Matrix:
+    def _matrix(self, heads: _Heads, bias: Tensor | Bias | None) -> Matrix:
         query, key, _, mask, own, kv_own = heads
-        return self.mechanism(query, key, mask=mask, q_positions=own, kv_positions=kv_own)
+        mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
+        return mechanism(query, key, mask=mask, q_positions=own, kv_positions=kv_own)
 
     def _product(self, matrix: Matrix, heads: _Heads) -> Tensor:
         return self._merged(matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0))

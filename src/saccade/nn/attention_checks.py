@@ -11,12 +11,21 @@ from saccade.arguments import instance, integer
 from saccade.caches import CrossCache, LayerCache
 from saccade.engine import dropout
 from saccade.errors import describe, value_error
-from saccade.masks import Mask
+from saccade.masks import Documents, Mask
 from saccade.masks.causality import sees_later
-from saccade.positions import Rotary
-from saccade.positions.tokens import Positions
+from saccade.positions import Bias, Rotary
+from saccade.positions.tokens import Positions, can_be_read
+from saccade.transforms import is_transformed
 
-__all__ = ["check_causal", "check_inputs", "check_rotary", "check_sizes", "check_with_cache"]
+__all__ = [
+    "check_apart",
+    "check_causal",
+    "check_inputs",
+    "check_rotary",
+    "check_sizes",
+    "check_with_cache",
+    "checked_bias",
+]
 
 _WHERE = "MultiHeadAttention"
 
@@ -108,6 +117,31 @@ def check_with_cache(
                 raise value_error(_WHERE, name, rule, list(x.shape), hint="a new context: a new CrossCache")
         if kv_positions is not None:
             raise value_error(_WHERE, "kv_positions", "be given in the first call with a CrossCache only", "new ones")
+
+
+def check_apart(mask: Mask, positions: Positions) -> None:
+    """Refuse positions that begin anew with each text, where the mask tells texts apart by positions."""
+    table = positions.table
+    if table is None or not can_be_read(table) or is_transformed() or not _has_texts(mask):
+        return
+    ordered = torch.atleast_2d(table).sort(-1).values
+    again = ordered[:, 1:][(ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)]
+    if len(again):
+        hint = "leave positions out: patterns and tables of positions begin anew with each text of Documents"
+        rule = "be all different, counted on the whole line, where Documents tell texts apart"
+        raise value_error(_WHERE, "positions of keys", rule, f"{int(again[0])} twice", hint=hint)
+
+
+def _has_texts(mask: Mask) -> bool:
+    if isinstance(mask, Documents):
+        return any(len(item) > 1 for item in mask.lengths)
+    return any(map(_has_texts, mask.made_of))
+
+
+def checked_bias(bias: object) -> Bias:
+    """A bias that can be asked where tokens stand; raises for a tensor, which holds the rows of one call."""
+    hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
+    return instance(_WHERE, "bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 
 
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:

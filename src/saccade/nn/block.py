@@ -12,7 +12,7 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn.attention import MultiHeadAttention
-from saccade.positions import Rotary
+from saccade.positions import Bias, Rotary
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["AttentionBlock"]
@@ -24,6 +24,7 @@ class Facts(TypedDict, total=False):
     mask: object
     positions: GivenPositions
     kv_positions: GivenPositions
+    bias: Tensor | Bias | None
 
 
 class AttentionBlock(AnswersCalls, nn.Module):
@@ -82,10 +83,11 @@ class AttentionBlock(AnswersCalls, nn.Module):
         mask: object = None,
         positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
-        facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions}
+        facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias}
         return self._add(query, self.attention(query, key, value, cache=cache, **facts))
 
     def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[Facts]) -> Matrix:

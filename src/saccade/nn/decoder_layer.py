@@ -12,6 +12,7 @@ from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.norms import Norm
+from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["DecoderLayer"]
@@ -75,6 +76,7 @@ class DecoderLayer(ResidualLayer):
         encoded_mask: object = None,
         positions: GivenPositions = None,
         encoded_positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
         cache: LayerCache | Cache | None = None,
     ) -> Tensor:
         """Transform.
@@ -86,6 +88,7 @@ class DecoderLayer(ResidualLayer):
             encoded_mask: who of x may attend to what of ``encoded``; x counts from 0, or from where the cache is.
             positions: where the tokens of x stand; see `MultiHeadAttention.forward`.
             encoded_positions: where those of ``encoded`` stand.
+            bias: added to the scores of x among itself, as in `saccade.attention`; a rule on positions with a cache.
             cache: what the layer remembers of earlier calls, as `new_cache` makes it; the new tokens are added. With
                 cross-attention, ``encoded`` is projected in the first call and may be left out from then on.
 
@@ -99,7 +102,7 @@ class DecoderLayer(ResidualLayer):
             self._check_encoded(encoded, is_known)
         if own is not None and positions is None and cross is not None:
             positions = own.positions(x.shape[1])
-        attend = partial(self.attention, mask=mask, positions=positions, cache=own)
+        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=own)
         x = self._add(x, attend, self.attention_norm)
         if cross is not None and cross_norm is not None:
             look_across = partial(
@@ -122,12 +125,13 @@ class DecoderLayer(ResidualLayer):
         encoded_mask: object = None,
         positions: GivenPositions = None,
         encoded_positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """Who of x attends to what of ``encoded`` in `forward`: ``[batch, num_heads, len, encoded_len]``, not built."""
         self._check_encoded(encoded, False)
         cross, cross_norm = self.cross_attention, self.cross_attention_norm
         assert cross is not None and cross_norm is not None  # noqa: PT018  checked in the line before
-        x = self._add(x, partial(self.attention, mask=mask, positions=positions), self.attention_norm)
+        x = self._add(x, partial(self.attention, mask=mask, positions=positions, bias=bias), self.attention_norm)
         tokens = cross_norm(x) if self.norm_first else x
         own = _in_own_text(positions, x, encoded_mask)
         return cross.matrix(tokens, encoded, mask=encoded_mask, positions=own, kv_positions=encoded_positions)

@@ -14,6 +14,7 @@ from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.norms import Norm, make_norm
+from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["EncoderLayer", "ResidualLayer"]
@@ -53,10 +54,17 @@ class ResidualLayer(AnswersCalls, nn.Module):
             setattr(self, f"{name}_norm", None if module is None else make_norm(norm, width, norm_eps, where))
         self.dropout = nn.Dropout(dropout_p)
 
-    def matrix(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Matrix:
+    def matrix(
+        self,
+        x: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> Matrix:
         """The self-attention matrix that `forward` multiplies by: ``[batch, num_heads, len, len]``, not built."""
         tokens = self.attention_norm(x) if self.norm_first else x
-        return self.attention.matrix(tokens, mask=mask, positions=positions)
+        return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias)
 
     def extra_repr(self) -> str:
         return f"norm_first={self.norm_first}"
@@ -117,18 +125,26 @@ class EncoderLayer(ResidualLayer):
     ):
         super().__init__({"attention": attention}, feed_forward, norm, norm_eps, norm_first, dropout_p)
 
-    def forward(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> Tensor:
         """Transform.
 
         Args:
             x: ``[batch, len, embed_dim]``.
             mask: the facts of this batch; joined with the attention's own mask by ``&``.
             positions: where the tokens stand; see `MultiHeadAttention.forward`.
+            bias: added to the scores of this call, as in `saccade.attention`.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        attend = partial(self.attention, mask=mask, positions=positions)
+        attend = partial(self.attention, mask=mask, positions=positions, bias=bias)
         x = self._add(x, attend, self.attention_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 

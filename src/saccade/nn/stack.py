@@ -15,6 +15,7 @@ from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
+from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
@@ -27,6 +28,7 @@ class Facts(TypedDict, total=False):
     encoded_mask: object
     positions: GivenPositions
     encoded_positions: GivenPositions
+    bias: Tensor | Bias | None
 
 
 class EncoderStack(AnswersCalls, nn.Module):
@@ -53,15 +55,29 @@ class EncoderStack(AnswersCalls, nn.Module):
         self.layers = _checked("EncoderStack", layers, EncoderLayer, final_norm)
         self.final_norm = final_norm
 
-    def forward(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> Tensor:
         """``[batch, len, embed_dim]`` to the same; arguments as in `EncoderLayer.forward`, for all layers alike."""
         for layer in self.layers:
-            x = layer(x, mask=mask, positions=positions)
+            x = layer(x, mask=mask, positions=positions, bias=bias)
         return x if self.final_norm is None else self.final_norm(x)
 
-    def matrices(self, x: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
+    def matrices(
+        self,
+        x: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> list[Matrix]:
         """The attention matrix of every layer in `forward`, not built."""
-        facts = {"mask": mask, "positions": positions}
+        facts = {"mask": mask, "positions": positions, "bias": bias}
         return [layer.matrix(x, **facts) for layer, x in with_inputs(self.layers, x, **facts)]
 
 
@@ -102,15 +118,17 @@ class DecoderStack(AnswersCalls, nn.Module):
         encoded_mask: object = None,
         positions: GivenPositions = None,
         encoded_positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """``[batch, len, embed_dim]`` to the same.
 
         Args:
-            x, encoded, mask, encoded_mask, positions, encoded_positions: as in `DecoderLayer.forward`, for all layers.
+            x, encoded, mask, encoded_mask, positions, encoded_positions, bias: as in `DecoderLayer.forward`, for all
+                layers alike.
             cache: what the layers remember of earlier calls, as `new_cache` makes it.
         """
-        facts = {"mask": mask, "positions": positions}
+        facts = {"mask": mask, "positions": positions, "bias": bias}
         facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
         for layer, own in zip(self.layers, self._caches(cache), strict=True):
             x = layer(x, encoded, cache=own, **facts)
@@ -118,7 +136,7 @@ class DecoderStack(AnswersCalls, nn.Module):
 
     def matrices(self, x: Tensor, encoded: Tensor | None = None, **kwargs: Unpack[Facts]) -> list[Matrix]:
         """The self-attention matrix of every layer in `forward`, not built; arguments as there."""
-        own = {"mask": kwargs.get("mask"), "positions": kwargs.get("positions")}
+        own = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
         return [layer.matrix(x, **own) for layer, x in with_inputs(self.layers, x, encoded, **kwargs)]
 
     def cross_matrices(self, x: Tensor, encoded: Tensor, **kwargs: Unpack[Facts]) -> list[Matrix]:
