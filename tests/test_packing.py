@@ -39,6 +39,15 @@ def test_a_layer_reads_each_text_as_if_it_were_alone(mechanism, pattern):
         torch.testing.assert_close(own, their)
 
 
+@pytest.mark.parametrize("pattern", PATTERNS[1:], ids=str)
+def test_what_a_call_adds_inside_of_texts_counts_like_what_the_layer_owns(pattern):
+    layer, rule = nn.MultiHeadAttention(16, 4, mask=pattern).double(), masks.Window(4, 4)
+    packed = sc.pack(texts())
+    got = packed.unpack(layer(packed.tokens, mask=packed.mask(rule)))
+    for own, text in zip(got, texts(), strict=True):
+        torch.testing.assert_close(own, layer(text[None], mask=rule)[0])
+
+
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_attention_over_packed_heads(pattern):
     torch.manual_seed(0)

@@ -60,7 +60,8 @@ def pack(texts: Sequence[Tensor]) -> Packed:
     """Put texts one behind another, so that no time is spent on padding.
 
     ``attention(q, k, v, packed.mask(Causal()))``, and layers given ``mask=packed.mask()``, attend within each text as
-    if it were alone: a pattern that a layer owns counts positions from the start of each text.
+    if it were alone: a pattern that a layer owns counts positions from the start of each text, as does a rule that is
+    given to ``packed.mask``. (What is joined to it by ``&`` counts from the start of the line.)
 
     Args:
         texts: tensors ``[length, ...]``, alike but for their lengths.

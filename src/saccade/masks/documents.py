@@ -215,8 +215,8 @@ class Documents(Mask):
 
 def with_facts(pattern: Mask, facts: Mask) -> Mask:
     """A layer's pattern and the facts of a batch: where these are documents, the pattern begins anew with each."""
-    if isinstance(facts, Documents) and facts.rule is None:
-        return Documents(facts.lengths, pattern)
+    if isinstance(facts, Documents):
+        return Documents(facts.lengths, pattern if facts.rule is None else pattern & facts.rule)
     return pattern & facts
 
 
