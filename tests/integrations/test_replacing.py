@@ -83,12 +83,31 @@ def test_every_flag_and_every_mask(flags, mask):
 
 def test_a_single_text_and_shared_modules():
     model = One(batch_first=True)
+    model.again = model.inner
     holder = nn.ModuleDict({"a": model, "b": model})
     x = torch.randn(L, D, dtype=torch.float64)
     expected = model(x, x, x)
     assert len(sc.replace_attention(holder)) == 1
+    assert model.again is model.inner
     for got, their in zip(holder["b"](x, x, x), expected, strict=True):
         torch.testing.assert_close(got, their)
+
+
+def test_hooks_go_on_to_be_called_and_can_be_removed():
+    model, heard = One(batch_first=True), []
+    handles = [
+        model.inner.register_forward_pre_hook(lambda *_: heard.append("before"), with_kwargs=True),
+        model.inner.register_forward_hook(lambda *_: heard.append("after"), with_kwargs=True),
+        model.inner.register_full_backward_hook(lambda *_: heard.append("backward")),
+    ]
+    sc.replace_attention(model)
+    x = torch.randn(B, L, D, dtype=torch.float64, requires_grad=True)
+    model(x, x, x, need_weights=False)[0].sum().backward()
+    assert heard == ["before", "after", "backward"]
+    for handle in handles:
+        handle.remove()
+    model(x, x, x)[0].sum().backward()
+    assert len(heard) == 3
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -261,6 +280,12 @@ class OwnForward(nn.MultiheadAttention):
         return super().forward(*args, **kwargs)
 
 
+def parametrized():
+    model = One()
+    nn.utils.parametrize.register_parametrization(model.inner, "in_proj_weight", nn.Identity())
+    return model
+
+
 class StrangeAttention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -269,6 +294,7 @@ class StrangeAttention(nn.Module):
 
 REFUSED = {
     "a forward of its own": (lambda: nn.Sequential(OwnForward(D, H)), {}, "0 is OwnForward: its forward is not that"),
+    "parametrized": (parametrized, {}, "its weights are computed from others, by parametrizations"),
     "something else": (lambda: nn.Sequential(TimmForm(wrong=True)), {}, "0 is TimmForm: it computes something else"),
     "unknown": (lambda: nn.Sequential(One(), StrangeAttention()), {}, "1 is StrangeAttention: how it computes is not"),
     "none": (lambda: nn.Linear(3, 3), {}, "no part of it is an attention that is known here"),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.arguments import instance
 from saccade.errors import kind, type_error, unsupported
@@ -89,8 +90,8 @@ def replace_attention(
     made = [(name, part, _made(name, part, mask, mechanism)) for name, part, _ in found if not _is_pretrained(part)]
     replaced = []
     for name, part, new in made:
-        for parent in list(model.modules()):  # several may share it
-            for own, child in list(parent.named_children()):
+        for parent in list(model.modules()):  # several may share it, and one may have it twice
+            for own, child in list(parent._modules.items()):
                 if child is part:
                     setattr(parent, own, new)
         replaced.append(Replaced(name, type(part).__name__, f"{type(new).__name__}, {type(new.mechanism).__name__}"))
@@ -114,7 +115,7 @@ def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             why = _against_model(part)
         elif isinstance(part, nn.MultiheadAttention):
             is_own = type(part).forward is not nn.MultiheadAttention.forward
-            why = "its forward is not that of nn.MultiheadAttention" if is_own else ""
+            why = "its forward is not that of nn.MultiheadAttention" if is_own else _against_weights(part)
         elif isinstance(part, MultiHeadAttention | TorchAttention | FusedAttention):
             why = "it runs on saccade already; its mask and mechanism can be set"
         elif is_fused(part):
@@ -137,6 +138,10 @@ def _is_known(part: nn.Module) -> bool:
 def _is_pretrained(part: nn.Module) -> bool:
     """Whether it is a model of transformers, which need not be installed."""
     return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
+
+
+def _against_weights(part: nn.Module) -> str:
+    return "its weights are computed from others, by parametrizations" if is_parametrized(part) else ""
 
 
 def _against_model(model: Any) -> str:

@@ -16,7 +16,7 @@ from saccade.masks import Dense, Full, Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
 
-__all__ = ["FusedAttention", "TorchAttention", "is_fused", "take_over"]
+__all__ = ["FusedAttention", "TorchAttention", "is_fused"]
 
 _FUSED = ("qkv", "proj", "num_heads")  # as timm names the parts of its attentions
 
@@ -29,7 +29,7 @@ class _StandIn(nn.Module):
 
     def __init__(self, module: nn.Module, mask: Mask | None, mechanism: Mechanism | None):
         super().__init__()
-        take_over(self, module)
+        _take_over(self, module)
         self.mask = mask
         self.mechanism = Softmax() if mechanism is None else copy.deepcopy(mechanism)
         like = next(module.parameters())
@@ -162,7 +162,7 @@ def is_fused(module: nn.Module) -> bool:
     return len(needed) == 2 and isinstance(module.qkv, nn.Linear) and isinstance(module.proj, nn.Linear)
 
 
-def take_over(own: nn.Module, module: nn.Module) -> None:
+def _take_over(own: nn.Module, module: nn.Module) -> None:
     """The parameters, parts and hooks of a module, under their names."""
     for name, parameter in module._parameters.items():
         own.register_parameter(name, parameter)
@@ -170,8 +170,10 @@ def take_over(own: nn.Module, module: nn.Module) -> None:
         own.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
     for name, part in module._modules.items():
         own.add_module(name, part)
-    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks"):
-        getattr(own, name).update(getattr(module, name))
+    # All hooks and what is known of each, in the same dicts: who registered one can remove it. Those before loading hold
+    # on to the module itself.
+    hooks = {name: kept for name, kept in module.__dict__.items() if "_hook" in name}
+    own.__dict__.update(hooks | {"_load_state_dict_pre_hooks": own._load_state_dict_pre_hooks})
     own.train(module.training)
 
 
