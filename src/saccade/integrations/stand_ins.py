@@ -170,8 +170,8 @@ def _take_over(own: nn.Module, module: nn.Module) -> None:
         own.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
     for name, part in module._modules.items():
         own.add_module(name, part)
-    # All hooks and what is known of each, in the same dicts: who registered one can remove it. Those before loading hold
-    # on to the module itself.
+    # All hooks and what is known of each, in the same dicts: who registered one can remove it. Those before loading are
+    # bound to the module itself.
     hooks = {name: kept for name, kept in module.__dict__.items() if "_hook" in name}
     own.__dict__.update(hooks | {"_load_state_dict_pre_hooks": own._load_state_dict_pre_hooks})
     own.train(module.training)
