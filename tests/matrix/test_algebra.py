@@ -1,5 +1,6 @@
 """Sums and chains of matrices: products, parts and questions equal those of the dense ones."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +88,8 @@ def test_factors_of_factors_and_of_numbers():
     dense = A.to_dense()
     torch.testing.assert_close((-(A + A) / 4).to_dense(), -dense / 2)
     torch.testing.assert_close((2 * (3 * A - A)).to_dense(), 4 * dense)
+    torch.testing.assert_close((np.float64(0.5) * A - np.float32(2) * A).to_dense(), -1.5 * dense)
+    torch.testing.assert_close((sum([A, A, A]) / 3).to_dense(), dense)
     assert "AttentionMatrix" in repr(A - 2 * A)
     assert "@" in repr(A @ A)
 

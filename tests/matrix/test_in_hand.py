@@ -52,7 +52,7 @@ def test_a_part_is_that_of_the_dense_matrix(mask, index):
     torch.testing.assert_close(matrix[index], torch.from_numpy(np.array(expected)))
 
 
-def test_only_the_rows_that_are_asked_for_are_computed(monkeypatch):
+def test_only_the_rows_that_are_asked_for_are_computed():
     x = torch.randn(1, 2, 50_000, 8)
     matrix = sc.AttentionMatrix(x, x, masks.Causal())
     row = matrix[0, 1, 40_000]
@@ -82,7 +82,10 @@ def test_scores_are_what_the_softmax_is_taken_of(mask, impl):
 
 def test_scores_answer_what_has_a_meaning_and_refuse_the_rest():
     found, value = matrix_of(masks.Causal()).scores, inputs()[2]
-    for wrong in (lambda: found @ value, lambda: found.mT @ value, found.entropy, found.summary):
+    wrongs = [lambda: found @ value, lambda: found.mT @ value, found.entropy, found.summary]
+    wrongs += [lambda: found - found, lambda: 2 * found, lambda: -found, lambda: square @ found, lambda: found @ square]
+    square = sc.AttentionMatrix(torch.zeros(B, H, L, D), torch.zeros(B, H, L, D))
+    for wrong in wrongs:
         with pytest.raises(UnsupportedError, match="cannot run these inputs"):
             wrong()
 
@@ -163,6 +166,8 @@ WRONG = {
     "a whole dtype": (lambda A: A.to(torch.int64), "be a device, a float dtype, or both; got dtype"),
     "a tensor to be added": (lambda A: A + 1.0, "what stands behind + must be a matrix; got float"),
     "a number before": (lambda A: 1.0 - A, "must be a matrix; got float"),
+    "a number of NumPy's before": (lambda A: np.float64(1.0) - A, "must be a matrix; got float64"),
+    "an array before": (lambda A: np.ones((L, S)) * A, "a factor must be a number"),
     "weights one by one": (lambda A: A * torch.ones(L, S), "a factor must be a number, or a tensor [4, 1, 1]"),
     "another length": (lambda A: A + matrix_of().mT.mT.to(torch.float32), "the other matrix must be torch.float64"),
     "no chain": (lambda A: A @ A, "the other matrix must have shape [2, 4, 9, 9] to stand behind @"),

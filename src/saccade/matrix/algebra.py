@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import is_number
-from saccade.errors import kind, type_error, value_error
+from saccade.errors import kind, type_error, unsupported, value_error
 from saccade.matrix.matrix import Matrix
 from saccade.plan import Ranges
 from saccade.statistics.block import Block, as_slice
@@ -81,6 +81,7 @@ class Sum(_Made):
     def __init__(self, *terms: tuple[float | Tensor, Matrix]):
         self.terms: tuple[tuple[float | Tensor, Matrix], ...] = ()
         for given, matrix in terms:
+            _check_weights(matrix)
             factor = _factor(given, matrix)
             inner = matrix.terms if isinstance(matrix, Sum) else ((1.0, matrix),)
             self.terms += tuple((factor * own, each) for own, each in inner)
@@ -139,6 +140,8 @@ class Chain(_Made):
     """
 
     def __init__(self, first: Matrix, second: Matrix):
+        for matrix in (first, second):
+            _check_weights(matrix)
         batch, heads, _, inner = first.shape
         _check_alike(first, second, (batch, heads, inner, second.shape[3]), "@")
         self.first, self.second = first, second
@@ -164,9 +167,8 @@ class Chain(_Made):
         return self.second.rmatmul(self.first.rmatmul(x))
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        out = torch.zeros(len(rows), self.shape[3], dtype=torch.float32, device=self.device)
         left = self.first[batch, head, as_slice(rows)]
-        out = out.to(left.dtype)
+        out = left.new_zeros(len(rows), self.shape[3])
         for block in self.second.blocks(batch, head):
             part = left[:, as_slice(block.rows)] @ block.weights[0, 0].to(left.dtype)
             for span, own in block.by_range(part):
@@ -198,6 +200,13 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
     which = torch.arange(share, device=value.device)
     picked = out[:, :, which, :, which].permute(1, 2, 0, 3, 4)
     return picked.reshape(batch, heads, q_len, width)
+
+
+def _check_weights(matrix: Matrix) -> None:
+    """Raise for scores: what is hidden of them is -inf, and a sum or a multiple of that says nothing."""
+    if matrix.hidden:
+        reason = f"what is hidden is {matrix.hidden} there, and not 0"
+        raise unsupported("A.scores", "a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
 def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import torch
 from torch import Tensor
@@ -73,7 +73,14 @@ class Operators:
     def __neg__(self) -> Matrix:
         return _made("Sum", (-1.0, self))
 
-    __radd__ = __rsub__ = lambda self, other: _refuse_term(other)  # a matrix on the left has answered already
+    def __radd__(self, other: object) -> Self:
+        """``sum(matrices)`` begins with 0; a matrix on the left has answered already."""
+        return self if isinstance(other, int) and other == 0 else _refuse_term(other)
+
+    def __rsub__(self, other: object) -> NoReturn:
+        _refuse_term(other)
+
+    __array_ufunc__ = None  # a number of NumPy's times a matrix asks the matrix
 
     def __len__(self) -> int:
         size: int = self.shape[0]
