@@ -60,6 +60,12 @@ def test_only_the_rows_that_are_asked_for_are_computed():
     torch.testing.assert_close(row[:40_001].double(), whole, atol=1e-6, rtol=1e-4)
     assert matrix[0, 1, 40_000, 17].item() == pytest.approx(row[17].item())
     assert matrix[..., 49_990:, 49_990:].shape == (1, 2, 10, 10)
+    some = []
+    matrix.blocks = lambda *where: some.append(where[2]) or sc.AttentionMatrix.blocks(matrix, *where)
+    torch.testing.assert_close(
+        matrix[0, 1, 40_000::-20_000], torch.stack([matrix[0, 1, i] for i in (40_000, 20_000, 0)])
+    )
+    assert some[:3] == [range(i, i + 1) for i in (40_000, 20_000, 0)]
     with pytest.raises(ValueError, match="a part by index must be at most"):
         matrix[0]
 
@@ -114,7 +120,8 @@ def test_another_dtype_is_the_matrix_of_the_inputs_in_it(options):
     assert (half @ value.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(half.to_dense(), matrix.to_dense(), atol=0.05, rtol=0.05)
     assert matrix.dtype == torch.float32
-    assert matrix.to("meta").device.type == "meta"
+    assert matrix.to("meta").device.type == matrix.to(device="meta", dtype=None).device.type == "meta"
+    assert matrix.to(dtype=torch.float64).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,8 @@ WRONG = {
     "five": (lambda A: A[0, 0, 0, 0, 0], "at most batch, head, query, key"),
     "too far": (lambda A: A[2], "batch index must be in [-2, 2); got 2"),
     "no step": (lambda A: A[0, 0, ::0], "step of a slice must not be 0"),
-    "a whole dtype": (lambda A: A.to(torch.int64), "be a device, a float dtype, or both; got dtype"),
+    "a whole dtype": (lambda A: A.to(torch.int64), "be a device, a float dtype, or both; got torch.int64"),
+    "a name of to's": (lambda A: A.to(other=torch.ones(1)), "an argument must be device= or dtype=; got other="),
     "a tensor to be added": (lambda A: A + 1.0, "what stands behind + must be a matrix; got float"),
     "a number before": (lambda A: 1.0 - A, "must be a matrix; got float"),
     "a number of NumPy's before": (lambda A: np.float64(1.0) - A, "must be a matrix; got float64"),

@@ -172,8 +172,10 @@ class AttentionMatrix(Matrix):
         """What the softmax is taken of: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
         return ScoreMatrix(self.ingredients)
 
-    def to(self, *target: torch.device | str | torch.dtype) -> AttentionMatrix:
-        return from_ingredients(self.ingredients.to(*target_of("AttentionMatrix.to", target)), self.impl)
+    def to(
+        self, *target: torch.device | str | torch.dtype, **named: torch.device | str | torch.dtype | None
+    ) -> AttentionMatrix:
+        return from_ingredients(self.ingredients.to(*target_of("AttentionMatrix.to", target, named)), self.impl)
 
     @property
     def is_stochastic(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -16,16 +17,22 @@ __all__ = ["moved", "target_of"]
 T = TypeVar("T")
 
 
-def target_of(where: str, target: tuple[Any, ...]) -> tuple[torch.device | None, torch.dtype | None]:
-    """What stands between the brackets of ``A.to(...)``: a device, a float dtype, or both."""
+def target_of(
+    where: str, target: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[torch.device | None, torch.dtype | None]:
+    """What stands between the brackets of ``A.to(...)``: a device, a float dtype, or both, also by these names."""
     device, dtype = None, None
-    for own in target:
+    for name in named:
+        if name not in ("device", "dtype"):
+            raise type_error(where, "an argument", "be device= or dtype=", f"{name}=")
+    for own in (*target, *(x for x in named.values() if x is not None)):
         if isinstance(own, torch.dtype) and own.is_floating_point:
             dtype = own
         elif isinstance(own, str | torch.device):
             device = torch.device(own)
         else:
-            raise type_error(where, "what a matrix is moved to", "be a device, a float dtype, or both", kind(own))
+            got = str(own) if isinstance(own, torch.dtype) else kind(own)
+            raise type_error(where, "what a matrix is moved to", "be a device, a float dtype, or both", got)
     return device, dtype
 
 

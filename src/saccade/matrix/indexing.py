@@ -22,6 +22,7 @@ __all__ = ["Index", "part_of"]
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """What stands between the brackets: whole numbers, slices and one ``...``, for batch, head, query and key."""
 
+_FAR = 16  # rows from one that is asked for to the next: closer ones take less time with those between them
 _AXES = ("batch", "head", "query", "key")
 
 
@@ -46,10 +47,11 @@ def part_of(matrix: Matrix, index: object) -> Tensor:
     batch, heads, rows, columns = spans
     out = torch.full([len(span) for span in spans], matrix.hidden, dtype=wide_dtype(matrix.dtype), device=matrix.device)
     if size:
-        sought = range(min(rows), max(rows) + 1)
+        together = [rows] if abs(rows.step) < _FAR else [range(row, row + 1) for row in rows]
         for b in (None,) if batch == range(matrix.shape[0]) else batch:
             for h in (None,) if heads == range(matrix.shape[1]) else heads:
-                _fill(out, matrix, (b, h, sought), (batch, heads, rows, columns))
+                for some in together:
+                    _fill(out, matrix, (b, h, range(min(some), max(some) + 1)), (batch, heads, rows, columns))
     return out[tuple(0 if is_integer(own) else slice(None) for own in asked)]
 
 

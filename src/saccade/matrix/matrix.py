@@ -222,13 +222,13 @@ class Matrix(Operators, ABC):
         """Any part, exactly: ``A[b, h, i]`` is what query i of head h of batch item b attends to, ``[kv_len]``.
 
         ``A[b, h]`` is one head's matrix, ``A[b, h, i:j, k:l]`` a part of it, ``A[..., i, j]`` one weight of each head.
-        Only the rows that are asked for are computed.
+        Only the rows that are asked for are computed, and those between them where the step is below 16.
         """
         return part_of(self, index)
 
-    def to(self, *target: torch.device | str | torch.dtype) -> Self:
-        """The same matrix on another device, of another float dtype, or both: ``A.to("cuda", torch.bfloat16)``."""
-        return moved(self, *target_of(f"{type(self).__name__}.to", target))
+    def to(self, *target: torch.device | str | torch.dtype, **named: torch.device | str | torch.dtype | None) -> Self:
+        """The same matrix on another ``device``, of another float ``dtype``, or both: ``A.to("cuda", torch.half)``."""
+        return moved(self, *target_of(f"{type(self).__name__}.to", target, named))
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
         """All weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
