@@ -151,3 +151,13 @@ def test_what_cannot_run_it_says_so():
     assert "tiled" in str(matrix.explain())
     with pytest.raises(UnsupportedError, match="vmap"):
         torch.vmap(lambda x: sc.attention(x, key, value, score=lambda score, b, h, q, kv: score))(query[None])
+
+
+@pytest.mark.parametrize("score", [None, scores.Cosine(), scores.Dot(scaled=False)], ids=str)
+def test_written_out_they_are_what_the_softmax_is_taken_of(score):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+    own = scores.Modified(lambda score, b, h, q, kv: score * (1 + h) - (q - kv).abs(), score)
+    torch.testing.assert_close(own.to_dense(query, key), sc.AttentionMatrix(query, key, score=own).scores.to_dense())
+    nothing = scores.Modified(lambda score, b, h, q, kv: torch.tensor(3.0))
+    assert torch.equal(nothing.to_dense(query, key), torch.full((2, 4, 5, 7), 3.0))

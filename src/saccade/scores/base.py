@@ -73,6 +73,8 @@ class Score(AnswersCalls, nn.Module):
     def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
         """The scores written out, to look at, ``[batch, heads, q_len, kv_len]``: before scale, softcap and bias.
 
+        A `saccade.scores.Modified` changes scores that are scaled: these are, as ``scale=None`` does it.
+
         Args:
             query: ``[batch, heads, q_len, query_dim]``.
             key: ``[batch, kv_heads, kv_len, key_dim]``; head h reads group ``h // (heads // kv_heads)``.
@@ -86,7 +88,8 @@ class Score(AnswersCalls, nn.Module):
             return scores
         index = (torch.arange(size, device=query.device) for size in scores.shape)
         b, h, i, j = torch.meshgrid(*index, indexing="ij")
-        return made.modify(scores, b, h, i + j.shape[3] - i.shape[2], j)
+        scores = scores * self.default_scale(query.shape[3])
+        return made.modify(scores, b, h, i + j.shape[3] - i.shape[2], j).expand(j.shape)
 
     def check(self, query: Tensor, key: Tensor, where: str) -> None:
         """Check that the widths of query and key are those that the score takes."""
