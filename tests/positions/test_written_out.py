@@ -43,9 +43,19 @@ def test_a_bias_is_what_is_added_to_scores(name, places):
     torch.testing.assert_close(with_bias - plain, written.double().expand(2, HEADS, Q, K))
 
 
+@pytest.mark.parametrize("name", [name for name in BIASES if name != "grid"])
+def test_a_bias_of_more_queries_than_keys(name):
+    bias = BIASES[name]()
+    query, key = torch.randn(2, HEADS, 9, D), torch.randn(2, HEADS, 4, D)
+    plain, with_bias = (sc.AttentionMatrix(query, key, scale=0.3, bias=own).scores.to_dense() for own in (None, bias))
+    written = bias.to_dense(9, 4, query=query, scale=0.3)
+    torch.testing.assert_close(with_bias - plain, written.expand(2, HEADS, 9, 4), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_is_what_the_softmax_is_taken_of(name):
     score = SCORES[name]().double()
     query, key = inputs()
-    found = sc.AttentionMatrix(query, key, score=score, scale=1.0).scores.to_dense()
+    scale = None if name == "modified" else 1.0  # what is changed has been scaled
+    found = sc.AttentionMatrix(query, key, score=score, scale=scale).scores.to_dense()
     torch.testing.assert_close(score.to_dense(query, key), found)

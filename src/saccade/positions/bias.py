@@ -83,7 +83,10 @@ class Bias(AnswersCalls, nn.Module):
         kv_len = q_len if kv_len is None else kv_len
         q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
         kv = torch.arange(kv_len) if kv_positions is None else kv_positions
-        between = self.address(q)[:, None] - self.address(kv)
+        # Of more queries than keys the first stand before position 0: of those only distances can be taken.
+        begun = q[max(0, q_len - kv_len) :] if q_positions is None else q
+        is_plain = self.address(begun) is begun
+        between = (q if is_plain else self.address(q))[:, None] - self.address(kv)
         if not between.numel():
             return torch.zeros(1, 1, q_len, kv_len)
         first, last = int(between.min()), int(between.max())
