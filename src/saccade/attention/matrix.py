@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from saccade.attention.base import OfIngredients
 from saccade.attention.scores import ScoreMatrix
 from saccade.calls import answers
 from saccade.engine import dropout, tracing
@@ -20,10 +21,8 @@ from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.moving import target_of
 from saccade.engine.pieces import part_of
 from saccade.engine.product import product, route_of
-from saccade.engine.tiles import positions, softmax_rows
+from saccade.engine.tiles import softmax_rows
 from saccade.masks import Mask
-from saccade.matrix import Matrix
-from saccade.plan import Ranges, Strip, Tile
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
@@ -38,7 +37,7 @@ __all__ = ["AttentionMatrix", "Impl", "from_ingredients"]
 Impl = Literal["auto", "native", "fused", "tiled", "flex", "reference"] | Kernel
 
 
-class AttentionMatrix(Matrix):
+class AttentionMatrix(OfIngredients):
     r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
@@ -115,22 +114,6 @@ class AttentionMatrix(Matrix):
         self._lse: Tensor | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.ingredients.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.ingredients.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.ingredients.query.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.ingredients.key.shape[1]
-
-    @property
     def mask(self) -> Mask:
         """Who may attend to whom."""
         return self.ingredients.rule
@@ -192,12 +175,6 @@ class AttentionMatrix(Matrix):
         route = route_of(given, dropout_p, self.impl)
         value_dim = given.query.shape[3] if value_dim is None else value_dim
         return Explanation.of(given, route, value_dim, dropout_p, mask=self.mask)
-
-    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        batch, heads, _, _ = self.shape
-        strips = tuple(Strip(span, True) for span in columns)
-        given = self.ingredients
-        return positions(given, Tile(slice(0, batch), slice(0, heads), rows, strips, given.rule))
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from saccade.attention.base import OfIngredients
 from saccade.engine.grouping import joined
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.pieces import part_of
-from saccade.engine.tiles import positions, scores_of
+from saccade.engine.tiles import scores_of
 from saccade.errors import unsupported
-from saccade.matrix import Matrix
-from saccade.plan import Ranges, Strip, Tile
 from saccade.statistics.block import Block, as_slice
 
 __all__ = ["ScoreMatrix"]
@@ -22,7 +21,7 @@ __all__ = ["ScoreMatrix"]
 _ENTRIES = 1 << 18  # scores that are held at once: a megabyte
 
 
-class ScoreMatrix(Matrix):
+class ScoreMatrix(OfIngredients):
     """Scores of an `AttentionMatrix`, scaled, capped and biased; -inf where the mask hides a pair. Lazy, like weights.
 
     Any part by index, `to_dense`, `topk` and ``pooled(bins, how="max")`` are what one asks of it; sums are -inf where
@@ -40,22 +39,6 @@ class ScoreMatrix(Matrix):
 
     def __init__(self, given: Ingredients):
         self.ingredients = given
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.ingredients.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.ingredients.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.ingredients.query.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.ingredients.key.shape[1]
 
     @property
     def is_stochastic(self) -> bool:
@@ -99,11 +82,6 @@ class ScoreMatrix(Matrix):
                         scores[items_of, heads_of, own_rows, as_slice(span)] = found[..., at : at + len(span)]
                         at += len(span)
             yield Block(b, h, some, (range(kv_len),), scores, hidden=self.hidden)
-
-    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        given = self.ingredients
-        strips = tuple(Strip(span, True) for span in columns)
-        return positions(given, Tile(slice(0, given.shape[0]), slice(0, given.shape[1]), rows, strips, given.rule))
 
 
 def _moved(own: slice, by: int) -> slice:
