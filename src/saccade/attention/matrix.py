@@ -41,10 +41,12 @@ class AttentionMatrix(OfIngredients):
     r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
-              s_{ij} = \mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)) + \mathrm{bias}_{ij}
+              s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
+              + \mathrm{bias}_{ij}
 
-    where V(i) are the keys that query i may attend to. A row with none is 0. A sink logit adds one more term to the
-    denominator, and no key: rows then sum to less than 1.
+    where V(i) are the keys that query i may attend to, and f changes nothing unless the score brings a function (see
+    `saccade.scores.Modified`). A row with none is 0. A sink logit adds one more term to the denominator, and no key:
+    rows then sum to less than 1.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``, float32, float64, bfloat16 or float16.

@@ -49,7 +49,8 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
     first, last = words[text[0]].start, words[text[-1]].stop
     room = most - first - (len(tokens) - last)
     if room < 1:
-        raise value_error("look", "--model", "read more at a time than the tokens around a text", f"{most} at most")
+        around = most - room
+        raise value_error("look", "tokens read at a time", f"be more than the {around} around every text", most)
     found = []
     for group in _groups(words[text[0] : text[-1] + 1], room):
         start, stop = group[0].start, group[-1].stop

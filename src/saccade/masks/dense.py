@@ -33,7 +33,8 @@ class Dense(Mask):
     dimensions are always ``[q, kv]``, as in torch: a mask of keys for each item, ``[batch, kv]``, is written
     ``tensor[:, None, None, :]``.
 
-    Large products look once what the tensor says, and again after it is written into, as torch counts.
+    Large products look once what the tensor says, and again after it is written into, as torch counts; it does not
+    count what is written through ``tensor.data``.
 
     >>> print(Dense(torch.tensor([[True, False], [True, True]])).picture(2))
     1 .
