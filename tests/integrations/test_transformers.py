@@ -6,22 +6,6 @@ import pytest
 import torch
 from tests.integrations import model_zoo as zoo
 from transformers import (
-    AttentionInterface,
-    GPTBigCodeConfig,
-    GPTBigCodeModel,
-    NemotronConfig,
-    NemotronModel,
-    OPTConfig,
-    OPTModel,
-    PatchTSTConfig,
-    PatchTSTModel,
-    PersimmonConfig,
-    PersimmonModel,
-    Pix2StructVisionConfig,
-    Pix2StructVisionModel,
-    PreTrainedModel,
-    StableLmConfig,
-    StableLmModel,
     StaticCache,
     ViTConfig,
     ViTModel,
@@ -32,7 +16,6 @@ import saccade as sc
 from saccade import masks
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.transformers import install
-from saccade.integrations.transformers_caches import install_caches
 
 
 @pytest.fixture(autouse=True)
@@ -281,124 +264,6 @@ def test_half_precision():
         expected, got = theirs(input_ids=ids).logits, ours(input_ids=ids).logits
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got, expected, atol=0.15, rtol=0.05)
-
-
-class Layer(torch.nn.Module):
-    """As much of an attention layer as the function looks at."""
-
-    is_causal = True
-
-
-@pytest.mark.parametrize(
-    "facts, reason",
-    [
-        ({"output_attentions": True}, "output_attentions=True asks for all weights.*\n.*saccade.record"),
-        ({"cu_seq_lens_q": torch.tensor([0, 5])}, "hands on cu_seq_lens_q.*\n.*position_ids"),
-        ({"indices": torch.tensor([0])}, "hands on indices, which is not known"),
-    ],
-)
-def test_what_cannot_be_honoured_raises(facts, reason):
-    x = torch.randn(1, 2, 5, 8)
-    function = AttentionInterface()["saccade"]
-    with pytest.raises(sc.UnsupportedError, match=reason):
-        function(Layer(), x, x, x, None, **facts)
-
-
-IDS = {"input_ids": torch.arange(3, 14)[None]}
-SMALL = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 2,
-    "intermediate_size": 40,
-}
-# Some hand the flag on, some collect weights by hooks and tell no layer, and some collect them on their way.
-ASKED = {
-    **{name: lambda name=name: (zoo.model(name), zoo.batch(name)) for name in zoo.ALL},
-    "opt": lambda: (OPTModel(OPTConfig(**SMALL, ffn_dim=40, word_embed_proj_dim=32)), IDS),
-    "gpt_bigcode": lambda: (GPTBigCodeModel(GPTBigCodeConfig(vocab_size=50, n_embd=32, n_head=4, n_layer=2)), IDS),
-    "stablelm": lambda: (StableLmModel(StableLmConfig(**SMALL)), IDS),
-    "nemotron": lambda: (NemotronModel(NemotronConfig(**SMALL, head_dim=8)), IDS),
-    "persimmon": lambda: (PersimmonModel(PersimmonConfig(**SMALL)), IDS),
-    "patchtst": lambda: (
-        PatchTSTModel(PatchTSTConfig(d_model=32, num_attention_heads=4, num_hidden_layers=2, ffn_dim=40)),
-        {"past_values": torch.randn(2, 32, 1)},
-    ),
-    "pix2struct": lambda: (
-        Pix2StructVisionModel(Pix2StructVisionConfig(hidden_size=32, d_kv=8, num_attention_heads=4, d_ff=40,
-                                                     num_hidden_layers=2, patch_embed_hidden_size=12)),
-        {"flattened_patches": torch.ones(2, 9, 14)},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("installed", [install, install_caches])
-@pytest.mark.parametrize("said", ["in the call", "in the configuration"])
-@pytest.mark.parametrize("name", ASKED)
-def test_weights_are_refused_whichever_way_a_model_asks_for_them(name, said, installed):
-    network, inputs = ASKED[name]()
-    network.eval().set_attn_implementation(installed())
-    with torch.no_grad():
-        network(**inputs)
-        network(**inputs, output_attentions=False)
-    asked = {"output_attentions": True} if said == "in the call" else {}
-    if not asked:
-        network.set_attn_implementation("eager")
-        for part in network.modules():  # T5's halves have configurations of their own
-            if isinstance(part, PreTrainedModel):
-                part.config.output_attentions = True
-        network.set_attn_implementation(installed())
-    refused = pytest.raises(sc.UnsupportedError, match=r"output_attentions=True asks for all(.|\n)*saccade.record")
-    with torch.no_grad(), refused:
-        network(**inputs, **asked)
-
-
-def test_a_users_variable_of_the_same_name_asks_for_nothing():
-    output_attentions = True
-    layer, x = Layer(), torch.randn(1, 2, 5, 8)
-    out, weights = AttentionInterface()["saccade"](layer, x, x, x, None)
-    assert output_attentions
-    assert weights is None
-    assert out.shape == (1, 5, 2, 8)
-
-
-def test_a_mask_for_other_lengths_raises():
-    network = zoo.model("llama", "saccade")
-    mask = create_causal_mask(network.config, torch.zeros(1, 5, 32), None, past_key_values=None)
-    assert isinstance(mask, LazyMask)
-    x = torch.randn(1, 4, 6, 8)
-    with pytest.raises(sc.UnsupportedError, match=r"made for \[5, 5\], and there are \[6, 6\]"):
-        AttentionInterface()["saccade"](Layer(), x, x, x, mask)
-
-
-def test_one_mask_for_a_model_with_cross_attention_raises():
-    network = zoo.model("bart", install("saccade-own", mask=masks.Window(1, 1)))
-    with pytest.raises(sc.UnsupportedError, match=r"has cross-attention(.|\n)*install\(mask=function\)"):
-        network(**zoo.batch("bart"))
-
-
-@pytest.mark.parametrize("name", ["", "eager", "my-sdpa", "saccade/flash", "a|b", "flex_attention"])
-def test_names_that_mean_something_to_transformers(name):
-    with pytest.raises(ValueError, match="install: name must be new, and without sdpa, flash"):
-        install(name)
-
-
-@pytest.mark.parametrize("mask", [3, "causal", torch.ones(3, 3, dtype=torch.bool), masks.Causal])
-def test_what_is_no_mask(mask):
-    with pytest.raises(TypeError, match="install: mask must be a saccade mask, a function of the attention module"):
-        install(mask=mask)
-
-
-def test_a_function_that_gives_no_mask():
-    network = zoo.model("llama", install("saccade-own", mask=lambda layer: "near"))
-    with pytest.raises(TypeError, match="install: mask must return a saccade mask or None; got str"):
-        network(**zoo.batch("llama"))
-
-
-def test_a_name_that_is_no_text():
-    with pytest.raises(TypeError, match="install: name must be a str; got int"):
-        install(3)
 
 
 def function_of_pairs(b, h, q, kv):

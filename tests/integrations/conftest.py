@@ -1,0 +1,13 @@
+"""Fixtures of several files."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def fast_path(monkeypatch):
+    """How often torch took its fast path."""
+    taken = []
+    original = torch._transformer_encoder_layer_fwd
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *a: taken.append(1) or original(*a))
+    return taken

@@ -1,0 +1,121 @@
+"""What cannot be recorded is refused, before or after the model runs."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.recording.expected import ids_of
+from torch import nn
+from torch.nn import functional as F
+
+import saccade as sc
+from saccade.recording import record
+from saccade.statistics import Entropy, TopK
+
+
+class Own(nn.Module):
+    """Attention in operations of its own: nothing to hear."""
+
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class Fused(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_a_model_that_cannot_be_heard():
+    with (
+        pytest.raises(sc.UnsupportedError, match=r"record: Own cannot run(.|\n)*no call(.|\n)*set_fused_attn"),
+        record(Own()) as _,
+    ):
+        Own()(torch.zeros(1, 2, 3))
+
+
+def test_an_error_of_the_model_comes_first():
+    with pytest.raises(ZeroDivisionError, match="own"), record(Own()):
+        raise ZeroDivisionError("own")
+
+
+def test_a_layer_that_never_spoke():
+    model = Fused()
+    with (
+        pytest.raises(sc.UnsupportedError, match=r"7, decoder.* was not heard; Fused were"),
+        record(model, layers=[0, 7, "decoder.*"]),
+    ):
+        model(torch.zeros(1, 2, 3, 4))
+
+
+def test_a_head_that_is_not_there(llama):
+    with pytest.raises(ValueError, match=r"heads must be 0 to 3; got \[4\]"), record(llama, heads=4):
+        llama(ids_of())
+    assert "forward" not in vars(llama)
+
+
+@pytest.mark.parametrize(
+    "options, error, rule",
+    [
+        ({"keep": "entropy"}, TypeError, 'keep must be questions of saccade.statistics, or of "statistics"'),
+        ({"keep": Entropy}, TypeError, "got Entropy.\nHint: give instances"),
+        ({"keep": 3}, TypeError, "keep must be questions"),
+        ({"keep": ()}, ValueError, "keep must name something where there is no callback; got nothing"),
+        ({"layers": 1.5}, TypeError, "layers must be ints and names, or None for all; got 1.5"),
+        ({"layers": []}, ValueError, "layers must name at least one; got none"),
+        ({"layers": -1}, ValueError, r"layers must be at least 0; got \[-1\]"),
+        ({"layers": True}, TypeError, "layers must be ints and names"),
+        ({"heads": "0"}, TypeError, "heads must be ints, or None for all; got '0'"),
+        ({"heads": [1, 1]}, ValueError, "heads must name each head once"),
+        ({"callback": 3}, TypeError, r"callback must be a function \(name, matrix\), or None; got int"),
+    ],
+)
+def test_bad_arguments_are_caught_before_anything_runs(llama, options, error, rule):
+    with pytest.raises(error, match=f"record: .*{rule}" if "Hint" not in rule else rule):
+        record(llama, **options)
+
+
+@pytest.mark.parametrize("model", [None, nn.Linear, lambda x: x])
+def test_what_is_no_model(model):
+    with pytest.raises(TypeError, match="record: model must be a torch module"):
+        record(model)
+
+
+def test_questions_that_nothing_was_kept_for(llama):
+    with torch.no_grad(), record(llama) as recording:
+        llama(ids_of())
+    with pytest.raises(
+        sc.UnsupportedError, match=r'queries and keys of model.layers.0.self_attn were not kept(.|\n)*keep="qk"'
+    ):
+        recording[0].matrix.entropy()
+    with pytest.raises(sc.UnsupportedError, match=r"TopK\(k=3\) was not asked(.|\n)*name it in keep= or keep="):
+        recording[0].ask(TopK(3))
+    with pytest.raises(KeyError, match=r"layer must be one of model.layers.0.self_attn, .*; got 'decoder'"):
+        recording["decoder"]
+    with pytest.raises(KeyError, match="got 2"):
+        recording[2]
+    assert "2 layers" in repr(recording)
+    assert "kept=statistics" in repr(recording[0])
+
+
+def test_without_transformers():
+    code = """
+import sys
+sys.modules["transformers"] = None
+import torch, saccade
+layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+with saccade.record(layer, keep="qk") as recording:
+    layer(torch.zeros(1, 3, 8))
+print(recording["self_attn"].matrix[0, 0, 0].tolist()[0] > 0.3)
+try:
+    saccade.integrations.transformers.install()
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "True",
+        "install: transformers must be installed; got no such package.",
+        "Hint: pip install 'saccade[transformers]'",
+    ]
