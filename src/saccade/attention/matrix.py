@@ -158,9 +158,9 @@ class AttentionMatrix(OfIngredients):
         return ScoreMatrix(self.ingredients)
 
     def to(
-        self, *target: torch.device | str | torch.dtype, **named: torch.device | str | torch.dtype | None
+        self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None
     ) -> AttentionMatrix:
-        return from_ingredients(self.ingredients.to(*target_of("AttentionMatrix.to", target, named)), self.impl)
+        return from_ingredients(self.ingredients.to(*target_of("AttentionMatrix.to", target, kwargs)), self.impl)
 
     @property
     def is_stochastic(self) -> bool:

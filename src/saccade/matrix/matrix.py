@@ -226,9 +226,9 @@ class Matrix(Operators, ABC):
         """
         return part_of(self, index)
 
-    def to(self, *target: torch.device | str | torch.dtype, **named: torch.device | str | torch.dtype | None) -> Self:
+    def to(self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None) -> Self:
         """The same matrix on another ``device``, of another float ``dtype``, or both: ``A.to("cuda", torch.half)``."""
-        return moved(self, *target_of(f"{type(self).__name__}.to", target, named))
+        return moved(self, *target_of(f"{type(self).__name__}.to", target, kwargs))
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
         """All weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
