@@ -172,12 +172,12 @@ class TimmForm(nn.Module):
         self.k_norm = nn.LayerNorm(dim // heads) if norms else nn.Identity()
         self.attn_drop, self.proj_drop, self.wrong = nn.Dropout(0.0), nn.Dropout(0.0), wrong
 
-    def forward(self, x, attn_mask=None):
+    def forward(self, x, attn_mask=None, is_causal=False):
         batch, n, width = x.shape
         qkv = self.qkv(x).reshape(batch, n, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         q, k = self.q_norm(q), self.k_norm(k)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask, self.attn_drop.p if self.training else 0.0)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask, self.attn_drop.p if self.training else 0.0, is_causal)
         x = self.proj_drop(self.proj(x.transpose(1, 2).reshape(batch, n, width)))
         return 2 * x if self.wrong else x
 
@@ -195,6 +195,9 @@ def test_attentions_of_vision_transformers(norms):
     mask.fill_diagonal_(True)
     torch.testing.assert_close(changed[0](x, mask), model[0](x, mask))
     torch.testing.assert_close(changed[0](x, mask.double()), model[0](x, mask.double()))
+    for is_causal in (True, False):
+        torch.testing.assert_close(changed[0](x, None, is_causal), model[0](x, is_causal=is_causal))
+        torch.testing.assert_close(changed[0](x, attn_mask=None, is_causal=is_causal), model[0](x, None, is_causal))
     windowed = copy.deepcopy(model)
     sc.replace_attention(windowed, mask=masks.Window(1, 1))
     expected = model[0](x, masks.Window(1, 1).to_dense(L)[0, 0])
@@ -280,6 +283,13 @@ class OwnForward(nn.MultiheadAttention):
         return super().forward(*args, **kwargs)
 
 
+class RopeForm(TimmForm):
+    """The form of timm's AttentionRope."""
+
+    def forward(self, x, rope=None, attn_mask=None):
+        return super().forward(x if rope is None else x * rope, attn_mask)
+
+
 def parametrized():
     model = One()
     nn.utils.parametrize.register_parametrization(model.inner, "in_proj_weight", nn.Identity())
@@ -294,6 +304,7 @@ class StrangeAttention(nn.Module):
 
 REFUSED = {
     "a forward of its own": (lambda: nn.Sequential(OwnForward(D, H)), {}, "0 is OwnForward: its forward is not that"),
+    "rotary": (lambda: nn.Sequential(TimmForm(), RopeForm()), {}, "1 is RopeForm: its forward takes rope too"),
     "parametrized": (parametrized, {}, "its weights are computed from others, by parametrizations"),
     "something else": (lambda: nn.Sequential(TimmForm(wrong=True)), {}, "0 is TimmForm: it computes something else"),
     "unknown": (lambda: nn.Sequential(One(), StrangeAttention()), {}, "1 is StrangeAttention: how it computes is not"),

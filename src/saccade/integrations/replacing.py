@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from saccade.nn import MultiHeadAttention
 
 __all__ = ["Replaced", "replace_attention"]
 
+_TAKEN = ("attn_mask", "is_causal")  # of a timm-style attention, besides its input
 _names = (f"saccade-{number}" for number in itertools.count(1))
 
 
@@ -154,6 +156,9 @@ def _against_model(model: Any) -> str:
 
 def _against_fused(module: Any) -> str:
     """Run both on a few random numbers: names alone do not say what a module computes."""
+    more = [name for name in list(inspect.signature(type(module).forward).parameters)[2:] if name not in _TAKEN]
+    if more:
+        return f"its forward takes {', '.join(more)} too"
     width = module.qkv.in_features
     like = next(module.parameters())
     x = torch.randn(1, 5, width, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)

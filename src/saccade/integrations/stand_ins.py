@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from saccade.errors import unsupported
 from saccade.integrations.tensor_masks import both, rule_of_tensor
 from saccade.integrations.torch_calls import projected, rule_of
-from saccade.masks import Dense, Full, Mask
+from saccade.masks import Causal, Dense, Full, Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
 
@@ -133,13 +133,13 @@ class FusedAttention(_StandIn):
             scale = getattr(module, "scale", None)
             self.mechanism.scale = float(scale) if isinstance(scale, float | int) else None
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """``x [batch, len, width]``; a bool mask with True = may attend, or float terms."""
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """``x [batch, len, width]``; a bool mask with True = may attend, or float terms; and whether it is causal."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self._part("q_norm", q), self._part("k_norm", k)
         rule, bias = (Full(), None) if attn_mask is None else rule_of_tensor(_four(attn_mask), k.shape[2])
-        if self.mask is not None:
-            rule = both(self.mask, rule)
+        for pattern in (self.mask, Causal() if is_causal else None):
+            rule = rule if pattern is None else both(pattern, rule)
         dropped = getattr(self, "attn_drop", None)
         out, _ = self.attend(q, k, v, rule, bias, getattr(dropped, "p", 0.0))
         return self._part("proj_drop", self.proj(self._part("norm", out)))
