@@ -1,34 +1,17 @@
 """replace_attention: equal outputs, losses and gradients, the same weights, and refusals by name."""
 
 import copy
-import re
 
 import pytest
 import torch
+from tests.integrations.replaceable import D, H, One, TimmForm, gpt2
 from torch import nn
-from torch.nn import functional as F
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from transformers import BertConfig, BertModel, MistralConfig, MistralForCausalLM
 
 import saccade as sc
 from saccade import masks, mechanisms
-from saccade.errors import UnsupportedError
 
-B, L, S, D, H = 2, 7, 9, 16, 4
-
-
-class One(nn.Module):
-    """A model with one attention."""
-
-    def __init__(self, **options):
-        super().__init__()
-        self.inner = nn.MultiheadAttention(D, H, **options).double()
-        for weight in self.inner.parameters():
-            nn.init.normal_(weight, std=0.3)
-
-    def forward(self, *args, **kwargs):
-        return self.inner(*args, **kwargs)
-
-
+B, L, S = 2, 7, 9
 FLAGS = {
     "plain": {"batch_first": True},
     "length first": {},
@@ -161,27 +144,6 @@ def test_a_pattern_beside_keys_that_the_layer_adds(options):
     torch.testing.assert_close(got[0], expected[0])
 
 
-class TimmForm(nn.Module):
-    """The form of timm's Attention."""
-
-    def __init__(self, dim=D, heads=H, *, norms=False, wrong=False):
-        super().__init__()
-        self.num_heads, self.head_dim, self.scale = heads, dim // heads, (dim // heads) ** -0.5
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.q_norm = nn.LayerNorm(dim // heads) if norms else nn.Identity()
-        self.k_norm = nn.LayerNorm(dim // heads) if norms else nn.Identity()
-        self.attn_drop, self.proj_drop, self.wrong = nn.Dropout(0.0), nn.Dropout(0.0), wrong
-
-    def forward(self, x, attn_mask=None, is_causal=False):
-        batch, n, width = x.shape
-        qkv = self.qkv(x).reshape(batch, n, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-        q, k = self.q_norm(q), self.k_norm(k)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask, self.attn_drop.p if self.training else 0.0, is_causal)
-        x = self.proj_drop(self.proj(x.transpose(1, 2).reshape(batch, n, width)))
-        return 2 * x if self.wrong else x
-
-
 @pytest.mark.parametrize("norms", [True, False])
 def test_attentions_of_vision_transformers(norms):
     model = nn.Sequential(TimmForm(norms=norms), nn.ReLU(), TimmForm(norms=norms)).double()
@@ -203,11 +165,6 @@ def test_attentions_of_vision_transformers(norms):
     expected = model[0](x, masks.Window(1, 1).to_dense(L)[0, 0])
     torch.testing.assert_close(windowed[0](x), expected)
     assert changed.state_dict().keys() == model.state_dict().keys()
-
-
-def gpt2():
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=32, n_embd=16, n_layer=2, n_head=2)).eval()
 
 
 def test_models_of_transformers():
@@ -276,60 +233,3 @@ def test_it_is_heard():
     with sc.record(model, keep="qk") as after:
         model(x)
     torch.testing.assert_close(after[0].matrix.to_dense(), before[0].matrix.to_dense())
-
-
-class OwnForward(nn.MultiheadAttention):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
-
-
-class RopeForm(TimmForm):
-    """The form of timm's AttentionRope."""
-
-    def forward(self, x, rope=None, attn_mask=None):
-        return super().forward(x if rope is None else x * rope, attn_mask)
-
-
-def parametrized():
-    model = One()
-    nn.utils.parametrize.register_parametrization(model.inner, "in_proj_weight", nn.Identity())
-    return model
-
-
-class StrangeAttention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Linear(D, D)
-
-
-REFUSED = {
-    "a forward of its own": (lambda: nn.Sequential(OwnForward(D, H)), {}, "0 is OwnForward: its forward is not that"),
-    "rotary": (lambda: nn.Sequential(TimmForm(), RopeForm()), {}, "1 is RopeForm: its forward takes rope too"),
-    "parametrized": (parametrized, {}, "its weights are computed from others, by parametrizations"),
-    "something else": (lambda: nn.Sequential(TimmForm(wrong=True)), {}, "0 is TimmForm: it computes something else"),
-    "unknown": (lambda: nn.Sequential(One(), StrangeAttention()), {}, "1 is StrangeAttention: how it computes is not"),
-    "none": (lambda: nn.Linear(3, 3), {}, "no part of it is an attention that is known here"),
-    "itself": (lambda: nn.MultiheadAttention(D, H), {}, "it is itself the attention"),
-    "ours": (lambda: nn.Sequential(sc.nn.MultiHeadAttention(D, H)), {}, "it runs on saccade already"),
-    "a mechanism": (gpt2, {"mechanism": mechanisms.Linear()}, "which runs exact softmax"),
-    "a class": (One, {"mechanism": mechanisms.Linear}, "mechanism must be a saccade Mechanism or None; got the class"),
-    "a tensor": (One, {"mask": torch.ones(3, 3)}, "mask must be a saccade mask or None; got Tensor"),
-    "no module": (lambda: [1], {}, "model must be a module; got list"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_replace_is_named_and_nothing_changes(name):
-    build, options, words = REFUSED[name]
-    model = build()
-    before = str(model)
-    with pytest.raises((UnsupportedError, TypeError), match=re.escape(words)):
-        sc.replace_attention(model, **options)
-    assert str(model) == before
-
-
-def test_twice_says_that_it_has_been_done():
-    model = One()
-    sc.replace_attention(model)
-    with pytest.raises(UnsupportedError, match="it runs on saccade already"):
-        sc.replace_attention(model)
