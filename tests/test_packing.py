@@ -44,8 +44,11 @@ def test_what_a_call_adds_inside_of_texts_counts_like_what_the_layer_owns(patter
     layer, rule = nn.MultiHeadAttention(16, 4, mask=pattern).double(), masks.Window(4, 4)
     packed = sc.pack(texts())
     got = packed.unpack(layer(packed.tokens, mask=packed.mask(rule)))
-    for own, text in zip(got, texts(), strict=True):
-        torch.testing.assert_close(own, layer(text[None], mask=rule)[0])
+    beside = packed.unpack(layer(packed.tokens, mask=rule & packed.mask()))  # a window is the same on the line
+    for own, other, text in zip(got, beside, texts(), strict=True):
+        expected = layer(text[None], mask=rule)[0]
+        torch.testing.assert_close(own, expected)
+        torch.testing.assert_close(other, expected)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)

@@ -16,6 +16,7 @@ from torch import Tensor
 from saccade.arguments import instance
 from saccade.calls import answers_class
 from saccade.errors import shown, value_error
+from saccade.masks.algebra import And
 from saccade.masks.arguments import ints_of, items_of
 from saccade.masks.domain import Domain
 from saccade.masks.full import Full
@@ -215,9 +216,14 @@ class Documents(Mask):
 
 def with_facts(pattern: Mask, facts: Mask) -> Mask:
     """A layer's pattern and the facts of a batch: where these are documents, the pattern begins anew with each."""
-    if isinstance(facts, Documents):
-        return Documents(facts.lengths, pattern if facts.rule is None else pattern & facts.rule)
-    return pattern & facts
+    parts = facts.parts if isinstance(facts, And) else (facts,)
+    place = next((i for i, part in enumerate(parts) if isinstance(part, Documents)), None)
+    if place is None:
+        return pattern & facts
+    texts = parts[place]
+    assert isinstance(texts, Documents)  # for the type checker
+    begun = Documents(texts.lengths, pattern if texts.rule is None else pattern & texts.rule)
+    return begun if len(parts) == 1 else And((*parts[:place], begun, *parts[place + 1 :]))
 
 
 def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
