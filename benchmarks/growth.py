@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import saccade as sc
 from benchmarks.checking import assert_rows_by_definition
 from benchmarks.measuring import Call, Referee, Rounds, in_turn, slope
 from benchmarks.memory import Job, extra_bytes
-from benchmarks.plotting import Curve, drawn
+from benchmarks.plotting import Curve, drawn, png
 from benchmarks.reporting import OUT, Row, duration, replace, share
 from saccade import masks
 from saccade.masks import Mask
@@ -24,10 +25,13 @@ LONGEST = 100_000
 TITLE = f"growth, {SIZES[0]} to {SIZES[-1]} tokens, one head of {DIM}, float32, forward"
 TITLE_ZH = f"随长度的增长，{SIZES[0]:,} 到 {SIZES[-1]:,} 个词元，一个宽 {DIM} 的头，float32，前向"
 MOST_MEMORY = 3.0  # of query + key + value
+WINDOW = 256
+DENSE = f"SDPA, window ±{WINDOW} as a mask"
+DENSE_SIZES = SIZES[:4]  # the mask of the next size takes 16 GiB
 
 
 class Pattern(NamedTuple):
-    """A mask for every length, and how time may grow with it."""
+    """A mask for every length, and how time and memory may grow with it."""
 
     make: Callable[[int], Mask]
     most_time_slope: float = 1.1
@@ -35,7 +39,7 @@ class Pattern(NamedTuple):
 
 
 PATTERNS = {
-    "window ±256": Pattern(lambda n: masks.Window(256, 256)),
+    f"window ±{WINDOW}": Pattern(lambda n: masks.Window(WINDOW, WINDOW)),
     "longformer ±256, token 0": Pattern(lambda n: masks.longformer(256, [0])),
     "bigbird, blocks of 64": Pattern(lambda n: masks.bigbird(64)),
     "streaming, 4 + 1024": Pattern(lambda n: masks.streaming(4, 1024)),
@@ -60,6 +64,32 @@ def check(n: int, names: tuple[str, ...] = tuple(PATTERNS)) -> None:
         assert_rows_by_definition(sc.attention(*tensors, mask), tensors, mask)
 
 
+def terms(n: int) -> Tensor:
+    """The window written out for SDPA, 0 where a query may look and -inf elsewhere, ``[n, n]``: a band at a time."""
+    made, columns = torch.full((n, n), -torch.inf), torch.arange(n)
+    for rows in columns.split(64):
+        made[rows[0] : rows[-1] + 1].masked_fill_((rows[:, None] - columns).abs() <= WINDOW, 0.0)
+    return made
+
+
+def dense(tensors: list[Tensor], mask: Tensor) -> Tensor:
+    """What torch does with a mask: all pairs."""
+    return F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+
+
+def check_dense(n: int) -> None:
+    """SDPA computes the same window."""
+    tensors = inputs(n)
+    assert_rows_by_definition(dense(tensors, terms(n)), tensors, masks.Window(WINDOW, WINDOW))
+
+
+def dense_memory_of(n: int) -> Call:
+    """For `extra_bytes`: SDPA and the mask that it must be given, which ours is not."""
+    tensors, few = inputs(n), min(n, 2048)
+    dense([x[:, :, :few] for x in tensors], terms(few))
+    return lambda: dense(tensors, terms(n))
+
+
 def memory_of(name: str, n: int) -> Call:
     """For `extra_bytes`: one product, its inputs made and the code once run."""
     make = (lambda n: masks.Causal()) if name == "causal" else PATTERNS[name].make
@@ -77,7 +107,12 @@ def measure(referee: Referee) -> Iterator[Row]:
         extras = extra_bytes([Job("benchmarks.growth:memory_of", [name, n]) for n in SIZES])
         curves[name] = Curve([taken.median(call) for call in range(len(SIZES))], extras)
         yield row_of(name, pattern, curves[name], taken)
-    replace(OUT / "growth.png", drawn(SIZES, curves))
+    check_dense(DENSE_SIZES[0])
+    taken = dense_times(referee)
+    extras = extra_bytes([Job("benchmarks.growth:dense_memory_of", [n]) for n in DENSE_SIZES])
+    curves[DENSE] = Curve([taken.median(call) for call in range(len(DENSE_SIZES))], extras)
+    yield row_of(DENSE, None, curves[DENSE], taken)
+    replace(OUT / "growth.png", png(drawn(SIZES, curves)))
     yield _longest(referee)
 
 
@@ -87,22 +122,34 @@ def times_of(pattern: Pattern, referee: Referee) -> Rounds:
     return in_turn(calls, rounds=5, referee=referee)
 
 
-def row_of(name: str, pattern: Pattern, curve: Curve, taken: Rounds) -> Row:
-    """Slopes beside their targets."""
-    time_slope = statistics.median(slope(SIZES, times) for times in taken.times)
-    memory_slope = slope(SIZES, curve.extras)
+def dense_times(referee: Referee) -> Rounds:
+    """SDPA at the sizes that it is asked, its masks made before."""
+    calls = [functools.partial(dense, inputs(n), terms(n)) for n in DENSE_SIZES]
+    return in_turn(calls, rounds=3, referee=referee)
+
+
+def row_of(name: str, pattern: Pattern | None, curve: Curve, taken: Rounds) -> Row:
+    """Slopes beside their targets; nothing is asked of what is no pattern of ours."""
+    sizes = SIZES[: len(curve.times)]
+    time_slope = statistics.median(slope(sizes, times) for times in taken.times)
+    memory_slope = slope(sizes, curve.extras)
     ends = f"{duration(curve.times[0])} to {duration(curve.times[-1])}"
-    sizes = f"{curve.extras[0] / 2**20:.0f} to {curve.extras[-1] / 2**20:.0f} MiB"
+    extras = f"{curve.extras[0] / 2**20:.0f} to {curve.extras[-1] / 2**20:.0f} MiB"
+    upto = f", up to {sizes[-1]} tokens" if sizes != SIZES else ""
+    target, met = "", None
+    if pattern is not None:
+        target = f"at most n^{pattern.most_time_slope:g}, n^{pattern.most_memory_slope:g}"
+        met = time_slope <= pattern.most_time_slope and memory_slope <= pattern.most_memory_slope
     return Row(
         name,
-        f"time n^{time_slope:.2f}, {ends}; memory n^{memory_slope:.2f}, {sizes}",
-        f"at most n^{pattern.most_time_slope:g}, n^{pattern.most_memory_slope:g}",
-        time_slope <= pattern.most_time_slope and memory_slope <= pattern.most_memory_slope,
+        f"time n^{time_slope:.2f}, {ends}; memory n^{memory_slope:.2f}, {extras}{upto}",
+        target,
+        met,
         {
             "time_slope": time_slope,
             "memory_slope": memory_slope,
-            **{f"seconds_{n}": time for n, time in zip(SIZES, curve.times, strict=True)},
-            **{f"bytes_{n}": extra for n, extra in zip(SIZES, curve.extras, strict=True)},
+            **{f"seconds_{n}": time for n, time in zip(sizes, curve.times, strict=True)},
+            **{f"bytes_{n}": extra for n, extra in zip(sizes, curve.extras, strict=True)},
         },
         taken.rate,
         taken.quiet,

@@ -6,9 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plotting import Curve, drawn, drawn_ratios
+from matplotlib.figure import Figure
+
+from benchmarks import chinese
+from benchmarks.plotting import Curve, drawn, drawn_ratios, png
 from benchmarks.questions import QUESTIONS
 from benchmarks.reporting import replace
+from saccade.theory.pictures_in_chinese import in_chinese
 
 RESULTS = Path("benchmarks/results.json")
 START, END = "<!-- made by `python -m benchmarks --docs` from here -->", "<!-- to here -->"
@@ -16,6 +20,7 @@ _WORDS = {
     "en": {
         "machine": "{date}, {cpu}, {cores} cores with {features}, {threads} threads; Python {python}, torch {torch}, "
         "{versions}; a dense float32 product runs at {peak:.0f} GFLOP/s.",
+        "images": "images",
         "head": "| case | measured | target | met |",
         "met": {True: "yes", False: "**no**", None: ""},
         "busy": "† The machine was busy beside it.",
@@ -27,6 +32,7 @@ _WORDS = {
     "zh": {
         "machine": "{date}，{cpu}，{cores} 个核心，指令集 {features}，{threads} 个线程；Python {python}，"
         "torch {torch}，{versions}；稠密 float32 乘积 {peak:.0f} GFLOP/s。",
+        "images": "images/zh",
         "head": "| 情形 | 实测 | 目标 | 达到 |",
         "met": {True: "是", False: "**否**", None: ""},
         "busy": "† 测量时机器另有负载。",
@@ -46,7 +52,7 @@ def _lines(results: dict[str, Any], words: dict[str, Any], is_zh: bool) -> Itera
     told = {"features": ", ".join(about["features"]), "peak": results["matmul_peak_flops"] / 1e9}
     yield words["machine"].format(**about | told, date=results["date"], versions=versions)
     for name in drawings(results):
-        yield from ("", f"![{words['pictures'][name]}](../images/{name})")
+        yield from ("", f"![{words['pictures'][name]}](../{words['images']}/{name})")
     for name, question in QUESTIONS.items():
         rows = [row for row in results["rows"] if row["question"] == question.TITLE]
         if not rows:
@@ -77,26 +83,40 @@ def write(found: Path, root: Path) -> list[Path]:
     rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in results["rows"])
     kept = head.removesuffix("\n}") + f',\n "rows": [\n{rows}\n ]\n}}\n'
     written = [replace(root / RESULTS, kept.encode())]
-    for language in _WORDS:
+    for language, words in _WORDS.items():
         path = root / "docs" / language / "benchmarks.md"
         written.append(replace(path, page(path.read_text(encoding="utf-8"), results, language).encode()))
-    for name, draw in drawings(results).items():
-        written.append(replace(root / "docs" / "images" / name, draw()))
+        for name, draw in drawings(results, language).items():
+            written.append(replace(root / "docs" / words["images"] / name, draw()))
     return written
 
 
-def drawings(results: dict[str, Any]) -> dict[str, Callable[[], bytes]]:
+def drawings(results: dict[str, Any], language: str = "en") -> dict[str, Callable[[], bytes]]:
     """Pictures of what was measured: ratios beside their targets, and growth."""
     asked = [row for row in results["rows"] if "target_ratio" in row]
-    grown = {row["case"]: row for row in results["rows"] if "time_slope" in row}
-    found: dict[str, Callable[[], bytes]] = {}
+    grown = [row for row in results["rows"] if "time_slope" in row]
+    found: dict[str, Callable[[], Figure]] = {}
     if asked:
-        found["ratios.png"] = partial(drawn_ratios, asked)
+        found["ratios.png"] = lambda: drawn_ratios(asked)
     if grown:
-        sizes = sorted(int(key.removeprefix("seconds_")) for key in next(iter(grown.values())) if "seconds_" in key)
+        by_size = [{what: _by_size(row, what) for what in ("seconds_", "bytes_")} for row in grown]
         curves = {
-            name: Curve([row[f"seconds_{n}"] for n in sizes], [row[f"bytes_{n}"] for n in sizes])
-            for name, row in grown.items()
+            row["case"]: Curve(list(own["seconds_"].values()), list(own["bytes_"].values()))
+            for row, own in zip(grown, by_size, strict=True)
         }
-        found["growth.png"] = partial(drawn, sizes, curves)
-    return found
+        sizes = max((list(own["seconds_"]) for own in by_size), key=len)
+        found["growth.png"] = lambda: drawn(sizes, curves)
+    if language == "zh":
+        words = chinese.of(asked + grown)
+        found = {name: partial(in_chinese, draw, words) for name, draw in found.items()}
+    return {name: partial(_png, draw) for name, draw in found.items()}
+
+
+def _by_size(row: dict[str, Any], what: str) -> dict[int, Any]:
+    """What a row measured, by length, shortest first: not every row goes on to the longest."""
+    found = {int(name.removeprefix(what)): number for name, number in row.items() if name.startswith(what)}
+    return dict(sorted(found.items()))
+
+
+def _png(draw: Callable[[], Figure]) -> bytes:
+    return png(draw())

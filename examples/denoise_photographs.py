@@ -23,9 +23,11 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from saccade import vision
+from saccade.viz.fonts import covering_families
 
 CROPS = {"china": (slice(20, 276), slice(150, 470)), "flower": (slice(100, 356), slice(130, 450))}
 NOISE = 0.1
+TITLES = {"en": ("as it was", "noisy", "denoised", "with sigma"), "zh": ("原图", "加噪声", "去噪", "去噪，已知 sigma")}
 
 
 def photographs() -> dict[str, Tensor]:
@@ -48,7 +50,7 @@ def draw(pictures: dict[str, Tensor], path: Path) -> None:
     figure.subplots_adjust(left=0, right=1, bottom=0, top=1 - 0.3 / figure.get_figheight(), wspace=0.02)
     for axis, (name, picture) in zip(axes, pictures.items(), strict=True):
         axis.imshow(picture.clamp(0, 1).permute(1, 2, 0).numpy(), aspect="auto")
-        axis.set_title(name, loc="left", size=12, pad=5)
+        axis.set_title(name, loc="left", size=12, pad=5, family=covering_families(name)[0])
         axis.set_axis_off()
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -58,8 +60,9 @@ def main() -> None:
     """Denoise, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/denoise"), help="folder for the pictures")
-    out: Path = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--language", choices=list(TITLES), default="en", help="of the pictures (default: %(default)s)")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     table = Table("photograph", "noisy", "denoised", "with sigma", "seconds", title="PSNR in dB")
     for name, clean in photographs().items():
@@ -69,13 +72,13 @@ def main() -> None:
         taken = time.perf_counter() - start
         robust = vision.non_local_means(noisy, h=0.6 * NOISE, sigma=NOISE)
         table.add_row(name, *(f"{quality(clean, x):.2f}" for x in (noisy, plain, robust)), f"{taken:.1f}")
-        pictures = {"as it was": clean, "noisy": noisy, "denoised": plain, "with sigma": robust}
-        draw(
-            {f"{title}, {quality(clean, x):.1f} dB" if x is not clean else title: x for title, x in pictures.items()},
-            out / f"{name}.png",
-        )
+        first, *others = TITLES[given.language]
+        told = {
+            f"{title}, {quality(clean, x):.1f} dB": x for title, x in zip(others, (noisy, plain, robust), strict=True)
+        }
+        draw({first: clean} | told, given.out / f"{name}.png")
     Console().print(table)
-    print(f"pictures in {out}")
+    print(f"pictures in {given.out}")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade import caches, masks, models, nn, positions, viz
+from saccade.viz.fonts import covering_families
 
 
 @dataclasses.dataclass(frozen=True)
@@ -392,6 +393,12 @@ def as_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+COLUMNS = {
+    "en": ("mean of all heads, layer {layer}", "sharpest: head {head}, layer {layer}"),
+    "zh": ("第 {layer} 层所有头的平均", "最集中的头：第 {layer} 层第 {head} 个"),
+}
+
+
 @torch.no_grad()
 def looks(captioner: Captioner, image: Tensor, language: str) -> tuple[list[str], dict[str, Tensor]]:
     """The words, and what each looked at when it was chosen, by kind of weights: ``[words, rows, columns]`` of patches.
@@ -406,9 +413,10 @@ def looks(captioner: Captioner, image: Tensor, language: str) -> tuple[list[str]
     entropy = torch.stack([matrix.entropy()[0].mean(-1) for matrix in across])
     layer, head = divmod(int(entropy.argmin()), entropy.shape[1])
     weights = [matrix.to_dense()[0] for matrix in across]
+    mean, sharpest = COLUMNS[language]
     found = {
-        f"mean of all heads, layer {len(across)}": weights[-1].mean(0),
-        f"sharpest: head {head + 1}, layer {layer + 1}": weights[layer][head],
+        mean.format(layer=len(across)): weights[-1].mean(0),
+        sharpest.format(head=head + 1, layer=layer + 1): weights[layer][head],
     }
     shape = (len(words) + 1, image.shape[0] // captioner.patch, image.shape[1] // captioner.patch)
     names = [TOKENS[word] for word in words] + ["<end>"]
@@ -436,9 +444,8 @@ def draw(image: Tensor, words: list[str], columns: dict[str, Tensor]) -> Any:
     FigureCanvasAgg(page)
     page.figimage(sheet)
     for column, name in enumerate(columns):
-        page.text(
-            (width * column + 21) / sheet.shape[1], 1 - 12 / sheet.shape[0], name, va="top", size=9, weight="bold"
-        )
+        place = (width * column + 21) / sheet.shape[1], 1 - 12 / sheet.shape[0]
+        page.text(*place, name, va="top", size=11, family=covering_families(name)[0])
     return page
 
 

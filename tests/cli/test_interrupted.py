@@ -10,7 +10,7 @@ import pytest
 from saccade.cli import main
 from saccade.cli.refusal import STATUSES
 
-# Interrupts itself, as Ctrl-C would, while a picture is written: then it is half done, and no clock decides.
+# Interrupts itself, as Ctrl-C or `kill` would, while a picture is written: then it is half done, and no clock decides.
 PROGRAM = """
 import os, signal
 from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ def savefig(self, path, **options):
     save(self, path, **options)
     written.append(path)
     if len(written) == {number}:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.{by})
 
 Figure.savefig = savefig
 main()
@@ -36,9 +36,9 @@ DRAWING = {
 }
 
 
-def _ended(folder, number, arguments):
+def _ended(folder, number, arguments, by="SIGINT"):
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(number=number), *arguments],
+        [sys.executable, "-c", PROGRAM.format(number=number, by=by), *arguments],
         cwd=folder,
         capture_output=True,
         timeout=300,
@@ -57,6 +57,28 @@ def test_no_file_and_no_folder_is_left(tmp_path, name, number):
     assert b"wrote" not in done.stdout
     assert done.stderr == b""
     assert _files(tmp_path) == {}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ends a process at once there")
+@pytest.mark.parametrize("name", DRAWING)
+def test_being_ended_is_an_interruption(tmp_path, name):
+    done = _ended(tmp_path, 1, DRAWING[name][0], by="SIGTERM")
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == b""
+    assert _files(tmp_path) == {}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ends a process at once there")
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_who_decides_what_ending_means_has_it_back(monkeypatch, handler):
+    before, seen = signal.signal(signal.SIGTERM, handler), []
+    monkeypatch.setattr("saccade.cli._run", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+    try:
+        main()
+        assert signal.getsignal(signal.SIGTERM) == handler
+        assert seen == [signal.SIG_IGN if handler is signal.SIG_IGN else signal.default_int_handler]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_what_was_there_before_stays_as_it_was(tmp_path):

@@ -3,14 +3,17 @@
 import dataclasses
 import json
 
+import matplotlib.image
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from saccade import theory
+from saccade import theory, viz
 from saccade.cli import verify as command
 from saccade.cli.app import app
 from saccade.theory.measurement import equal
 from saccade.theory.pictures import PICTURES
+from saccade.theory.pictures_in_chinese import PICTURES_IN_CHINESE
 
 
 @pytest.fixture
@@ -164,9 +167,26 @@ def test_pictures_are_drawn(verify, tmp_path, monkeypatch):
     assert "--pictures must be a folder that can be written; got" in result.output
 
 
+def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
+    name = "theory-softmax"
+    for pictures in ("PICTURES", "PICTURES_IN_CHINESE"):
+        monkeypatch.setattr(command, pictures, {name: getattr(command, pictures)[name]})
+    drawn = {}
+    for language in ("en", "zh"):
+        result = verify("--pictures", str(tmp_path / language), "--language", language)
+        assert result.exit_code == 0, result.output
+        drawn[language] = matplotlib.image.imread(tmp_path / language / f"{name}.png")
+    for language, draw in (("en", PICTURES[name]), ("zh", PICTURES_IN_CHINESE[name])):
+        viz.save(draw(), tmp_path / "own.png")
+        np.testing.assert_array_equal(drawn[language], matplotlib.image.imread(tmp_path / "own.png"))
+    assert not np.array_equal(drawn["en"], drawn["zh"])
+
+
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
+        (["--language", "zh"], "--language must be given beside --pictures, which it is for; got zh alone."),
+        (["--pictures", "new", "--language", "de"], "Invalid value for '--language'"),
         (["--only", "gravity\x1b[2J"], "--only must be the name of a claim or one of scaling, softmax, gradients,"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),

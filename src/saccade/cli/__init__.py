@@ -3,7 +3,10 @@
 import errno
 import io
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = ["main"]
 
@@ -13,7 +16,8 @@ _NEEDED = ("typer", "rich")
 def main() -> None:
     """Run the command line; without the packages it needs, say in one sentence how to get them."""
     try:
-        _run()
+        with _ended_as_by_ctrl_c():
+            _run()
     except KeyboardInterrupt:  # while packages are imported; commands end alike
         sys.exit(130)
     except OSError as error:
@@ -22,6 +26,19 @@ def main() -> None:
         # What could not be written would be tried again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(f"saccade: the standard output must be writable; got {error.strerror}")
+
+
+@contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """Whoever ends the process (SIGTERM) interrupts it, so that half-written files go; else it would just be gone."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_DFL:  # not where someone else has decided
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _run() -> None:

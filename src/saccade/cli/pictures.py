@@ -47,7 +47,7 @@ def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str
     yield "heatmap.png", heatmap, f"what each word looks at in {where}"
     title = (
         "Every head (H) of every layer (L): what each word (row) looks at (column). "
-        "Each map runs from white, nothing, to its own largest weight."
+        "Each map runs from white, nothing, to its own largest weight, sinks aside."
     )
     mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title, allowed=allowed)
     yield "mosaic.png", mosaic, "every head of every layer"

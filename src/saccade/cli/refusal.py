@@ -14,7 +14,7 @@ __all__ = ["STATUSES", "fail", "loaded", "refuse", "refuse_beside"]
 
 STATUSES = (
     "Exit status: 0 when all went well, 2 when what was typed cannot be done, 1 when something failed on the way (a "
-    "model that cannot be read, a full disk, a claim that is contradicted), 130 when interrupted (Ctrl-C)."
+    "model that cannot be read, a full disk, a claim that is contradicted), 130 when interrupted (Ctrl-C, SIGTERM)."
 )
 """What the exit status of every command says."""
 

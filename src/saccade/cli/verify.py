@@ -2,9 +2,9 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -19,6 +19,10 @@ from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
 from saccade.theory.claims import CONDITION, sections, table
 from saccade.theory.pictures import PICTURES
+from saccade.theory.pictures_in_chinese import PICTURES_IN_CHINESE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["verify"]
 
@@ -35,6 +39,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the run as JSON.")]
 _Pictures = Annotated[
     Path | None, typer.Option(help="Draw the pictures of the documents into this folder, and check nothing.")
 ]
+_Language = Annotated[Literal["en", "zh"], typer.Option(help="The language of what is written in the pictures.")]
 _Markdown = Annotated[
     bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown, and check nothing.")
 ]
@@ -47,6 +52,7 @@ def verify(
     seeds: _Seeds = 1,
     as_json: _Json = False,
     pictures: _Pictures = None,
+    language: _Language = "en",
     as_markdown: _Markdown = False,
 ) -> None:
     """Check what is said about attention, theorem by theorem.
@@ -57,6 +63,8 @@ def verify(
     if pictures is not None:
         others = ("--only", "--seed", "--seeds", "--json", "--markdown")
         refuse_beside(context, "--pictures", others, "draws the same pictures always and checks nothing")
+    elif language != "en":
+        refuse("verify", f"--language must be given beside --pictures, which it is for; got {language} alone")
     if as_markdown:
         refuse_beside(context, "--markdown", ("--seed", "--seeds", "--json"), "checks nothing")
     claims = _chosen(only or [])
@@ -64,7 +72,7 @@ def verify(
         typer.echo(f"{table(claims)}\n{sections(claims)}", nl=False)
         return
     if pictures is not None:
-        _draw(pictures)
+        _draw(pictures, {"en": PICTURES, "zh": PICTURES_IN_CHINESE}[language])
         return
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with progress(errors, "claims", len(claims) * seeds) as advance:
@@ -81,11 +89,11 @@ def verify(
         raise typer.Exit(1)
 
 
-def _draw(folder: Path) -> None:
+def _draw(folder: Path, drawings: Mapping[str, Callable[[], "Figure"]]) -> None:
     with folder_for("verify", "--pictures", folder), all_or_none("verify", "--pictures", folder) as beside:
-        for name, picture in PICTURES.items():
+        for name, picture in drawings.items():
             viz.save(picture(), beside / f"{name}.png")
-    for name in PICTURES:
+    for name in drawings:
         typer.echo(f"wrote {visible(str(folder / f'{name}.png'))}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from saccade.theory.pictures import PICTURES
@@ -86,23 +87,26 @@ CHINESE = {
 """What is written in the pictures, and how it reads in Chinese."""
 
 
-def in_chinese(draw: Callable[[], Figure]) -> Figure:
-    """The figure that a function draws, with the Chinese of what is written in it."""
+def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] = MappingProxyType(CHINESE)) -> Figure:
+    """The figure that a function draws, with the Chinese of what is written in it.
+
+    Args:
+        draw: the function.
+        words: what is written, whole labels, and how it reads in Chinese. What is not there stays.
+    """
     from matplotlib.text import Text  # noqa: PLC0415  matplotlib is optional
 
-    figure = draw()
+    figure, told = draw(), frozenset(words.values())
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         names = [label.get_text() for label in axis.get_ticklabels()]
-        if any(name in CHINESE for name in names):  # ticks write what they were told, again and again
-            axis.set_ticks(axis.get_ticklocs(), labels=[CHINESE.get(name, name) for name in names])
+        if any(name in words for name in names):  # ticks write what they were told, again and again
+            axis.set_ticks(axis.get_ticklocs(), labels=[words.get(name, name) for name in names])
     for text in figure.findobj(Text):
-        told, families = drawable_title(CHINESE.get(text.get_text(), text.get_text()))
-        if told in _TOLD:
-            text.set(text=told, fontfamily=families)
+        shown, families = drawable_title(words.get(text.get_text(), text.get_text()))
+        if shown in told:
+            text.set(text=shown, fontfamily=families)
     return figure
 
-
-_TOLD = frozenset(CHINESE.values())
 
 PICTURES_IN_CHINESE: dict[str, Callable[[], Figure]] = {
     name: functools.partial(in_chinese, draw) for name, draw in PICTURES.items()
