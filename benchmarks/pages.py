@@ -79,6 +79,8 @@ def page(text: str, results: dict[str, Any], language: str) -> str:
 def write(found: Path, root: Path) -> list[Path]:
     """Keep the results of a run beside the questions, and write both pages and their pictures from them."""
     results = json.loads(found.read_text(encoding="utf-8"))
+    if (root / RESULTS).exists():
+        results = joined(json.loads((root / RESULTS).read_text(encoding="utf-8")), results)
     head = json.dumps({name: value for name, value in results.items() if name != "rows"}, indent=1, ensure_ascii=False)
     rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in results["rows"])
     kept = head.removesuffix("\n}") + f',\n "rows": [\n{rows}\n ]\n}}\n'
@@ -89,6 +91,22 @@ def write(found: Path, root: Path) -> list[Path]:
         for name, draw in drawings(results, language).items():
             written.append(replace(root / "docs" / words["images"] / name, draw()))
     return written
+
+
+def joined(kept: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What is kept, with a run of some questions in the place of their rows; in the order of the questions.
+
+    Raises:
+        ValueError: the run was made elsewhere than the rows that stay.
+    """
+    asked = {row["question"] for row in found["rows"]}
+    left = [row for row in kept["rows"] if row["question"] not in asked]
+    if left and (kept["machine"], kept["versions"]) != (found["machine"], found["versions"]):
+        raise ValueError("a run of some questions must be of the machine and versions of the others; run all of them")
+    titles = [question.TITLE for question in QUESTIONS.values()]
+    rows = [row for title in titles for row in found["rows"] + left if row["question"] == title]
+    peak = max(one["matmul_peak_flops"] for one in (found, kept if left else found))
+    return found | {"matmul_peak_flops": peak, "rows": rows}
 
 
 def drawings(results: dict[str, Any], language: str = "en") -> dict[str, Callable[[], bytes]]:

@@ -27,7 +27,10 @@ from saccade.viz.fonts import covering_families
 
 CROPS = {"china": (slice(20, 276), slice(150, 470)), "flower": (slice(100, 356), slice(130, 450))}
 NOISE = 0.1
-TITLES = {"en": ("as it was", "noisy", "denoised", "with sigma"), "zh": ("原图", "加噪声", "去噪", "去噪，已知 sigma")}
+TITLES = {
+    "en": ("as it was", "noisy, {:.1f} dB", "denoised, {:.1f} dB", "with sigma, {:.1f} dB"),
+    "zh": ("原图", "加噪声，{:.1f} dB", "去噪，{:.1f} dB", "已知 sigma，{:.1f} dB"),
+}
 
 
 def photographs() -> dict[str, Tensor]:
@@ -39,7 +42,8 @@ def photographs() -> dict[str, Tensor]:
 
 def quality(clean: Tensor, other: Tensor) -> float:
     """Peak signal-to-noise ratio in dB, of pictures in 0..1."""
-    return -10 * math.log10(float((clean - other).square().mean()))
+    error = float((clean - other).square().mean())
+    return -10 * math.log10(error) if error else math.inf
 
 
 def draw(pictures: dict[str, Tensor], path: Path) -> None:
@@ -72,11 +76,8 @@ def main() -> None:
         taken = time.perf_counter() - start
         robust = vision.non_local_means(noisy, h=0.6 * NOISE, sigma=NOISE)
         table.add_row(name, *(f"{quality(clean, x):.2f}" for x in (noisy, plain, robust)), f"{taken:.1f}")
-        first, *others = TITLES[given.language]
-        told = {
-            f"{title}, {quality(clean, x):.1f} dB": x for title, x in zip(others, (noisy, plain, robust), strict=True)
-        }
-        draw({first: clean} | told, given.out / f"{name}.png")
+        titles = zip(TITLES[given.language], (clean, noisy, plain, robust), strict=True)
+        draw({title.format(quality(clean, x)): x for title, x in titles}, given.out / f"{name}.png")
     Console().print(table)
     print(f"pictures in {given.out}")
 

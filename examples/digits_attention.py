@@ -342,7 +342,9 @@ def _drawn(found: list[Look], say: Callable[[str], str]) -> Any:
         outline(axes, ink)
         if look.query is not None:
             row, column = look.query
-            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=FRAME, linewidth=2.5, zorder=3))
+            axes.add_patch(
+                Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=FRAME, linewidth=2.5, zorder=3)
+            )
         parts[0].colorbar(image, ax=axes, orientation="horizontal", aspect=14, pad=0.03).ax.tick_params(labelsize=8)
     for part, look in zip(parts[1:], bars, strict=True):
         axes = part.subplots()

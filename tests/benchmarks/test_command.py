@@ -1,6 +1,7 @@
 """The command line of the benchmarks, and the pages that it writes."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 from benchmarks.questions import QUESTIONS
 
 from benchmarks import __main__ as command
-from benchmarks import measuring, pages, reporting
+from benchmarks import chinese, growth, measuring, pages, plotting, reporting
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +85,7 @@ def test_a_page_is_made_from_results(language, title):
     assert "old" not in page
     assert f"### window: {getattr(QUESTIONS['window'], title)}" in page
     assert r"| a \| case | 5.0x: 10.0 ms, SDPA 50.0 ms | at least 6x | **" in page
-    assert "](../images/ratios.png)" in page
+    assert f"](../images/{'zh/' * (language == 'zh')}ratios.png)" in page
     assert "SDPA 50.0 ms † | at least 2x; not asked: no AMX |  |" in page
 
 
@@ -93,8 +94,54 @@ def test_a_page_without_markers_is_refused():
         pages.page("nothing", results(), "en")
 
 
-def test_pictures_of_results():
-    assert pages.drawings(results())["ratios.png"]().startswith(b"\x89PNG")
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_pictures_of_results(language):
+    assert pages.drawings(results(), language)["ratios.png"]().startswith(b"\x89PNG")
+
+
+def test_the_curve_of_all_pairs_may_end_before_the_others():
+    referee = measuring.Referee(lambda: 1e9, samples=1)
+
+    def row(name, pattern, sizes):
+        taken = measuring.Rounds([[1e-6 * n for n in sizes]], 1e9, True)
+        return growth.row_of(name, pattern, plotting.Curve(taken.times[0], [1000 * n for n in sizes]), taken)
+
+    rows = [row(name, pattern, growth.SIZES) for name, pattern in growth.PATTERNS.items()]
+    dense = row(growth.DENSE, None, growth.DENSE_SIZES)
+    assert dense.measured.endswith(f", up to {growth.DENSE_SIZES[-1]} tokens")
+    assert (dense.target, dense.met) == ("", None)
+    found = json.loads(json.dumps(reporting.results({growth.TITLE: [dense, *rows]}, referee)))
+    for language in ("en", "zh"):
+        assert pages.drawings(found, language)["growth.png"]().startswith(b"\x89PNG")
+
+
+def test_what_pictures_say_in_chinese_leaves_names_alone():
+    kept = json.loads((ROOT / pages.RESULTS).read_text(encoding="utf-8"))["rows"]
+    drawn = [row for row in kept if "target_ratio" in row or "time_slope" in row]
+    words = set(re.findall("[A-Za-z][A-Za-z_]{2,}", " ".join(chinese.of(drawn).values())))
+    names = (
+        "float bfloat dropout wheel flex fused tiled sdpa mask SDPA enable_gqa transformers Mistral MiB BigBird bigbird"
+    )
+    names += (
+        " Longformer longformer ALiBi Performer performer pytorch scikit image Causal install local attention Llama"
+    )
+    assert words <= set(names.split())
+
+
+def test_a_run_of_one_question_takes_its_place_among_the_others():
+    def rows(*questions):
+        return [{"question": QUESTIONS[name].TITLE, "case": case} for name, case in questions]
+
+    kept = results() | {"matmul_peak_flops": 3.0, "rows": rows(("window", "old"), ("dropout", "old"), ("short", "old"))}
+    found = results() | {"matmul_peak_flops": 2.0, "rows": rows(("dropout", "new"), ("dropout", "too"))}
+    joined = pages.joined(kept, found)
+    assert joined["rows"] == rows(("window", "old"), ("dropout", "new"), ("dropout", "too"), ("short", "old"))
+    assert joined["matmul_peak_flops"] == 3.0
+    elsewhere = found | {"machine": {"cpu": "another"}}
+    with pytest.raises(ValueError, match="must be of the machine and versions of the others"):
+        pages.joined(kept, elsewhere)
+    everything = elsewhere | {"rows": rows(("window", "new"), ("dropout", "new"), ("short", "new"))}
+    assert pages.joined(kept, everything) == everything
 
 
 def test_pages_are_written(tmp_path):

@@ -131,6 +131,8 @@ def test_both_sides_are_measured_for_memory(question):
 
 def test_growth():
     growth.check(700)
+    growth.check_dense(700)
+    assert growth.dense_memory_of(700)().shape == (1, 1, 700, growth.DIM)
 
 
 def test_statistics():
@@ -180,7 +182,8 @@ def test_memory_counts_the_peak_not_what_is_left():
 def test_a_picture():
     curve = plotting.Curve([1e-3 * n for n in growth.SIZES], [1000 * n for n in growth.SIZES])
     dense = plotting.Curve(curve.times[:3], curve.extras[:3])  # all pairs may take too long at the last sizes
-    assert plotting.drawn(growth.SIZES, {"one": curve, "SDPA, all pairs": dense}).startswith(b"\x89PNG")
+    figure = plotting.drawn(growth.SIZES, {"one": curve, "SDPA, all pairs": dense})
+    assert plotting.png(figure).startswith(b"\x89PNG")
 
 
 def test_what_ours_need_not_compute_is_taken_off_theirs(monkeypatch):

@@ -104,7 +104,7 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] = MappingPro
     for text in figure.findobj(Text):
         shown, families = drawable_title(words.get(text.get_text(), text.get_text()))
         if shown in told:
-            text.set(text=shown, fontfamily=families)
+            text.set(text=shown, fontfamily=families, fontstyle="normal")  # Chinese has no italics
     return figure
 
 
