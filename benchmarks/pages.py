@@ -106,7 +106,9 @@ def joined(kept: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     titles = [question.TITLE for question in QUESTIONS.values()]
     rows = [row for title in titles for row in found["rows"] + left if row["question"] == title]
     peak = max(one["matmul_peak_flops"] for one in (found, kept if left else found))
-    return found | {"matmul_peak_flops": peak, "rows": rows}
+    dates = sorted({*kept["date"].split("/") * bool(left), found["date"]})
+    told = {"date": "/".join(dict.fromkeys((dates[0], dates[-1]))), "matmul_peak_flops": peak, "rows": rows}
+    return found | told
 
 
 def drawings(results: dict[str, Any], language: str = "en") -> dict[str, Callable[[], bytes]]:

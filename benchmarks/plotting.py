@@ -107,7 +107,7 @@ def _bar(axes: Any, place: float, row: Mapping[str, Any]) -> None:
 
 def heading(question: str) -> str:
     """What stands above the bars of a question: its title without the sizes."""
-    return question.partition(",")[0]
+    return question.partition(", ")[0]
 
 
 def label(row: Mapping[str, Any]) -> str:

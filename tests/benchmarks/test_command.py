@@ -132,11 +132,21 @@ def test_a_run_of_one_question_takes_its_place_among_the_others():
     def rows(*questions):
         return [{"question": QUESTIONS[name].TITLE, "case": case} for name, case in questions]
 
-    kept = results() | {"matmul_peak_flops": 3.0, "rows": rows(("window", "old"), ("dropout", "old"), ("short", "old"))}
-    found = results() | {"matmul_peak_flops": 2.0, "rows": rows(("dropout", "new"), ("dropout", "too"))}
+    kept = results() | {
+        "date": "2026-01-01",
+        "matmul_peak_flops": 3.0,
+        "rows": rows(("window", "old"), ("dropout", "old"), ("short", "old")),
+    }
+    found = results() | {
+        "date": "2026-01-03",
+        "matmul_peak_flops": 2.0,
+        "rows": rows(("dropout", "new"), ("dropout", "too")),
+    }
     joined = pages.joined(kept, found)
     assert joined["rows"] == rows(("window", "old"), ("dropout", "new"), ("dropout", "too"), ("short", "old"))
     assert joined["matmul_peak_flops"] == 3.0
+    assert joined["date"] == "2026-01-01/2026-01-03"
+    assert pages.joined(joined, found)["date"] == "2026-01-01/2026-01-03"
     elsewhere = found | {"machine": {"cpu": "another"}}
     with pytest.raises(ValueError, match="must be of the machine and versions of the others"):
         pages.joined(kept, elsewhere)
