@@ -254,3 +254,13 @@ print("clean")
         }
         run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
         assert run.stdout == "clean\n", run.stderr[-3000:]
+
+
+@needs_native
+def test_a_long_rule_with_a_step_goes_to_kernels_that_gather_its_keys(monkeypatch):
+    monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: True)
+    query, rule = torch.randn(1, 1, 2048, 8), masks.sparse_transformer(45)
+    matrix = sc.AttentionMatrix(query, query, rule)
+    assert matrix.explain().kernel == "fused"
+    assert sc.AttentionMatrix(query[:, :, :1024], query[:, :, :1024], rule).explain().kernel == "native"
+    assert matrix.explain(dropout_p=0.1).kernel == "native"  # the next one with dropout is slower still

@@ -55,7 +55,10 @@ def route_of(given: Ingredients, dropout_p: float, impl: str | Kernel) -> Route:
     """
     passed_over: dict[str, tuple[str, ...]] = {}
     for kernel in (impl,) if isinstance(impl, Kernel) else KERNELS:
-        if not (impl in (kernel.name, kernel) or (impl == "auto" and (not kernel.is_choosy or kernel.suits(given)))):
+        if not (
+            impl in (kernel.name, kernel)
+            or (impl == "auto" and (not kernel.is_choosy or kernel.suits(given, dropout_p)))
+        ):
             continue
         reasons = kernel.reasons(given, dropout_p)
         if not reasons:

@@ -48,7 +48,7 @@ class Kernel(ABC):
         """Why it cannot run these inputs exactly; an empty tuple, the default, means that it can."""
         return ()
 
-    def suits(self, given: Ingredients) -> bool:
+    def suits(self, given: Ingredients, dropout_p: float) -> bool:
         """Whether it is worth asking here, since it may be faster than the kernels after it."""
         return True
 

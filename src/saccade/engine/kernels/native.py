@@ -24,6 +24,7 @@ __all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
+_MANY_BITS = 1 << 22  # of a rule with a step: from here on gathered keys are faster
 _TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
 HALF = 3
 """Of `abilities`: from here on products of bfloat16."""
@@ -60,11 +61,16 @@ class Native(KernelByHand):
     name = "native"
     is_choosy = True
 
-    def suits(self, given: Ingredients) -> bool:
-        """Where it is installed and switched on, and there is more to do than to pack a few keys."""
+    def suits(self, given: Ingredients, dropout_p: float) -> bool:
+        """Where it is installed and switched on, and there is more to do than to pack a few keys.
+
+        Of a rule with a step it takes all panels, a bit for each pair; kernels after it gather the keys of each step.
+        """
         batch, heads, q_len, kv_len = given.shape
         pairs = batch * heads * q_len * kv_len
-        return is_on() and kv_len >= _FEW_KEYS and pairs >= _FEW_PAIRS.get(given.query.dtype, 0)
+        if not is_on() or kv_len < _FEW_KEYS or pairs < _FEW_PAIRS.get(given.query.dtype, 0):
+            return False
+        return q_len * kv_len < _MANY_BITS or dropout_p > 0.0 or all(step == 1 for step, _ in given.rule.terms())
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
