@@ -67,6 +67,9 @@ MATRICES: Makes = {
     "Linear of positive parts": lambda: mechanisms.Linear("relu"),
     "Performer": lambda: mechanisms.Performer(8, redraw=3),
     "Linformer": lambda: mechanisms.Linformer(7, 3),
+    "GatedLinear": lambda: mechanisms.GatedLinear.retnet(2),
+    "Delta": mechanisms.Delta,
+    "SSD": lambda: mechanisms.SSD(2),
     "Nystrom": lambda: mechanisms.Nystrom(3),
     "Dot": lambda: mechanisms.Softmax(score=scores.Dot()),
     "Cosine": lambda: mechanisms.Softmax(score=scores.Cosine()),
@@ -101,6 +104,7 @@ CASES: Makes = {
     **MODELS,
     "Rotary": lambda: positions.Rotary(16, scaling=positions.YaRN(2.0, trained_len=9)),
 }
+CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 MAP = torch.randn(2, 16, 4, 5, generator=torch.Generator().manual_seed(3))
@@ -109,7 +113,8 @@ MAP = torch.randn(2, 16, 4, 5, generator=torch.Generator().manual_seed(3))
 def _out(name: str, module: nn.Module) -> Tensor:
     """What a module makes of an input that is always the same."""
     if name in MATRICES:
-        return module(*QKV[:2]) @ QKV[2]
+        facts = {"mask": CAUSAL} if name in CAUSAL_ONLY else {}
+        return module(*QKV[:2], **facts) @ QKV[2]
     if name in PLACES:
         return module(range(5))
     if name == "Rotary":

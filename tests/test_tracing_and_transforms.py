@@ -11,7 +11,7 @@ from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
 import saccade as sc
 from saccade import masks
-from saccade.mechanisms import Linear, Mechanism, Performer
+from saccade.mechanisms import Delta, GatedLinear, Linear, Mechanism, Performer
 from saccade.nn import MultiHeadAttention
 from saccade.positions import Rotary
 
@@ -187,11 +187,37 @@ def test_a_kernel_asked_for_by_name_refuses_them(impl: str) -> None:
         jacfwd(lambda q: sc.attention(q, SMALL, SMALL, impl=impl))(SMALL)
 
 
-@pytest.mark.parametrize("mechanism", [Linear(), Performer(8)], ids=str)
+@pytest.mark.parametrize("mechanism", [Linear(), Performer(8), Delta(), GatedLinear.retnet(2)], ids=str)
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_derivatives_of_prefix_sums_taken_forwards(mechanism: Mechanism, place: int) -> None:
+def test_derivatives_of_sums_over_earlier_keys_taken_forwards(mechanism: Mechanism, place: int) -> None:
     def attended(x: Tensor) -> Tensor:
         q, k, v = (x if i == place else SMALL for i in range(3))
         return mechanism(q, k, mask=masks.Causal()) @ v
 
     torch.testing.assert_close(jacfwd(attended)(SMALL), jacrev(attended)(SMALL))
+
+
+@pytest.mark.parametrize("width", [0, 1, 8], ids=["no decay", "one decay", "a decay for each channel"])
+def test_a_recurrence_is_one_node_of_a_compiled_program(width: int) -> None:
+    def run(x: Tensor, decay: Tensor | None) -> Tensor:
+        key = torch.nn.functional.normalize(x, dim=-1)
+        return Delta()(x, key, beta=x.sigmoid().mean(-1), decay=decay, mask=masks.Causal()).matmul(x)
+
+    x = torch.randn(2, 2, 40, 8, dtype=torch.float64, requires_grad=True)
+    decay = -torch.rand(2, 2, 40, width, dtype=torch.float64) if width else None
+    out, expected = _compiled(run)(x, decay), run(x, decay)
+    torch.testing.assert_close(out, expected)
+    grads = [torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_recurrence_under_vmap() -> None:
+    x = torch.randn(3, 1, 2, 7, 4, dtype=torch.float64)
+
+    def run(one: Tensor) -> Tensor:
+        return GatedLinear.retnet(2)(one, one, mask=masks.Causal()) @ one
+
+    torch.testing.assert_close(vmap(run)(x), torch.stack([run(one) for one in x]))
+    one = x[0]
+    wanted = torch.autograd.functional.hessian(lambda y: run(y).square().sum(), one[:, :, :3], vectorize=False)
+    torch.testing.assert_close(hessian(lambda y: run(y).square().sum())(one[:, :, :3]), wanted)

@@ -75,10 +75,11 @@ def test_who_decides_what_ending_means_has_it_back(monkeypatch, handler):
     monkeypatch.setattr("saccade.cli._run", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
     try:
         main()
-        assert signal.getsignal(signal.SIGTERM) == handler
-        assert seen == [signal.SIG_IGN if handler is signal.SIG_IGN else signal.default_int_handler]
+        after = signal.getsignal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+    assert after == handler
+    assert seen == [signal.SIG_IGN if handler is signal.SIG_IGN else signal.default_int_handler]
 
 
 def test_what_was_there_before_stays_as_it_was(tmp_path):

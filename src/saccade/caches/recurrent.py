@@ -21,18 +21,30 @@ class Memory(NamedTuple):
     """What is left of the keys and values so far.
 
     Attributes:
-        state: ``[batch, kv_heads, features, value_dim + 1]``, sums of features times values, and of features alone.
-        peak: ``[batch, kv_heads]``, the logarithm that was taken out of the sums.
+        state: ``[batch, kv_heads, features, value_dim + 1]``, sums of features times values, and of features alone; or
+            that of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
+        peak: ``[batch, kv_heads]``, the logarithm that was taken out of the sums; None for 0.
         segment: int64 ``[batch | 1]``, the document of the last token; None without documents.
-        tainted: bool ``[batch, kv_heads]``, where a NaN or inf was remembered.
-        source: equal for states of the same features.
+        tainted: bool ``[batch, kv_heads]``, where a NaN or inf was remembered; None for nowhere.
+        source: equal for states of the same features; None fits all.
     """
 
     state: Tensor
-    peak: Tensor
-    segment: Tensor | None
-    tainted: Tensor
-    source: Hashable
+    peak: Tensor | None = None
+    segment: Tensor | None = None
+    tainted: Tensor | None = None
+    source: Hashable = None
+
+    @property
+    def peaks(self) -> Tensor:
+        """`peak`, written out."""
+        return self.state.new_zeros(self.state.shape[:2]) if self.peak is None else self.peak
+
+    @property
+    def taints(self) -> Tensor:
+        """`tainted`, written out."""
+        whole = self.state
+        return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
 
 @runtime_checkable
@@ -79,7 +91,7 @@ class RecurrentCache(LayerCache):
     settings = ("max_len",)
     leaves: ClassVar[tuple[Leaf, ...]] = (
         Leaf("state", "batch kv_heads features sums", "wide"),
-        Leaf("peak", "batch kv_heads", "wide"),
+        Leaf("peak", "batch kv_heads", "wide", is_optional=True),
         Leaf("segment", "batch|1", "positions", is_optional=True),
         Leaf("tainted", "batch kv_heads", "bool"),
     )
@@ -116,7 +128,7 @@ class RecurrentCache(LayerCache):
         if not self._state:
             return None
         held = {name: usable(x) for name, x in self._state.items()}
-        return Memory(held["state"], held["peak"], held.get("segment"), held["tainted"], self._source)
+        return Memory(held["state"], held.get("peak"), held.get("segment"), held["tainted"], self._source)
 
     def _why_not_cropped(self, length: int) -> str:
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"

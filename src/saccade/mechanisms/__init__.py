@@ -1,10 +1,13 @@
 """WHICH MATRIX comes of queries and keys."""
 
 from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.delta import Delta
+from saccade.mechanisms.gated_linear import GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
 from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.softmax import Softmax
+from saccade.mechanisms.ssd import SSD
 
-__all__ = ["Mechanism", "Softmax", "Linear", "Performer", "Linformer", "Nystrom"]
+__all__ = ["Mechanism", "Softmax", "Linear", "Performer", "Linformer", "Nystrom", "GatedLinear", "Delta", "SSD"]

@@ -85,6 +85,12 @@ class Approximate(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Matrix:
+        return self._made(self._inputs(query, key, mask, q_positions, kv_positions))
+
+    def _inputs(
+        self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
+    ) -> Inputs:
+        """What was given, checked."""
         where = type(self).__name__
         query, key = autocast(query), autocast(key)
         shape = check_query_key(query, key, None, where)
@@ -100,7 +106,7 @@ class Approximate(Mechanism):
         if reasons:
             hint = "saccade.mechanisms.Softmax() takes every mask"
             raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
-        return self._made(Inputs(query, key, rule, shape, q, kv))
+        return Inputs(query, key, rule, shape, q, kv)
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from saccade.caches.recurrent import Memory
 from saccade.engine.grouping import groups_of, product
-from saccade.errors import value_error
 from saccade.matrix import Block
 from saccade.mechanisms.contents import is_readable, is_surely_finite
 from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
-from saccade.mechanisms.features.order import Order, line_of
+from saccade.mechanisms.features.order import Order, check_memory, line_of, rows_that_see
 from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
 from saccade.mechanisms.features.visible import Visible
 from saccade.mechanisms.linear_time import LinearTimeMatrix
@@ -127,7 +126,7 @@ class FeatureMatrix(LinearTimeMatrix):
             ValueError: a mask that is not causal, or a memory of other features or another mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
-        self._check_memory(memory)
+        check_memory(self, self._order, self.visible, memory, self._key.shape[3])
         with torch.autocast(self.device.type, enabled=False):
             bad = ~torch.isfinite(value.detach()).all(-1)
             bad = bad if self._tainted is None else bad | self._tainted
@@ -138,7 +137,7 @@ class FeatureMatrix(LinearTimeMatrix):
             out, state, carried = continued(self._query, self._key, clean, line, memory)
             out = self._normalised(out)
             tainted = bad.new_zeros(bad.shape[:2])
-            if bool(bad.any()) or (memory is not None and bool(memory.tainted.any())):
+            if bool(bad.any()) or (memory is not None and bool(memory.taints.any())):
                 touched, tainted = self._tainted_by(bad, line, memory)
                 out = out.masked_fill(touched, math.nan)
             if self._spoilt is not None:
@@ -184,14 +183,7 @@ class FeatureMatrix(LinearTimeMatrix):
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
         """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads, kv_len]``."""
-        if self.visible.hidden_keys is not None:
-            keys = keys & ~self.visible.hidden_keys[:, None]
-        if self._order is None:
-            rows = keys.any(-1, keepdim=True).expand(-1, -1, self.shape[2])
-        else:
-            rows = self._order.rows_after(keys)
-        rows = rows.repeat_interleave(self._heads_per_key, 1)
-        return rows if self.visible.hidden_rows is None else rows & ~self.visible.hidden_rows[:, None]
+        return rows_that_see(self, self._order, self.visible, keys)
 
     def _line_after(self, memory: Memory | None) -> Line:
         """Weights and segments of tokens that go on where a memory ends."""
@@ -199,7 +191,7 @@ class FeatureMatrix(LinearTimeMatrix):
         if memory is not None and segments is not None and memory.segment is not None:
             segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
         if memory is not None and self._logs is not None:
-            floor = memory.peak[..., None].expand_as(self._logs)
+            floor = memory.peaks[..., None].expand_as(self._logs)
             if segments is not None and memory.segment is not None:
                 floor = floor.masked_fill((segments != memory.segment[:, None])[:, None], -math.inf)
         return line_of(self._logs, segments, floor)
@@ -209,27 +201,11 @@ class FeatureMatrix(LinearTimeMatrix):
         line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
         before = memory
         if memory is not None:
-            flags = memory.tainted[..., None, None].to(self._key.dtype)
-            before = memory._replace(state=flags, peak=torch.zeros_like(memory.peak))
+            flags = memory.taints[..., None, None].to(self._key.dtype)
+            before = memory._replace(state=flags, peak=None)
         ones = torch.ones_like(self._query[..., :1])
         out, state, _ = continued(ones, torch.ones_like(marks), marks, line, before)
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
-
-    def _check_memory(self, memory: Memory | None) -> None:
-        where, visible = f"{type(self).__name__}.advance", self.visible
-        if not visible.causal:
-            hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
-            rule = "be causal: a state sums over what came before"
-            raise value_error(where, "mask", rule, visible.rule, hint=hint)
-        if self._order is None or self._order.is_sorted or self._order.past or self.shape[2] != self.shape[3]:
-            raise value_error(where, "positions", "be those of the keys, in order", "others")
-        if memory is None:
-            return
-        if memory.source != self.source or memory.state.shape[2] != self._key.shape[3]:
-            hint = "new features were drawn since; a memory holds for one draw"
-            raise value_error(where, "features", "be those of the memory", "others", hint=hint)
-        if (memory.segment is None) != (visible.kv_documents is None):
-            raise value_error(where, "mask", "be the one of earlier calls", visible.rule)
 
     def _gather(self, c: Tensor) -> Tensor:
         """What c, ``[batch, kv_heads, kv_len, width]``, sums to over the keys that each row may attend to."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.caches.recurrent import Memory
+from saccade.errors import value_error
+from saccade.matrix import Matrix
 from saccade.mechanisms.features.chunks import Line
 from saccade.mechanisms.features.visible import Visible
 
-__all__ = ["Order", "line_of"]
+__all__ = ["Order", "check_memory", "line_of", "rows_that_see"]
 
 
 class Order(NamedTuple):
@@ -130,6 +134,42 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
         peak = torch.where(peak < -0.25, -torch.inf, peak + low).to(logs.dtype)
     peak = peak if floor is None else torch.maximum(peak, floor)
     return Line(peak.masked_fill(peak == -torch.inf, 0.0), logs, segments)
+
+
+def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: Tensor) -> Tensor:
+    """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads | 1, kv_len]``."""
+    if visible.hidden_keys is not None:
+        keys = keys & ~visible.hidden_keys[:, None]
+    rows = keys.any(-1, keepdim=True).expand(-1, -1, matrix.shape[2]) if order is None else order.rows_after(keys)
+    rows = rows.repeat_interleave(matrix.shape[1] // max(1, rows.shape[1]), 1)
+    return rows if visible.hidden_rows is None else rows & ~visible.hidden_rows[:, None]
+
+
+class Continued(Protocol):
+    """A matrix that goes on from a memory."""
+
+    shape: tuple[int, int, int, int]
+    source: Hashable
+
+
+def check_memory(
+    matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, features: int
+) -> None:
+    """Raise unless new tokens can go on where a memory ends."""
+    where = f"{type(matrix).__name__}.advance"
+    if not visible.causal:
+        hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
+        rule = "be causal: a state sums over what came before"
+        raise value_error(where, "mask", rule, visible.rule, hint=hint)
+    if order is None or order.is_sorted or order.past or matrix.shape[2] != matrix.shape[3]:
+        raise value_error(where, "positions", "be those of the keys, in order", "others")
+    if memory is None:
+        return
+    if memory.source not in (None, matrix.source) or memory.state.shape[2] != features:
+        hint = "new features were drawn since, or the rule is another; a memory holds for one"
+        raise value_error(where, "features", "be those of the memory", "others", hint=hint)
+    if (memory.segment is None) != (visible.kv_documents is None):
+        raise value_error(where, "mask", "be the one of earlier calls", visible.rule)
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
         state = a.new_zeros(len(a), b.shape[1], b.shape[3], c.shape[3])
     else:
-        state, carried = memory.state, Carried(memory.peak, memory.segment)
+        state, carried = memory.state, Carried(memory.peaks, memory.segment)
         share = carried.share_of(line)
         share = share if share.shape[1] == 1 else share.repeat_interleave(a.shape[1] // share.shape[1], 1)
         out = out + product(a, state) * share[..., None]

@@ -1,0 +1,128 @@
+"""Decays: what is left of one token at another one of its chunk; no exponent is above 0 where it could overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.mechanisms.contents import is_readable
+
+__all__ = ["Decays"]
+
+_STEPS = 8  # tokens of a chunk whose decays, one for each channel, are written out pair by pair
+_SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float32
+
+
+class _Step(NamedTuple):
+    """Rows along the diagonal of a chunk: what lies left of them is reached through the first one."""
+
+    rows: slice
+    before: slice
+    from_first: Tensor
+    to_first: Tensor
+    among: Tensor
+
+
+class Decays(NamedTuple):
+    """Of several chunks, from log decays summed within each.
+
+    Attributes:
+        sums: float64 ``[chunks, lines, CHUNK, 1 | head_dim]``; two large sums in float32 would differ by rounding
+            alone. None for no decay.
+        allowed: pairs of a token and those up to it, bool ``[..., CHUNK, CHUNK]``.
+        table: what is left, where allowed; for decays of one number, ``[chunks, lines, CHUNK, CHUNK]``, else None.
+        from_start, to_end: what is left of the state that comes in, and of a token at the end; None for all of it.
+    """
+
+    sums: Tensor | None
+    allowed: Tensor
+    table: Tensor | None
+    from_start: Tensor | None
+    to_end: Tensor | None
+
+    @classmethod
+    def of(cls, decay: Tensor | None, allowed: Tensor, dtype: torch.dtype) -> Decays:
+        """Of log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
+        if decay is None:
+            return cls(None, allowed, None, None, None)
+        sums, table = decay.cumsum(2), None
+        if sums.shape[3] == 1:
+            table = (sums - sums.mT).to(dtype).masked_fill_(~allowed, -torch.inf).exp_()
+        return cls(sums, allowed, table, sums.exp().to(dtype), (sums[:, :, -1:] - sums).exp_().to(dtype))
+
+    def kept(self, like: Tensor) -> Tensor:
+        """What is left of a state at the end of its chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
+        if self.from_start is None:
+            return like.new_ones(len(like), 1, 1, 1)
+        return self.from_start[:, :, -1, :, None]
+
+    def products(self, a: Tensor, k: Tensor) -> Tensor:
+        """``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere; ``[..., rows, CHUNK]``.
+
+        Args:
+            a: ``[chunks, lines, CHUNK, head_dim]``, or several such below one another for decays of one number.
+            k: ``[chunks, lines, CHUNK, head_dim]``.
+        """
+        if self.sums is None:
+            return self._hidden((a @ k.mT).unflatten(2, (-1, k.shape[2]))).flatten(2, 3)
+        if self.table is not None:
+            return ((a @ k.mT).unflatten(2, (-1, k.shape[2])) * self.table[:, :, None]).flatten(2, 3)
+        if self._is_mild:
+            assert self.from_start is not None
+            return self._hidden(((a * self.from_start) @ (k / self.from_start).mT)[:, :, None])[:, :, 0]
+        found = a.new_zeros(*a.shape[:-1], k.shape[-2])
+        for step in self._steps(a.dtype):
+            own = a[:, :, step.rows]
+            if step.before.stop:
+                found[:, :, step.rows, step.before] = (own * step.from_first) @ (
+                    k[:, :, step.before] * step.to_first
+                ).mT
+            found[:, :, step.rows, step.rows] = (own[:, :, :, None] * step.among * k[:, :, None, step.rows]).sum(-1)
+        return self._hidden(found[:, :, None])[:, :, 0]
+
+    def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k * dk``."""
+        if self.table is not None:
+            grad = grad * self.table
+            return grad @ k, grad.mT @ a
+        grad = self._hidden(grad[:, :, None])[:, :, 0]
+        if self.sums is None:
+            return grad @ k, grad.mT @ a
+        if self._is_mild:
+            grown = self.from_start
+            assert grown is not None
+            return (grad @ (k / grown)) * grown, (grad.mT @ (a * grown)) / grown
+        da, dk = torch.zeros_like(a), torch.zeros_like(k)
+        for step in self._steps(a.dtype):
+            rows, before = step.rows, step.before
+            if before.stop:
+                part = grad[:, :, rows, before]
+                da[:, :, rows] += step.from_first * (part @ (k[:, :, before] * step.to_first))
+                dk[:, :, before] += step.to_first * (part.mT @ (a[:, :, rows] * step.from_first))
+            own = step.among * grad[:, :, rows, rows, None]
+            da[:, :, rows] += (own * k[:, :, None, rows]).sum(-2)
+            dk[:, :, rows] += (own * a[:, :, rows, None]).sum(-3)
+        return da, dk
+
+    @property
+    def _is_mild(self) -> bool:
+        """Whether a decay can be written as a quotient. Where nobody may look it counts as strong."""
+        sums = self.sums
+        return sums is not None and is_readable(sums) and sums.numel() > 0 and bool(sums.amin() > _SAFE)
+
+    def _hidden(self, pairs: Tensor) -> Tensor:
+        """0 where not allowed; pairs are ``[chunks, lines, several, CHUNK, CHUNK]``."""
+        allowed = self.allowed if self.allowed.dim() == 2 else self.allowed[:, :, None]
+        return pairs.masked_fill(~allowed, 0.0)
+
+    def _steps(self, dtype: torch.dtype) -> Iterator[_Step]:
+        assert self.sums is not None
+        for start in range(0, self.sums.shape[2], _STEPS):
+            rows, before = slice(start, start + _STEPS), slice(0, start)
+            own, first = self.sums[:, :, rows], self.sums[:, :, start : start + 1]
+            among = (own[:, :, :, None] - own[:, :, None]).to(dtype).clamp_(max=0.0).exp_()
+            to_first = (first - self.sums[:, :, before]).to(dtype).exp_()
+            yield _Step(rows, before, (own - first).to(dtype).exp_(), to_first, among)

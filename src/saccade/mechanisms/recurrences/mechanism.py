@@ -1,0 +1,174 @@
+"""Recurrence: a mechanism whose matrix is that of a recurrence, and what it checks of its gates."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import instance, number
+from saccade.caches import RecurrentCache
+from saccade.errors import describe, unsupported, value_error
+from saccade.masks import Mask
+from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
+from saccade.mechanisms.contents import is_readable, is_surely_finite
+from saccade.mechanisms.features.order import Order
+from saccade.mechanisms.features.visible import Visible, why_no_sum
+from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
+from saccade.positions.tokens import GivenPositions
+
+__all__ = ["GatedRecurrence", "Recurrence"]
+
+_LEAST = -1e4  # exp of it is 0 in every dtype, and sums of it are finite
+
+
+class Recurrence(Approximate):
+    """The base of mechanisms whose matrix is that of a recurrence.
+
+    Args:
+        scale: of what a query reads; ``head_dim ** -0.5`` when None.
+    """
+
+    is_delta: ClassVar[bool] = False
+
+    def __init__(self, *, scale: float | None = None):
+        super().__init__()
+        self.scale = None if scale is None else number(type(self).__name__, "scale", scale)
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        if mask.is_causal:
+            return why_no_sum(mask)
+        name = type(mask).__name__
+        return (
+            *why_no_sum(mask),
+            f"{name} is not causal: a token reads what those before it have written",
+        )
+
+    def new_cache(self, max_len: int | None = None) -> RecurrentCache:
+        """An empty `saccade.caches.RecurrentCache`: the state, of constant size."""
+        return RecurrentCache(max_len)
+
+    def _made(self, given: Inputs) -> RecurrenceMatrix:
+        return self._matrix(given, None, None)
+
+    def _matrix(self, given: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
+        where, dtype = type(self).__name__, given.query.dtype
+        gates = [_gate(where, name, x, given) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
+        decay = None if decay is None else gates.pop(0)
+        beta = gates.pop() if gates else None
+        _check_heads(where, given, decay, beta)
+        visible = Visible.of(given)
+        if Order.of(visible, given.shape[2], given.shape[3]).is_sorted:
+            reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
+            raise unsupported(where, "positions", [reason], hint="sort the tokens, or use a mechanism without a state")
+        bad = [_bad(x) for x in (given.key, decay, beta) if x is not None]
+        tainted, spoilt = _any(bad), _bad(given.query)
+        if decay is not None:
+            decay = decay.clamp(min=_LEAST)  # -inf empties the state
+        query, key, decay, beta = (_clean(x, given.wide) for x in (given.query, given.key, decay, beta))
+        assert query is not None and key is not None  # noqa: PT018  for the type checker
+        return RecurrenceMatrix(
+            query,
+            key,
+            decay,
+            beta,
+            visible,
+            scale=scale_of(self.scale, key.shape[3]),
+            is_delta=self.is_delta,
+            dtype=dtype,
+            tainted=tainted,
+            spoilt=spoilt,
+            source=where,
+        )
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}"
+
+
+class GatedRecurrence(Recurrence):
+    """A recurrence whose gates come with each call."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        decay: Tensor | None = None,
+        beta: Tensor | None = None,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ) -> RecurrenceMatrix:
+        """The matrix.
+
+        Args:
+            query: ``[batch, heads, q_len, head_dim]``.
+            key: ``[batch, key_heads, kv_len, head_dim]``.
+            decay: log decay of the state before each token is written, at most 0: ``[batch, kv_heads, kv_len]``, or
+                ``[..., head_dim]`` for one of each channel; -inf empties the state. None for none.
+            beta: how much is written, ``[batch, kv_heads, kv_len]``; None for 1. Both in any float dtype; computed in
+                float32 or wider.
+            mask: causal; with `saccade.masks.Documents` the state begins anew with each text, and tokens that
+                `saccade.masks.Padding` hides neither write, nor read, nor let the state decay.
+            q_positions, kv_positions: where the tokens stand, in order; -1 for no token.
+
+        Raises:
+            ValueError: gates of another shape, or a decay above 0.
+            UnsupportedError: a mask that is not causal, or tokens out of order.
+        """
+        given = self._inputs(query, key, mask, q_positions, kv_positions)
+        return self._matrix(given, decay, beta)
+
+
+def _gate(where: str, name: str, x: Tensor, given: Inputs) -> Tensor:
+    """A gate as ``[batch, heads, kv_len, width]``, checked."""
+    instance(where, name, x, Tensor, "be a tensor")
+    (batch, kv_len), head_dim = (given.shape[0], given.shape[3]), given.key.shape[3]
+    shapes = f"[{batch}, heads, {kv_len}]" + (f" or [{batch}, heads, {kv_len}, {head_dim}]" if name == "decay" else "")
+    whole = x[..., None] if x.dim() == 3 else x
+    widths = {1, head_dim} if name == "decay" else {1}
+    fits = whole.dim() == 4 and whole.shape[0] in (1, batch) and whole.shape[2] == kv_len and whole.shape[3] in widths
+    if not fits or not x.is_floating_point():
+        got = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        raise value_error(where, name, f"be floats {shapes}", got, facts=[describe("key", given.key)])
+    if name == "decay" and is_readable(x) and x.numel() and bool((x > 0).any()):
+        hint = "it is the logarithm of a factor of at most 1, for instance -softplus(x)"
+        raise value_error(where, name, "be at most 0", f"{float(x.max()):.3g}", hint=hint)
+    return whole.expand(batch, -1, -1, -1)
+
+
+def _check_heads(where: str, given: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
+    """Raise unless heads of queries, keys and gates are multiples of one another."""
+    counts = {"query": given.shape[1], "key": given.key.shape[1]}
+    counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
+    own = max([count for name, count in counts.items() if name != "query"])
+    most = max(own, counts["query"])
+    wholes = {name: most if name == "query" else own for name in counts}
+    if most % max(1, own) or any(wholes[name] % max(1, count) for name, count in counts.items()):
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise value_error(where, "heads", "divide one another: keys the gates, and these the queries", told)
+
+
+def _bad(x: Tensor) -> Tensor | None:
+    """Tokens that are not finite, bool ``[batch, heads, len]``; None where there are surely none. -inf is a decay."""
+    if is_surely_finite(x):
+        return None
+    return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
+
+
+def _any(marks: list[Tensor | None]) -> Tensor | None:
+    found = [x for x in marks if x is not None]
+    heads = max([1, *[x.shape[1] for x in found]])
+    whole = None
+    for x in found:
+        own = x.repeat_interleave(heads // x.shape[1], 1)
+        whole = own if whole is None else whole | own
+    return whole
+
+
+def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """In a wide dtype, 0 for what is not finite."""
+    if x is None:
+        return None
+    return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

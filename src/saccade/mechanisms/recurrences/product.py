@@ -1,0 +1,236 @@
+"""The products of a recurrence: A @ v with states in and out, A.mT @ x, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.mechanisms.contents import is_surely_finite
+from saccade.mechanisms.recurrences.group import Group, after, backwards, forwards, scaled, written_by
+from saccade.mechanisms.recurrences.rule import Rule, cut, groups_of, joined
+from saccade.mechanisms.recurrences.steps import stepped
+
+__all__ = ["product", "transposed"]
+
+
+def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What tokens read, and the state after the last one. Differentiable in all but the segments.
+
+    Args:
+        rule: of the tokens.
+        value: ``[lines, len, value_dim]``, in the dtype of the rule.
+        state: ``[lines, head_dim, value_dim]``, before the first token.
+        segment: int64 ``[lines]``, the one that the state belongs to; None where there are no segments.
+
+    Returns:
+        ``[lines, len, value_dim]``, and a state.
+
+    Cost: time O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim); memory beside inputs and output is
+    that of one group of chunks. The backward pass keeps the inputs, and one state for each group.
+    """
+    run = _operation if torch.compiler.is_compiling() else _Product.apply
+    out, last, _ = run(*rule.tensors, value, state, segment, rule.scale, rule.is_delta)
+    return out, last
+
+
+def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
+    """``A.mT @ x``: the same sweep from the last token to the first.
+
+    Args:
+        rule: of the tokens.
+        x: ``[lines, rows, width]``, for the last rows; rows before these count as 0.
+        segment: as in `product`.
+    """
+    lines, length, head_dim = rule.key.shape
+    out = x.new_zeros(lines, length, x.shape[2])
+    state = x.new_zeros(lines, head_dim, x.shape[2])
+    first = length - x.shape[1]
+    for span in reversed(list(groups_of(length))):
+        group = Group.of(rule, span, after(rule, span, segment))
+        if span.start >= first:
+            part = x[:, span.start - first : span.stop - first]
+        else:
+            part = x.new_zeros(lines, span.stop - span.start, x.shape[2])
+            if span.stop > first:
+                part[:, first - span.start :] = x[:, : span.stop - first]
+        reached, states = backwards(group, cut(part, slice(None)), state)
+        reached = reached if group.beta is None else reached * group.beta
+        out[:, span], state = joined(reached, span.stop - span.start), states[0]
+    return out
+
+
+def _swept(
+    query: Tensor,
+    key: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    segments: Tensor | None,
+    value: Tensor,
+    state: Tensor,
+    segment: Tensor | None,
+    scale: float,
+    is_delta: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the last state, and the states before each group, ``[groups, lines, head_dim, value_dim]``."""
+    rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
+    out, kept = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
+    for i, span in enumerate(spans):
+        kept[i] = state
+        read, state = forwards(Group.of(rule, span, after(rule, span, segment)), cut(value, span), state)
+        out[:, span] = joined(read, span.stop - span.start)
+    return out, state.clone(), kept
+
+
+def _gradients(
+    query: Tensor,
+    key: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    segments: Tensor | None,
+    value: Tensor,
+    kept: Tensor,
+    segment: Tensor | None,
+    scale: float,
+    is_delta: bool,
+    grad: Tensor,
+    grad_state: Tensor,
+) -> list[Tensor]:
+    """Gradients of query, key, decay, beta, value and state; empty ones for what is None."""
+    rule = Rule(query, key, decay, beta, segments, scale, is_delta)
+    given = (query, key, decay, beta, value)
+    found = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
+    state = grad_state
+    for i, span in reversed(list(enumerate(groups_of(key.shape[1])))):
+        group = Group.of(rule, span, after(rule, span, segment))
+        parts, state = _gradients_of(group, cut(value, span), kept[i], cut(grad, span), state)
+        for whole, part in zip(found, parts, strict=True):
+            if part is not None:
+                whole[:, span] = joined(part, span.stop - span.start)
+    if scale != 1.0:
+        found[0] *= scale
+    return [*found, state.clone()]
+
+
+def _gradients_of(
+    group: Group, value: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor
+) -> tuple[tuple[Tensor | None, ...], Tensor]:
+    """Those of query, key, decay, beta and value in a group, and that of the state that comes in.
+
+    No derivative of an exponential is taken: with the sums of log decays, a query or key that reads gains what its own
+    gradient says, and a key that writes loses it.
+    """
+    new, states = written_by(group, value, state)
+    reached, behind = backwards(group, grad, grad_state)
+    before, writes, decays = states[:-1], behind[1:], group.decays
+    query, written = decays.gradients(grad @ new.mT, group.query, group.key)
+    query += scaled(grad @ before.mT, decays.from_start, group.first)
+    written += scaled(new @ writes.mT, decays.to_end, group.last)
+    arrived, beta, recalled, seen = reached, None, None, value
+    if group.beta is not None:
+        arrived = reached * group.beta
+    if group.recalled is not None:
+        recalled, more = decays.gradients((arrived @ new.mT).neg_().tril_(-1), group.key, group.key)
+        written += more
+        recalled -= scaled(arrived @ before.mT, decays.from_start, group.first)
+        if group.beta is not None:
+            seen = value - scaled(group.key, decays.from_start, group.first) @ before - group.recalled @ new
+    if group.beta is not None:
+        beta = (reached * seen).sum(-1, keepdim=True)
+    decay = None
+    if decays.sums is not None:
+        change = group.query * query - group.key * (written if recalled is None else written - recalled)
+        change[:, :, -1] += (writes * states[1:]).sum(-1)
+        change = change if decays.table is None else change.sum(-1, keepdim=True)
+        decay = change.flip(2).cumsum(2).flip(2)
+    key = written if recalled is None else written + recalled
+    return (query, key, decay, beta, arrived), behind[0]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.scale, ctx.is_delta = inputs
+    query, key, decay, beta, segments, value, state, segment = tensors
+    ctx.save_for_backward(query, key, decay, beta, segments, value, output[2], segment, state)
+    if hasattr(ctx, "mark_non_differentiable"):
+        ctx.mark_non_differentiable(output[2])
+
+
+def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    grad, grad_state, _ = grads
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _differentiable(ctx, grad, grad_state)
+    bad = None if is_surely_finite(grad) else ~grad.isfinite().all(-1, keepdim=True)
+    grad = grad if bad is None else grad.masked_fill(bad, 0.0)
+    saved: tuple[Any, ...] = (*ctx.saved_tensors[:8], ctx.scale, ctx.is_delta, grad, grad_state)
+    run: Any = _gradient_operation if torch.compiler.is_compiling() else _gradients
+    query, key, decay, beta, value, state = run(*saved)
+    if bad is not None:
+        query = query.masked_fill(bad, math.nan)
+        key, decay, beta, value, state = _told_of(bad, saved[4], [key, decay, beta, value], state, saved[7])
+    decay, beta = (None if x is None else own for x, own in ((saved[2], decay), (saved[3], beta)))
+    return query, key, decay, beta, None, value, state, None, None, None
+
+
+def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+    """The same where gradients of gradients are wanted: step by step, and every state is kept."""
+    query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
+    rule, given = (
+        Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta),
+        (query, key, decay, beta, value, state),
+    )
+    asked = [x for x in given if x is not None and x.requires_grad]
+    out = stepped(rule, value, state, segment)
+    found = iter(torch.autograd.grad(out, asked, (grad, grad_state), create_graph=True, allow_unused=True))
+    own = [next(found) if x is not None and x.requires_grad else None for x in given]
+    return (*own[:4], None, *own[4:], None, None, None)
+
+
+def _told_of(
+    bad: Tensor, segments: Tensor | None, found: list[Tensor], state: Tensor, segment: Tensor | None
+) -> list[Tensor]:
+    """NaN in the gradients of those tokens, and of the state, that some row with a gradient of NaN has read."""
+    marks = bad.flip(1).int().cumsum(1).flip(1)  # such rows from here on
+    before = marks[:, :1, 0] > 0
+    if segments is not None and segment is not None:
+        behind = torch.arange(segments.shape[1], device=bad.device) + 1
+        ends = torch.where(F.pad(segments[:, 1:] != segments[:, :-1], (0, 1), value=True), behind, behind[-1:])
+        ends = ends.flip(1).cummin(1).values.flip(1)  # where the own segment ends
+        marks = marks - F.pad(marks, (0, 0, 0, 1)).gather(1, ends[..., None])
+        before = (marks[:, :1, 0] > 0) & (segments[:, :1] == segment[:, None])
+    found = [x.masked_fill(marks > 0, math.nan) if x.numel() else x for x in found]
+    return [*found, state.masked_fill(before[..., None], math.nan)]
+
+
+class _Product(torch.autograd.Function):
+    forward = staticmethod(_swept)
+    setup_context = staticmethod(_keep)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _derivatives(ctx, *grads)
+
+
+def _like(x: Tensor | None, other: Tensor) -> Tensor:
+    return other.new_empty(0) if x is None else torch.empty_like(x)
+
+
+# A compiler sees one node, whatever the length.
+_operation = torch.library.custom_op("saccade::recurrence", _swept, mutates_args=())
+_gradient_operation = torch.library.custom_op("saccade::recurrence_gradients", _gradients, mutates_args=())
+
+
+@_operation.register_fake
+def _(query: Tensor, key: Tensor, decay, beta, segments, value: Tensor, state: Tensor, *_: Any):  # type: ignore
+    groups = len(list(groups_of(key.shape[1])))
+    return torch.empty_like(value), torch.empty_like(state), state.new_empty(groups, *state.shape)
+
+
+@_gradient_operation.register_fake
+def _(query: Tensor, key: Tensor, decay, beta, segments, value: Tensor, kept: Tensor, *_: Any):  # type: ignore
+    return [*(_like(x, query) for x in (query, key, decay, beta, value)), kept.new_empty(kept.shape[1:])]
+
+
+_operation.register_autograd(_derivatives, setup_context=_keep)

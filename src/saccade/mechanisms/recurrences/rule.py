@@ -1,0 +1,73 @@
+"""Rule: a recurrence as tensors, and how it is cut into chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["CHUNK", "GROUP", "Rule", "cut", "groups_of", "joined"]
+
+CHUNK = 32  # tokens whose weights among one another are written out: small tables, and products that are fast
+GROUP = 256  # tokens, several chunks, that are prepared together; the backward pass keeps one state for each
+
+
+class Rule(NamedTuple):
+    r"""What the tokens of a line do to a state S ``[head_dim, value_dim]``, and read from it.
+
+    .. math:: S_t = D_t S_{t-1} + k_t u_t^T, \qquad o_t = s\, S_t^T q_t, \qquad D_t = \mathrm{diag}(\exp g_t)
+
+    with :math:`u_t = \beta_t v_t`, or with the delta rule :math:`u_t = \beta_t (v_t - (D_t S_{t-1})^T k_t)`.
+
+    Attributes:
+        query, key: ``[lines, len, head_dim]``, float32 or wider and finite; a line is one head of one batch item.
+        decay: g, at most 0, ``[lines, len, 1 | head_dim]``; None for 0.
+        beta: ``[lines, len, 1]``; None for 1.
+        segments: int64 ``[lines, len]``, never falling: where it rises, the state is emptied; None for one segment.
+        scale: s.
+        is_delta: whether a token writes what its key does not yet recall.
+    """
+
+    query: Tensor
+    key: Tensor
+    decay: Tensor | None
+    beta: Tensor | None
+    segments: Tensor | None
+    scale: float
+    is_delta: bool
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that is a tensor."""
+        return self[:5]
+
+    def of(self, lines: slice, length: int) -> Rule:
+        """The first tokens of some lines."""
+        decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
+        query, key = self.query[lines, :length], self.key[lines, :length]
+        return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
+
+
+def groups_of(length: int) -> Iterator[slice]:
+    """The tokens of each group, in order."""
+    for start in range(0, length, GROUP):
+        yield slice(start, min(start + GROUP, length))
+
+
+def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
+    """Tokens ``[lines, len, width]`` in chunks, ``[chunks, lines, CHUNK, width]``, with zeros behind the last one.
+
+    Chunks lead, so that each is contiguous: products read it as it lies.
+    """
+    part = x[:, span]
+    missing = -part.shape[1] % CHUNK
+    part = F.pad(part, (0, 0, 0, missing)) if missing else part
+    return part.unflatten(1, (-1, CHUNK)).transpose(0, 1).to(dtype).contiguous()
+
+
+def joined(chunks: Tensor, length: int) -> Tensor:
+    """The tokens of chunks again, ``[lines, length, width]``."""
+    return chunks.transpose(0, 1).flatten(1, 2)[:, :length]

@@ -1,0 +1,106 @@
+"""Recurrences by definition, and cases of them whose gates come of the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade import mechanisms
+from saccade.matrix import Matrix
+
+__all__ = ["RULES", "Gates", "Gated", "dense"]
+
+Gates = dict[str, Tensor]
+
+
+def dense(
+    query: Tensor, key: Tensor, gates: Gates, *, scale: float, is_delta: bool, allowed: Tensor | None = None
+) -> Tensor:
+    """``A_ij = s β_j q_i · (M_i ... M_{j+1} k_j)``, one product at a time, in float64.
+
+    Args:
+        query, key: ``[batch, heads, len, head_dim]``.
+        gates: ``decay [batch, heads, len, 1 | head_dim]`` and ``beta [batch, heads, len]``, or neither.
+        allowed: bool ``[batch, len, len]``: a pair of which a token in between stands elsewhere is passed on unchanged.
+    """
+    batch, heads, length, width = key.shape
+    decay = gates.get("decay", key.new_zeros(batch, heads, length, 1)).expand(-1, -1, -1, width)
+    beta = gates.get("beta", key.new_ones(batch, heads, length))
+    found = key.new_zeros(batch, heads, length, length)
+    for b in range(batch):
+        for j in range(length):
+            state = key[b, :, j]  # [heads, width], what is left of k_j
+            for i in range(j, length):
+                is_there = allowed is None or bool(allowed[b, i, i])
+                if i > j and is_there:
+                    state = state * decay[b, :, i].exp()
+                    if is_delta:
+                        overlap = (state * key[b, :, i]).sum(-1, keepdim=True)
+                        state = state - beta[b, :, i, None] * key[b, :, i] * overlap
+                if allowed is None or bool(allowed[b, i, j]):
+                    found[b, :, i, j] = scale * beta[b, :, j] * (query[b, :, i] * state).sum(-1)
+    return found
+
+
+class Gated(mechanisms.Mechanism):
+    """A recurrence whose gates come of the keys, so that it is called like any other mechanism."""
+
+    def __init__(self, inner: mechanisms.Mechanism, make: Callable[[Tensor], Gates], *, has_unit_keys: bool = False):
+        super().__init__()
+        self.inner, self.make, self.has_unit_keys = inner, make, has_unit_keys
+
+    def gates(self, key: Tensor) -> Gates:
+        return self.make(key.nan_to_num())  # what a key's NaN does to its gates is not asked here
+
+    def keys(self, key: Tensor) -> Tensor:
+        if not self.has_unit_keys:
+            return key
+        return torch.where(key.isfinite().all(-1, keepdim=True), F.normalize(key.nan_to_num(), dim=-1), key)
+
+    def reasons(self, mask):
+        return self.inner.reasons(mask)
+
+    def new_cache(self, max_len=None):
+        return self.inner.new_cache(max_len)
+
+    def forward(self, query, key, *, mask=None, q_positions=None, kv_positions=None) -> Matrix:
+        facts = {"mask": mask, "q_positions": q_positions, "kv_positions": kv_positions}
+        return self.inner(query, self.keys(key), **self.gates(key), **facts)
+
+
+def _write(key: Tensor) -> Tensor:
+    return torch.sigmoid(key.sum(-1))
+
+
+def _fade(key: Tensor) -> Tensor:
+    return -F.softplus(key.sum(-1) - 1.0)
+
+
+def _fade_by_channel(key: Tensor) -> Tensor:
+    return -F.softplus(2.0 * key)
+
+
+def _fade_fast(key: Tensor) -> Tensor:
+    return -50.0 * F.softplus(2.0 * key)
+
+
+RULES: dict[str, Gated] = {
+    "sums": Gated(mechanisms.GatedLinear(), lambda key: {}),
+    "gated linear": Gated(mechanisms.GatedLinear(), lambda key: {"decay": _fade(key)}),
+    "gated by channel": Gated(
+        mechanisms.GatedLinear(scale=1.0), lambda key: {"decay": _fade_by_channel(key), "beta": _write(key)}
+    ),
+    "delta": Gated(mechanisms.Delta(), lambda key: {"beta": _write(key)}, has_unit_keys=True),
+    "gated delta": Gated(
+        mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade(key)}, has_unit_keys=True
+    ),
+    "kda": Gated(
+        mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade_by_channel(key)}, has_unit_keys=True
+    ),
+    "kda, fast": Gated(
+        mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade_fast(key)}, has_unit_keys=True
+    ),
+}
