@@ -1,0 +1,176 @@
+"""How much faster are recurrences than the torch forms that transformers runs without kernels for a GPU?"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+from transformers.models.minimax.configuration_minimax import MiniMaxConfig
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+from benchmarks.checking import assert_agree
+from benchmarks.measuring import Call, Referee, compare, in_turn, slope
+from benchmarks.memory import Job, extra_bytes
+from benchmarks.reporting import Row, duration, memory_row, ratio_row
+from saccade.masks import Causal
+from saccade.mechanisms import SSD, Delta, GatedLinear, Mechanism
+
+N, SHORT, HEADS, DIM = 8192, 2048, 8, 64
+TARGETS = {"gated delta": 2.5, "SSD": 5.0, "lightning": 1.8, "KDA": 15.0}
+BACKWARD, MEMORY = 6.0, 4.0
+SIZES, MOST_SLOPE = tuple(1 << power for power in range(12, 17)), 1.05
+TITLE = f"recurrences, n={N}, {HEADS} heads of {DIM}, float32, beside transformers' torch forms"
+TITLE_ZH = f"递归，{N:,} 个词元，{HEADS} 个头，每头宽 {DIM}，float32，与 transformers 的 torch 写法相比"
+
+
+class Sides(NamedTuple):
+    """The same rule twice, as functions of the same tensors ``[1, len, heads, …]``."""
+
+    ours: Callable[..., Tensor]
+    theirs: Callable[..., Tensor]
+    tensors: tuple[Tensor, ...]
+
+
+def _ours(mechanism: Mechanism, *tensors: Tensor, **gates: Tensor) -> Tensor:
+    query, key, value = (x.transpose(1, 2) for x in tensors)
+    made = mechanism(query, key, mask=Causal(), **{name: x.transpose(1, 2) for name, x in gates.items()})
+    return (made @ value).transpose(1, 2)
+
+
+def _tokens(n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, n, HEADS, DIM) for _ in range(3))
+    return F.normalize(query, dim=-1), F.normalize(key, dim=-1), value, torch.rand(1, n, HEADS)
+
+
+def gated_delta(n: int = N) -> Sides:
+    """Qwen3-Next's."""
+    query, key, value, beta = _tokens(n)
+    decay = -F.softplus(torch.randn(1, n, HEADS))
+
+    def ours(query: Tensor, key: Tensor, value: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        return _ours(Delta(), query, key, value, beta=beta, decay=decay)
+
+    def theirs(query: Tensor, key: Tensor, value: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        return torch_chunk_gated_delta_rule(query, key, value, g=decay, beta=beta)[0]
+
+    return Sides(ours, theirs, (query, key, value, beta, decay))
+
+
+def kda(n: int = SHORT) -> Sides:
+    """Kimi's: a decay for each channel."""
+    query, key, value, beta = _tokens(n)
+    decay = -F.softplus(torch.randn(1, n, HEADS, DIM))
+
+    def ours(query: Tensor, key: Tensor, value: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        return _ours(Delta(), query, key, value, beta=beta, decay=decay)
+
+    def theirs(query: Tensor, key: Tensor, value: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        return chunk_kimi_delta_attention(query, key, value, g=decay, beta=beta)[0]
+
+    return Sides(ours, theirs, (query, key, value, beta, decay))
+
+
+def ssd(n: int = N) -> Sides:
+    """Mamba-2's, in chunks of 256 as its configuration has them."""
+    query, key, value, step = _tokens(n)
+    rule = SSD(HEADS).requires_grad_(False)
+
+    def ours(query: Tensor, key: Tensor, value: Tensor, step: Tensor) -> Tensor:
+        return _ours(rule, query, key, value, step=step)
+
+    def theirs(query: Tensor, key: Tensor, value: Tensor, step: Tensor) -> Tensor:
+        scanned = mamba2_chunk_scan(value, step, -rule.log_rate.exp(), key, query, chunk_size=256)
+        return scanned[0] if isinstance(scanned, tuple) else scanned
+
+    return Sides(ours, theirs, (query, key, value, step))
+
+
+def lightning(n: int = N) -> Sides:
+    """MiniMax's; both with its projections, norm and gate, which take the same time on both sides."""
+    torch.manual_seed(0)
+    config = MiniMaxConfig(hidden_size=HEADS * DIM, num_attention_heads=HEADS, head_dim=DIM, num_hidden_layers=4)
+    layer, rule = MiniMaxLightningAttention(config, 0).eval(), GatedLinear.lightning(HEADS, 0, 4)
+
+    def ours(x: Tensor) -> Tensor:
+        mixed = F.silu(layer.qkv_proj(x)).unflatten(2, (HEADS, 3 * DIM)).transpose(1, 2)
+        query, key, value = mixed.chunk(3, -1)
+        out = layer.norm((rule(query, key, mask=Causal()) @ value).transpose(1, 2).flatten(2))
+        return layer.out_proj(torch.sigmoid(layer.output_gate(x)) * out)
+
+    def theirs(x: Tensor) -> Tensor:
+        return layer(x, position_embeddings=None, attention_mask=None)[0]
+
+    return Sides(ours, theirs, (torch.randn(1, n, HEADS * DIM),))
+
+
+SIDES = {"gated delta": gated_delta, "SSD": ssd, "lightning": lightning, "KDA": kda}
+
+
+def call(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], *, backward: bool = False) -> Call:
+    """Forward without a graph, or forward and backward."""
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return function(*tensors)
+
+    def both() -> tuple[Tensor, ...]:
+        leaves = tuple(x.detach().requires_grad_() for x in tensors)
+        return torch.autograd.grad(function(*leaves).sum(), leaves)
+
+    return both if backward else forward
+
+
+def ours(n: int = N) -> Call:
+    """For `extra_bytes`: the gated delta rule, forward and backward."""
+    its = gated_delta(n)
+    call(its.ours, gated_delta(64).tensors, backward=True)()
+    return call(its.ours, its.tensors, backward=True)
+
+
+def theirs(n: int = N) -> Call:
+    """The same of transformers."""
+    its = gated_delta(n)
+    call(its.theirs, gated_delta(64).tensors, backward=True)()
+    return call(its.theirs, its.tensors, backward=True)
+
+
+def check() -> None:
+    """Both sides say the same."""
+    for make in SIDES.values():
+        its = make(192)
+        assert_agree(its.ours(*its.tensors), its.theirs(*its.tensors))
+
+
+def measure(referee: Referee) -> Iterator[Row]:
+    """Rows of this question."""
+    check()
+    for name, make in SIDES.items():
+        its = make()
+        sides = [call(function, its.tensors) for function in (its.ours, its.theirs)]
+        pair = compare(*sides, rounds=3 if name == "KDA" else 7, referee=referee)
+        case = f"{name}, n={SHORT}" if name == "KDA" else name
+        yield ratio_row(case, pair, peer="transformers", target=TARGETS[name])
+    its = gated_delta()
+    sides = [call(function, its.tensors, backward=True) for function in (its.ours, its.theirs)]
+    pair = compare(*sides, rounds=5, referee=referee)
+    yield ratio_row("gated delta, forward + backward", pair, peer="transformers", target=BACKWARD)
+    mine, other = extra_bytes([Job("benchmarks.recurrences:ours"), Job("benchmarks.recurrences:theirs")])
+    yield memory_row("gated delta, forward + backward", mine, other, peer="transformers", target=MEMORY)
+    calls = [call(its.ours, gated_delta(n).tensors) for n in SIZES]
+    rounds = in_turn(calls, rounds=3, referee=referee)
+    times = [rounds.median(i) for i in range(len(SIZES))]
+    grown = slope(SIZES, times)
+    yield Row(
+        f"gated delta, slope of time, {SIZES[0]} to {SIZES[-1]} tokens",
+        f"{grown:.2f}: {duration(times[0])} to {duration(times[-1])}",
+        f"at most {MOST_SLOPE}",
+        grown <= MOST_SLOPE,
+        {"slope": grown},
+        rounds.rate,
+        rounds.quiet,
+    )
