@@ -9,7 +9,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from saccade import viz
+from saccade import masks, mechanisms, viz
 from saccade.viz.canvas import colours
 
 WORDS = ["[CLS]", "The", "cat", "$x^{$", "[SEP]"]
@@ -145,10 +145,28 @@ def test_what_is_not_finite_is_grey_and_takes_no_part_in_the_scale():
 
 @pytest.mark.parametrize(
     "weights, expected",
-    [([[0.2, 0.4]], (0, 0.4)), ([[-2.0, -1.0]], (-2, 0)), ([[-1.0, 3.0]], (-1, 3)), ([[0.0]], (0, 1))],
+    [([[0.2, 0.4]], (0, 0.4)), ([[-2.0, -1.0]], (-2, 2)), ([[-1.0, 3.0]], (-3, 3)), ([[0.0]], (0, 1))],
 )
-def test_the_scale_has_zero_at_an_end_or_inside(weights, expected):
-    assert viz.heatmap(weights).axes[0].images[0].get_clim() == pytest.approx(expected)
+def test_the_scale_has_zero_at_its_end_or_in_its_middle(weights, expected):
+    image = viz.heatmap(weights).axes[0].images[0]
+    assert image.get_clim() == pytest.approx(expected)
+    red, green, blue, _ = image.to_rgba(np.array([0.0]))[0]
+    assert min(red, green, blue) > 0.97  # nothing is white
+
+
+@pytest.mark.parametrize("size", [20, 3000], ids=["whole", "pooled"])
+def test_weights_of_both_signs_are_drawn_with_their_signs(size):
+    torch.manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(1, 1, size, 4), dim=-1)
+    matrix = mechanisms.Delta()(x, x, beta=torch.ones(1, 1, size), mask=masks.Causal())
+    lazy, written = (
+        np.ma.filled(viz.heatmap(given).axes[0].images[0].get_array(), 0.0) for given in (matrix, matrix[0, 0])
+    )
+    assert lazy.min() < 0 < lazy.max()
+    farthest = matrix[0, 0].abs().max().item()
+    assert max(lazy.max(), -lazy.min()) == pytest.approx(farthest)
+    assert np.abs(written).max() == pytest.approx(farthest)
+    viz.mosaic(matrix)
 
 
 def test_given_limits_make_figures_comparable():

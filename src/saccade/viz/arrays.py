@@ -52,15 +52,16 @@ def as_numbers(where: str, argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Keep the largest of every group of neighbours, so that at most ``[rows, columns]`` groups remain.
+    """Keep of every group of neighbours what is farthest from 0, so that at most ``[rows, columns]`` groups remain.
 
-    The largest, because the mean of a thin diagonal over its neighbours is next to nothing. NaN loses against
+    The farthest, because the mean of a thin diagonal over its neighbours is next to nothing. NaN loses against
     any number.
     """
     for axis, most in enumerate((rows, columns)):
         if matrix.shape[axis] > most:
             starts = np.arange(most) * matrix.shape[axis] // most
-            matrix = np.fmax.reduceat(matrix, starts, axis=axis)
+            largest, least = (pick.reduceat(matrix, starts, axis=axis) for pick in (np.fmax, np.fmin))
+            matrix = np.where(least < -largest, least, largest)
     return matrix
 
 

@@ -88,12 +88,17 @@ class Canvas:
             scale.set_position(((left + width + 0.14) / across, bottom / up, 0.13 / across, height / up))
 
 
-def colours() -> "Colormap":
-    """White for nothing, then magma backwards: its lightness falls evenly, so it reads without colour too."""
+def colours(*, signed: bool = False) -> "Colormap":
+    """White for nothing, then magma backwards: its lightness falls evenly, so it reads without colour too.
+
+    Signed, white is the middle, and what is below nothing gets darker towards blue.
+    """
     from matplotlib import colormaps  # noqa: PLC0415  matplotlib is optional
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415
 
     steps = [(1.0, 1.0, 1.0), *colormaps["magma_r"](np.linspace(0, 0.96, 9))[1:, :3]]
+    if signed:
+        steps = [*colormaps["GnBu_r"](np.linspace(0, 0.9, 9))[:-1, :3], *steps]
     return LinearSegmentedColormap.from_list("saccade", steps).with_extremes(bad=_NOTHING)
 
 

@@ -45,6 +45,8 @@ def heatmap(
 
     With more cells than pixels the largest value of every group of neighbours is drawn, so a thin diagonal or
     a single bright key stays visible; axes and labels still count the matrix's own rows and columns.
+    Where numbers below 0 are among them, the scale is one around 0, white in its middle, and of every group of
+    neighbours the number farthest from 0 is drawn.
     NaN and infinite entries, and pairs that are not allowed, are drawn grey: a weight of 0 is white, and is something
     else than a key that was hidden.
 
@@ -133,7 +135,7 @@ def _draw_cells(
     image = axes.imshow(
         # What is below a logarithmic scale is at its end, not off it: grey is for what is hidden.
         np.maximum(cells, low) if log else cells,
-        cmap=colours(),
+        cmap=colours(signed=low < 0),
         norm=(LogNorm if log else Normalize)(low, high),
         aspect="auto",
         interpolation="nearest",

@@ -98,19 +98,27 @@ def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
 def _maps(matrix: Matrix, batch: int, heads: range, bins: int) -> Array:
     """The maps of one head or of all, ``[heads, rows, columns]``."""
     outline = Outline.of(matrix)._replace(shape=(1, len(heads), *matrix.shape[2:]))
-    # The largest weight is at least 0; a matrix that fits is drawn as it is, with what is below 0.
-    fold = Pooled(bins, "max" if max(matrix.shape[2:]) > bins else "sum")
-    state, seen = fold.start(outline), _Seen(outline, bins)
+    is_whole = max(matrix.shape[2:]) <= bins
+    fold, seen = Pooled(bins, "sum" if is_whole else "max"), _Seen(outline, bins)
+    # Of weights of both signs the one farthest from 0 is drawn; a matrix that fits is drawn as it is.
+    is_signed = not is_whole and matrix.hidden == 0 and not isinstance(matrix, AttentionMatrix)
+    state, below = fold.start(outline), fold.start(outline)
     with torch.no_grad(), torch.autocast(matrix.device.type, enabled=False):
         for block in matrix.blocks(batch, heads[0] if len(heads) == 1 else None):
             own = slice(block.heads.start - heads[0], block.heads.stop - heads[0])
             moved = block._replace(batch=slice(0, 1), heads=own)
             state = fold.add(state, moved)
+            if is_signed:
+                below = fold.add(below, moved._replace(weights=-moved.weights))
             if not isinstance(matrix, AttentionMatrix):
                 seen.add_block(matrix, moved, batch)
         if isinstance(matrix, AttentionMatrix):
             seen.add_all(matrix, batch, heads)
-    cells = fold.finish(state)[0].masked_fill(~seen.cells, torch.nan).cpu().numpy()
+    largest = fold.finish(state)[0]
+    if is_signed:
+        lowest = fold.finish(below)[0]
+        largest = torch.where(lowest > largest, -lowest, largest)
+    cells = largest.masked_fill(~seen.cells, torch.nan).cpu().numpy()
     return cells.astype(np.float64 if cells.dtype == np.float64 else np.float32, copy=False)
 
 

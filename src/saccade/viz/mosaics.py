@@ -74,7 +74,7 @@ def mosaic(
     columns = grid[1] if len(grid) == 2 else min(len(flat), max(_FEW, ceil(sqrt(2 * len(flat)))))
     down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE
     sheet = np.ones((down, columns * (width + _GAP) - _GAP + 2 * _EDGE, 3))
-    palette = colours()
+    palettes = {signed: colours(signed=signed) for signed in (False, True)}
     for number, index in enumerate(np.ndindex(grid)):
         row, column = divmod(number, columns)
         top, left = row * (height + _NAME) + _NAME, column * (width + _GAP) + _EDGE
@@ -83,7 +83,7 @@ def mosaic(
         sheet[top - edge : top + height + edge, left - edge : left + width + edge] = ink
         low, high = limits[number]
         pixels = (_enlarged(flat[number], height, width) - low) / (high - low)  # above 1 is the last colour
-        sheet[top : top + height, left : left + width] = palette(pixels)[..., :3]
+        sheet[top : top + height, left : left + width] = palettes[low < 0 and not log](pixels)[..., :3]
         name = " ".join(f"{letter}{i}" for letter, i in zip("LH"[-len(index) :], index, strict=True))
         weight = "bold" if chosen else "normal"
         canvas.axes.text(left, top - 6, name, size=7, color=INK, weight=weight, va="bottom")

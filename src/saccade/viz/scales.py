@@ -20,8 +20,10 @@ _DECADES = 3  # below the largest weight: the scale never ends lower, or nothing
 def scale_of(
     where: str, cells: Array, limits: tuple[float, float] | None, *, log: bool = False
 ) -> tuple[float, float, bool]:
-    """The two ends of a scale, and whether values lie above the upper one."""
+    """The two ends of a scale, and whether values lie above the upper one; numbers of both signs have one around 0."""
     low, high = (log_limits_of if log else limits_of)(where, cells, limits)
+    if limits is None and not log and low < 0:
+        return -max(high, -low), max(high, -low), False
     top = float(np.fmax.reduce(cells, axis=None))
     if limits is None and not log and (end := robust_top(cells)) < top:
         high = end
