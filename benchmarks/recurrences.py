@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
@@ -75,6 +75,14 @@ def kda(n: int = SHORT) -> Sides:
     return Sides(ours, theirs, (query, key, value, beta, decay))
 
 
+class Half(nn.Module):
+    """In the place of a gate: a half of everything."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """0, whose sigmoid is a half."""
+        return x.new_zeros(())
+
+
 def ssd(n: int = N) -> Sides:
     """Mamba-2's, in chunks of 256 as its configuration has them."""
     query, key, value, step = _tokens(n)
@@ -91,21 +99,23 @@ def ssd(n: int = N) -> Sides:
 
 
 def lightning(n: int = N) -> Sides:
-    """MiniMax's; both with its projections, norm and gate, which take the same time on both sides."""
+    """MiniMax's, whose layer is left without its projections, norm and gate: both begin with queries, keys and values."""
     torch.manual_seed(0)
     config = MiniMaxConfig(hidden_size=HEADS * DIM, num_attention_heads=HEADS, head_dim=DIM, num_hidden_layers=4)
     layer, rule = MiniMaxLightningAttention(config, 0).eval(), GatedLinear.lightning(HEADS, 0, 4)
+    for name in ("qkv_proj", "act_fn", "norm", "out_proj"):
+        setattr(layer, name, nn.Identity())
+    layer.output_gate = Half()
 
     def ours(x: Tensor) -> Tensor:
-        mixed = F.silu(layer.qkv_proj(x)).unflatten(2, (HEADS, 3 * DIM)).transpose(1, 2)
-        query, key, value = mixed.chunk(3, -1)
-        out = layer.norm((rule(query, key, mask=Causal()) @ value).transpose(1, 2).flatten(2))
-        return layer.out_proj(torch.sigmoid(layer.output_gate(x)) * out)
+        query, key, value = x.unflatten(2, (HEADS, 3 * DIM)).transpose(1, 2).chunk(3, -1)
+        out = (rule(query, key, mask=Causal()) @ value).transpose(1, 2).flatten(2)
+        return torch.sigmoid(layer.output_gate(x)) * out
 
     def theirs(x: Tensor) -> Tensor:
         return layer(x, position_embeddings=None, attention_mask=None)[0]
 
-    return Sides(ours, theirs, (torch.randn(1, n, HEADS * DIM),))
+    return Sides(ours, theirs, (torch.randn(1, n, 3 * HEADS * DIM),))
 
 
 SIDES = {"gated delta": gated_delta, "SSD": ssd, "lightning": lightning, "KDA": kda}

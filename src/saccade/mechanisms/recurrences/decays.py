@@ -84,13 +84,20 @@ class Decays(NamedTuple):
         return self._hidden(found[:, :, None])[:, :, 0]
 
     def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k * dk``."""
+        """Gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k * dk``.
+
+        Several ``a`` may stand below one another.
+        """
+        high, several = k.shape[2], grad.unflatten(2, (-1, k.shape[2]))
         if self.table is not None:
-            grad = grad * self.table
+            grad = (several * self.table[:, :, None]).flatten(2, 3)
             return grad @ k, grad.mT @ a
-        grad = self._hidden(grad[:, :, None])[:, :, 0]
+        grad = self._hidden(several).flatten(2, 3)
         if self.sums is None:
             return grad @ k, grad.mT @ a
+        if grad.shape[2] > high:
+            found = [self.gradients(x, y, k) for x, y in zip(grad.split(high, 2), a.split(high, 2), strict=True)]
+            return torch.cat([da for da, _ in found], 2), sum((dk for _, dk in found), torch.zeros_like(k))
         if self._is_mild:
             grown = self.from_start
             assert grown is not None

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.mechanisms.contents import is_surely_finite
+from saccade.mechanisms.contents import is_readable, is_surely_finite
 from saccade.mechanisms.recurrences.group import Group, after, backwards, forwards, scaled, written_by
-from saccade.mechanisms.recurrences.rule import Rule, cut, groups_of, joined
+from saccade.mechanisms.recurrences.rule import CHUNK, Rule, cut, groups_of, joined
 from saccade.mechanisms.recurrences.steps import stepped
 
 __all__ = ["product", "transposed"]
@@ -126,20 +126,20 @@ def _gradients_of(
     new, states = written_by(group, value, state)
     reached, behind = backwards(group, grad, grad_state)
     before, writes, decays = states[:-1], behind[1:], group.decays
-    query, written = decays.gradients(grad @ new.mT, group.query, group.key)
-    query += scaled(grad @ before.mT, decays.from_start, group.first)
-    written += scaled(new @ writes.mT, decays.to_end, group.last)
-    arrived, beta, recalled, seen = reached, None, None, value
-    if group.beta is not None:
-        arrived = reached * group.beta
+    arrived = reached if group.beta is None else reached * group.beta
+    # Queries read, and with the delta rule keys do: below one another, so that one product serves both.
+    readers, told = group.query, grad
     if group.recalled is not None:
-        recalled, more = decays.gradients((arrived @ new.mT).neg_().tril_(-1), group.key, group.key)
-        written += more
-        recalled -= scaled(arrived @ before.mT, decays.from_start, group.first)
-        if group.beta is not None:
-            seen = value - scaled(group.key, decays.from_start, group.first) @ before - group.recalled @ new
-    if group.beta is not None:
-        beta = (reached * seen).sum(-1, keepdim=True)
+        readers, told = torch.cat([group.query, group.key], 2), torch.cat([grad, -arrived], 2)
+    pairs = told @ new.mT
+    pairs[:, :, CHUNK:].tril_(-1)
+    read, written = decays.gradients(pairs, readers, group.key)
+    carried = (told @ before.mT).unflatten(2, (-1, CHUNK))
+    starts, firsts = (None if x is None else x[:, :, None] for x in (decays.from_start, group.first))
+    read += scaled(carried, starts, firsts).flatten(2, 3)
+    query, recalled = read[:, :, :CHUNK], None if group.recalled is None else read[:, :, CHUNK:]
+    written += scaled(new @ writes.mT, decays.to_end, group.last)
+    beta = None if group.beta is None else (reached * _unweighted(group, value, new, before)).sum(-1, keepdim=True)
     decay = None
     if decays.sums is not None:
         change = group.query * query - group.key * (written if recalled is None else written - recalled)
@@ -148,6 +148,16 @@ def _gradients_of(
         decay = change.flip(2).cumsum(2).flip(2)
     key = written if recalled is None else written + recalled
     return (query, key, decay, beta, arrived), behind[0]
+
+
+def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Tensor:
+    """What tokens write, divided by beta."""
+    if group.recalled is None or group.beta is None:
+        return value
+    if is_readable(group.beta) and bool((group.beta != 0).all()):
+        return new / group.beta
+    own = scaled(group.key, group.decays.from_start, group.first)
+    return value - own @ before - group.recalled @ new
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
