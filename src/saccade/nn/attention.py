@@ -8,16 +8,15 @@ from typing import NamedTuple, Never
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import flag, instance
+from saccade.arguments import flag
 from saccade.caches import CrossCache, LayerCache
-from saccade.calls import AnswersCalls
 from saccade.calls import unknown as misnamed
-from saccade.errors import unsupported, value_error
-from saccade.masks import Mask, as_mask
-from saccade.masks.documents import with_facts
+from saccade.errors import value_error
+from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
-from saccade.mechanisms import Mechanism, Softmax
+from saccade.mechanisms import Mechanism
 from saccade.nn import attention_checks as checks
+from saccade.nn.attention_layer import AttentionLayer
 from saccade.nn.projections import weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.tokens import GivenPositions, Positions
@@ -38,7 +37,7 @@ class _Heads(NamedTuple):
     kv_positions: Positions | None
 
 
-class MultiHeadAttention(AnswersCalls, nn.Module):
+class MultiHeadAttention(AttentionLayer):
     r"""Several attentions side by side, each on its own projections.
 
     .. math:: \mathrm{out} = \mathrm{Concat}(A_1 V_1, \dots, A_h V_h)\, W_O, \qquad
@@ -56,12 +55,14 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         mechanism: which matrix; `saccade.mechanisms.Softmax` when None.
         rotary: turns queries and keys by their positions, a `saccade.positions.Rotary`; none when None.
         dropout_p: of the attention weights, in training only.
-        projection_bias: whether the four projections have a bias.
+        projection_bias: whether the projections have a bias.
+        output_gate: whether a fifth projection of the queries decides how much of each number of the product reaches
+            the output projection, :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`; no part of the matrices.
 
     Raises:
         ValueError: sizes that do not divide, or inputs of the wrong width.
 
-    Cost: four projections, and the mechanism's.
+    Cost: four projections (five with a gate), and the mechanism's.
 
     Example:
         >>> import torch
@@ -85,39 +86,24 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         rotary: Rotary | None = None,
         dropout_p: float = 0.0,
         projection_bias: bool = True,
+        output_gate: bool = False,
     ):
-        super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.context_dim = embed_dim if context_dim is None else context_dim
-        checks.check_sizes(embed_dim, num_heads, num_kv_heads, self.context_dim, dropout_p)
+        own_dim = embed_dim if context_dim is None else context_dim
+        checks.check_sizes(embed_dim, num_heads, num_kv_heads, own_dim, dropout_p)
         flag(_WHERE, "projection_bias", projection_bias)
-        if mask is not None:
-            hint = "a tensor or function is a fact of one batch: pass it with the call"
-            instance(_WHERE, "mask", mask, Mask, "be a saccade mask", hint=hint)
-        if mechanism is not None:
-            hint = "for instance saccade.mechanisms.Softmax(softcap=30.0)"
-            instance(_WHERE, "mechanism", mechanism, Mechanism, "be a saccade Mechanism or None", hint=hint)
-        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
-        self.head_dim = embed_dim // num_heads
+        super().__init__(embed_dim, num_heads, mask, mechanism, dropout_p)
+        self.num_kv_heads, self.context_dim, self.head_dim = num_kv_heads, own_dim, embed_dim // num_heads
         checks.check_rotary(rotary, self.head_dim)
-        self.dropout_p = float(dropout_p)
-        self.mask = mask
-        self.mechanism = Softmax() if mechanism is None else mechanism
         self.rotary = rotary
         kv_dim = num_kv_heads * self.head_dim
         self.query_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.key_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
         self.value_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
+        has_gate = flag(_WHERE, "output_gate", output_gate)
+        self.gate_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias) if has_gate else None
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier-uniform weights and zero biases, as ``nn.MultiheadAttention`` starts."""
-        for projection in self.children():
-            if isinstance(projection, nn.Linear):
-                nn.init.xavier_uniform_(projection.weight)
-                if projection.bias is not None:
-                    nn.init.zeros_(projection.bias)
 
     def forward(
         self,
@@ -160,17 +146,19 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         is_new = not (isinstance(cache, CrossCache) and cache.is_filled)
         heads = self._heads(query, key, value, mask, positions, kv_positions, cache)
         if cache is None:
-            return self._product(self._matrix(heads, bias), heads)
+            return self._product(self._matrix(heads, bias), heads, query)
         mechanism = self.mechanism
         if bias is not None:
             mechanism = mechanism.with_bias(checks.checked_bias(bias))
         q, k, v, joined, own, kv_own = heads
         dropout_p = self.dropout_p if self.training else 0.0
         if not isinstance(cache, CrossCache):
-            return self._merged(cache.attend(mechanism, q, k, v, mask=joined, positions=own, dropout_p=dropout_p))
+            out = cache.attend(mechanism, q, k, v, mask=joined, positions=own, dropout_p=dropout_p)
+            return self._merged(out, query)
         if is_new:
             cache.fill(k, v, kv_positions=kv_own)
-        return self._merged(cache.attend(mechanism, q, mask=joined, positions=own, dropout_p=dropout_p))
+        out = cache.attend(mechanism, q, mask=joined, positions=own, dropout_p=dropout_p)
+        return self._merged(out, query)
 
     def matrix(
         self,
@@ -210,11 +198,7 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
             rule, got = f"be at most {DENSE_LIMIT:,} weights", f"{size:,} weights, {list(matrix.shape)}"
             hint = "matrix(...) returns them as a lazy matrix: rows, products, A.mT @ x"
             raise value_error("MultiHeadAttention.with_weights", "size", rule, got, hint=hint)
-        return self._product(matrix, heads), matrix.to_dense()
-
-    def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """An empty cache that fits the mechanism, with room for ``max_len`` tokens at once; None to grow."""
-        return self.mechanism.new_cache(max_len)
+        return self._product(matrix, heads, query), matrix.to_dense()
 
     def extra_repr(self) -> str:
         return (
@@ -275,23 +259,15 @@ class MultiHeadAttention(AnswersCalls, nn.Module):
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
         return mechanism(query, key, mask=mask, q_positions=own, kv_positions=kv_own)
 
-    def _product(self, matrix: Matrix, heads: _Heads) -> Tensor:
-        return self._merged(matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0))
+    def _product(self, matrix: Matrix, heads: _Heads, query: Tensor) -> Tensor:
+        return self._merged(matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0), query)
 
-    def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
-        """The module's pattern and the facts of the batch as one mask that the mechanism can run."""
-        joined = self.mask
-        if mask is not None:
-            own = as_mask(mask, shape, where=_WHERE)
-            joined = own if self.mask is None else with_facts(self.mask, own)
-        if joined is not None:
-            reasons = self.mechanism.reasons(joined)
-            if reasons:
-                raise unsupported(_WHERE, type(self.mechanism).__name__, reasons)
-        return joined
-
-    def _merged(self, heads: Tensor) -> Tensor:
-        return self.output_projection(heads.transpose(1, 2).flatten(2))
+    def _merged(self, heads: Tensor, query: Tensor) -> Tensor:
+        """The layer's output: what the heads of ``query`` found, gated if there is a gate, and projected."""
+        merged = heads.transpose(1, 2).flatten(2)
+        if self.gate_projection is not None:
+            merged = merged * torch.sigmoid(self.gate_projection(query))
+        return self.output_projection(merged)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(1, 2)

@@ -50,6 +50,8 @@ def reasons_against_torch(module: MultiHeadAttention) -> list[str]:
         reasons.append(f"it owns the mask {module.mask}; torch's module takes masks with each call only")
     if module.rotary is not None:
         reasons.append("it turns queries and keys by their positions; torch's module does not")
+    if module.gate_projection is not None:
+        reasons.append("it has an output_gate; torch's module has none")
     mechanism = module.mechanism
     if type(mechanism) is not Softmax:
         reasons.append(f"its mechanism is {type(mechanism).__name__}; torch's module has plain softmax only")

@@ -142,7 +142,7 @@ class DecoderLayer(ResidualLayer):
         Args:
             max_len: room for so many tokens, taken at once; None to grow.
         """
-        own = self.attention.mechanism.new_cache(max_len)
+        own = self.attention.new_cache(max_len)
         return own if self.cross_attention is None else Cache([own, CrossCache()])
 
     def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | None, CrossCache | None]:
