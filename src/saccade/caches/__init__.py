@@ -11,6 +11,7 @@ from saccade.caches.files.saving import load_cache, save_cache
 from saccade.caches.heavy_hitter import HeavyHitterCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
+from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
 from saccade.caches.ragged import padded_positions
 from saccade.caches.recurrent import RecurrentCache
@@ -23,6 +24,7 @@ __all__ = [
     "Leaf",
     "Call",
     "KVCache",
+    "LatentCache",
     "SinkWindowCache",
     "BlockSelectCache",
     "EvictingCache",

@@ -136,7 +136,7 @@ class KVCache(LayerCache):
 
     def restore(self, contents: Contents) -> None:
         super().restore(contents)
-        for name in ("key", "value") if self._state else ():
+        for name in [name for name in ("key", "value") if name in self._state]:
             self._written(name, 0, self._state.pop(name))
 
     def _written(self, name: str, start: int, new: Tensor) -> Tensor:

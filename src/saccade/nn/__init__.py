@@ -6,11 +6,13 @@ from saccade.nn.convert import from_torch, to_torch
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
+from saccade.nn.latent_attention import LatentAttention
 from saccade.nn.pool import AttentionPool
 from saccade.nn.stack import DecoderStack, EncoderStack
 
 __all__ = [
     "MultiHeadAttention",
+    "LatentAttention",
     "AttentionBlock",
     "AttentionPool",
     "FeedForward",

@@ -18,6 +18,7 @@ from saccade.caches.files.tensor_files import checked_path, encoded, read_tensor
 from saccade.caches.heavy_hitter import HeavyHitterCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
+from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
 from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.sink_window import SinkWindowCache
@@ -30,7 +31,16 @@ _KIND = "cache"
 _DEEPEST = 16  # Caches in one another
 _KINDS = {
     kind.__name__: kind
-    for kind in (KVCache, BlockSelectCache, SinkWindowCache, HeavyHitterCache, SnapKVCache, Int8Cache, CrossCache)
+    for kind in (
+        KVCache,
+        LatentCache,
+        BlockSelectCache,
+        SinkWindowCache,
+        HeavyHitterCache,
+        SnapKVCache,
+        Int8Cache,
+        CrossCache,
+    )
 }
 _GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # whose sizes stand in a group of their own
 _SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (MeanScorer, BoundScorer)}

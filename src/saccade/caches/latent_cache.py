@@ -1,0 +1,100 @@
+"""LatentCache: of each token one short vector, which is key and value of all heads."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import integer
+from saccade.caches.cache import Leaf
+from saccade.caches.call import Call, Traffic
+from saccade.caches.files.contents import Contents
+from saccade.caches.kv_cache import KVCache
+from saccade.errors import value_error
+
+__all__ = ["LatentCache"]
+
+
+class LatentCache(KVCache):
+    """Latents of all tokens so far, and the turned part of their keys: exact, and all that latent attention needs.
+
+    One tensor holds both: the first ``latent_dim`` channels of a key are its value, and only keys are held. A
+    `KVCache` fits the same layers, and holds latents twice. `saccade.nn.LatentAttention.new_cache` makes one.
+
+    Args:
+        latent_dim: how many channels of a key, from the first on, are its value.
+        max_len: see `KVCache`.
+
+    Raises:
+        ValueError: values that are not these channels of the keys, as a view of them; and see `KVCache`.
+
+    Cost: memory ``batch * columns * head_dim`` elements with one key head, where columns are ``max_len``, or at most
+    twice those held.
+
+    Example:
+        >>> from saccade import masks, mechanisms
+        >>> cache, query, latents = LatentCache(8), torch.randn(1, 4, 5, 10), torch.randn(1, 1, 5, 10)
+        >>> cache.attend(mechanisms.Softmax(), query, latents, latents[..., :8], mask=masks.Causal()).shape
+        torch.Size([1, 4, 5, 8])
+        >>> cache.value.shape, cache.nbytes == 16 * 10 * 4
+        (torch.Size([1, 1, 5, 8]), True)
+
+    Reference: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("latent_dim", "max_len")
+    leaves: ClassVar[tuple[Leaf, ...]] = (Leaf("key", "batch kv_heads columns head_dim"),)
+
+    def __init__(self, latent_dim: int, max_len: int | None = None):
+        super().__init__(max_len)
+        self.latent_dim = integer(type(self).__name__, "latent_dim", latent_dim)
+
+    @property
+    def value(self) -> Tensor | None:
+        """The values, ``[batch, kv_heads, length, latent_dim]``: a view of the keys; None before the first call."""
+        key = self.key
+        return None if key is None else self._of(key)
+
+    def advance(self, call: Call) -> Tensor:
+        out, width = super().advance(call), call.key.shape[3]
+        # Values are no bytes of their own.
+        self._traffic = Traffic(*(moved * width // (width + self.latent_dim) for moved in self._traffic))
+        return out
+
+    def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
+        if (
+            key.dim() == 4
+            and value.shape == (*key.shape[:3], self.latent_dim)
+            and torch.equal(value, own := self._of(key))
+        ):
+            value = own
+        super().fill(key, value, positions=positions)
+        self._traffic = Traffic(0, key.nbytes)
+
+    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+        super()._check_new(where, query, key, value)
+        if value.shape[3] != self.latent_dim or value.data_ptr() != key.data_ptr() or value.stride() != key.stride():
+            rule = f"be key[..., :{self.latent_dim}], a view: the key is all that is held"
+            got, hint = "another tensor", "KVCache() holds keys and values that differ"
+            raise value_error(where, "value", rule, got, hint=hint)
+
+    def _written(self, name: str, start: int, new: Tensor) -> Tensor:
+        if name == "key":
+            return super()._written(name, start, new)
+        stop = start + new.shape[2]  # written with the keys
+        return self._of(self._state["key"][:, :, :stop])
+
+    def _sizes(self, contents: Contents) -> dict[str, int]:
+        return {"value_dim": self.latent_dim}
+
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        key = state["key"]
+        if key.shape[3] < self.latent_dim:
+            raise contents.misfit("latent_dim")
+        super()._check_restored(contents, state | {"value": self._of(key)})
+
+    def _of(self, key: Tensor) -> Tensor:
+        """The values that stand in keys."""
+        return key[..., : self.latent_dim]
