@@ -202,12 +202,12 @@ def test_a_token_takes_the_bytes_that_are_said() -> None:
     with torch.device("meta"):
         layer = LatentAttention(64, 128, **v3_sizes)
     told = layer.explain(1, 4096, dtype=torch.bfloat16)
-    assert told.startswith("1 queries on 4,096 keys: absorbed")
+    assert told.startswith("1 on 4,096 tokens: absorbed")
     assert "cheaper from 171 queries on" in told
     assert "1,152 bytes in bfloat16" in told
     assert "would be 81,920, 71 times as many" in told
-    assert layer.explain(256, 4096).startswith("256 queries on 4,096 keys: expanded")
-    assert layer.explain(5).startswith("5 queries on 5 keys: expanded")  # a prompt
+    assert layer.explain(256, 4096).startswith("256 on 4,096 tokens: expanded")
+    assert layer.explain(5).startswith("5 on 5 tokens: expanded")  # a prompt
     small = LatentAttention(64, 8, **v3_sizes, mask=CAUSAL[0]).bfloat16()
     cache = small.new_cache(100)
     small(torch.randn(1, 40, 64, dtype=torch.bfloat16), cache=cache)
@@ -227,7 +227,7 @@ def test_the_form_is_the_cheaper_one() -> None:
             moved = q_len * latent * (head - turned) + q_len * latent * value
             absorbed = moved + q_len * kv_len * (latent + turned) + q_len * kv_len * latent
             expected = "absorbed" if absorbed < expanded else "expanded"
-            assert layer.explain(q_len, kv_len).split()[5].rstrip(";") == expected
+            assert layer.explain(q_len, kv_len).split()[4].rstrip(";") == expected
 
 
 def test_it_stands_where_an_attention_stands() -> None:
@@ -238,9 +238,12 @@ def test_it_stands_where_an_attention_stands() -> None:
     out = torch.cat([layer(x[:, :5], cache=cache), layer(x[:, 5:], cache=cache)], 1)
     torch.testing.assert_close(out, layer(x))
     assert layer.matrix(x).shape == (2, HEADS, 9, 9)
-    with sc.record(layer) as recorded:
-        layer(x)
-    assert [own.shape for own in recorded] or recorded  # heard under the layer's name
+    for form in FORMS:
+        layer.attention.form = form
+        with torch.no_grad(), sc.record(layer, keep="qk") as recording:
+            layer(x)
+        assert list(recording) == ["attention"]
+        torch.testing.assert_close(recording[0].matrix.to_dense(), layer.matrix(x).to_dense())
 
 
 def test_terms_and_padding_of_a_call() -> None:

@@ -16,7 +16,7 @@ from saccade.masks import Mask
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
 from saccade.mechanisms.comparison import compare as compare_tensors
 from saccade.models import Decoder, Encoder
-from saccade.nn import DecoderLayer, EncoderLayer
+from saccade.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
 from saccade.text import visible
 
 __all__ = ["compare"]
@@ -76,7 +76,7 @@ def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tens
     if not tokens.numel():
         refuse("compare", "TEXT must have at least one token; got nothing that the model reads")
     layers = model.layers if isinstance(model, Encoder) else model.stack.layers
-    attention = cast("EncoderLayer | DecoderLayer", layers[layer]).attention
+    attention = cast("MultiHeadAttention", cast("EncoderLayer | DecoderLayer", layers[layer]).attention)
     seen: list[Tensor] = []
     with torch.no_grad(), attention.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
         model(tokens)

@@ -2,6 +2,7 @@
 
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.delta import Delta
+from saccade.mechanisms.differential import Differential
 from saccade.mechanisms.gated_linear import GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
@@ -10,4 +11,15 @@ from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.softmax import Softmax
 from saccade.mechanisms.ssd import SSD
 
-__all__ = ["Mechanism", "Softmax", "Linear", "Performer", "Linformer", "Nystrom", "GatedLinear", "Delta", "SSD"]
+__all__ = [
+    "Mechanism",
+    "Softmax",
+    "Differential",
+    "Linear",
+    "Performer",
+    "Linformer",
+    "Nystrom",
+    "GatedLinear",
+    "Delta",
+    "SSD",
+]

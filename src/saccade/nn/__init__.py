@@ -4,6 +4,7 @@ from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.block import AttentionBlock
 from saccade.nn.convert import from_torch, to_torch
 from saccade.nn.decoder_layer import DecoderLayer
+from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.latent_attention import LatentAttention
@@ -13,6 +14,7 @@ from saccade.nn.stack import DecoderStack, EncoderStack
 __all__ = [
     "MultiHeadAttention",
     "LatentAttention",
+    "DifferentialAttention",
     "AttentionBlock",
     "AttentionPool",
     "FeedForward",

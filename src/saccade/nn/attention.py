@@ -95,7 +95,7 @@ class MultiHeadAttention(AttentionLayer):
         super().__init__(embed_dim, num_heads, mask, mechanism, dropout_p)
         self.num_kv_heads, self.context_dim, self.head_dim = num_kv_heads, own_dim, embed_dim // num_heads
         checks.check_rotary(rotary, self.head_dim)
-        self.rotary = rotary
+        self.rotary: nn.Module | None = rotary
         kv_dim = num_kv_heads * self.head_dim
         self.query_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.key_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)

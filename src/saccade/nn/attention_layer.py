@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from abc import abstractmethod
+
+from torch import Tensor, nn
 
 from saccade.arguments import instance
 from saccade.caches import LayerCache
@@ -10,7 +12,10 @@ from saccade.calls import AnswersCalls
 from saccade.errors import unsupported
 from saccade.masks import Mask, as_mask
 from saccade.masks.documents import with_facts
+from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.positions import Bias
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["AttentionLayer"]
 
@@ -25,6 +30,8 @@ class AttentionLayer(AnswersCalls, nn.Module):
         mechanism: which matrix; `saccade.mechanisms.Softmax` when None.
         dropout_p: of the attention weights, in training only; checked already.
     """
+
+    output_projection: nn.Linear
 
     def __init__(
         self, embed_dim: int, num_heads: int, mask: Mask | None, mechanism: Mechanism | None, dropout_p: float
@@ -41,6 +48,17 @@ class AttentionLayer(AnswersCalls, nn.Module):
         self.dropout_p = float(dropout_p)
         self.mask = mask
         self.mechanism = Softmax() if mechanism is None else mechanism
+
+    @abstractmethod
+    def matrix(
+        self,
+        query: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> Matrix:
+        """The attention matrix of a call of self-attention, ``[batch, num_heads, len, len]``, not built."""
 
     def reset_parameters(self) -> None:
         """Xavier-uniform weights and zero biases, as ``nn.MultiheadAttention`` starts."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from saccade.errors import unsupported
 from saccade.mechanisms import Softmax
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.attention_layer import AttentionLayer
 from saccade.nn.projections import reasons_against_plain
 
 __all__ = ["attention_from_torch", "attention_to_torch", "reasons_against_torch"]
@@ -43,8 +44,10 @@ def attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     return ours.train(module.training)
 
 
-def reasons_against_torch(module: MultiHeadAttention) -> list[str]:
+def reasons_against_torch(module: AttentionLayer) -> list[str]:
     """Why torch's module cannot compute what ours does; empty if it can."""
+    if not isinstance(module, MultiHeadAttention):
+        return [f"it is a {type(module).__name__}; torch has multi-head attention only"]
     reasons = []
     if module.mask is not None:
         reasons.append(f"it owns the mask {module.mask}; torch's module takes masks with each call only")

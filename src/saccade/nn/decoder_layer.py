@@ -10,6 +10,7 @@ from saccade.caches import Cache, CrossCache, LayerCache
 from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.attention_layer import AttentionLayer
 from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.norms import Norm
 from saccade.positions import Bias
@@ -25,7 +26,7 @@ class DecoderLayer(ResidualLayer):
     tokens: give it ``mask=masks.Causal()`` or any other causal mask, or pass one with each call.
 
     Args:
-        attention: a `MultiHeadAttention`, over the tokens themselves.
+        attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention`, over the tokens themselves.
         feed_forward: a `FeedForward`, or any module from ``[batch, len, embed_dim]`` to the same.
         cross_attention: a `MultiHeadAttention` over the encoder's output; its ``context_dim`` may differ.
         norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
@@ -55,7 +56,7 @@ class DecoderLayer(ResidualLayer):
 
     def __init__(
         self,
-        attention: MultiHeadAttention,
+        attention: AttentionLayer,
         feed_forward: nn.Module,
         *,
         cross_attention: MultiHeadAttention | None = None,

@@ -13,6 +13,7 @@ from saccade.engine import dropout
 from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.attention_layer import AttentionLayer
 from saccade.nn.norms import Norm, make_norm
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
@@ -28,13 +29,13 @@ class ResidualLayer(AnswersCalls, nn.Module):
         feed_forward, norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
     """
 
-    attention: MultiHeadAttention
+    attention: AttentionLayer
     attention_norm: nn.Module
     feed_forward_norm: nn.Module
 
     def __init__(
         self,
-        attentions: Mapping[str, MultiHeadAttention | None],
+        attentions: Mapping[str, AttentionLayer | None],
         feed_forward: nn.Module,
         norm: Norm,
         norm_eps: float,
@@ -89,7 +90,7 @@ class EncoderLayer(ResidualLayer):
     those of the feed-forward network to the network.
 
     Args:
-        attention: a `MultiHeadAttention`.
+        attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention`.
         feed_forward: a `FeedForward`, or any module from ``[batch, len, embed_dim]`` to the same.
         norm: ``"layer"``, ``"layer_without_bias"`` or ``"rms"`` (root mean square, without a mean or a bias).
         norm_eps: added to the variance in the norms.
@@ -115,7 +116,7 @@ class EncoderLayer(ResidualLayer):
 
     def __init__(
         self,
-        attention: MultiHeadAttention,
+        attention: AttentionLayer,
         feed_forward: nn.Module,
         *,
         norm: Norm = "layer",
@@ -149,15 +150,18 @@ class EncoderLayer(ResidualLayer):
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 
 
-def _width(where: str, attentions: Mapping[str, MultiHeadAttention | None], feed_forward: nn.Module) -> int:
+def _width(where: str, attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
     """Check the types and widths of a layer's parts, and return their width."""
     width = 0
     for name, part in attentions.items():
         if part is None and name != "attention":
             continue
         hint = "for instance saccade.nn.MultiHeadAttention(64, 8)"
-        rule = "be a saccade.nn.MultiHeadAttention"
-        own = instance(where, name, part, MultiHeadAttention, rule, hint=hint).embed_dim
+        is_across = name != "attention"  # to a context, which latents know nothing of
+        rule = "be a saccade.nn.MultiHeadAttention" + ("" if is_across else ", or another attention of saccade.nn")
+        own = instance(
+            where, name, part, MultiHeadAttention if is_across else AttentionLayer, rule, hint=hint
+        ).embed_dim
         width = width or own
         if own != width:
             raise value_error(where, name, f"have embed_dim {width}, as the first attention", own)

@@ -208,7 +208,7 @@ class LatentAttention(AttentionLayer):
         bytes_each, name = dtype.itemsize, str(dtype).removeprefix("torch.")
         more = sizes.held_expanded / sizes.held
         return (
-            f"{q_len:,} queries on {kv_len:,} keys: {form}; multiplications: {told}. "
+            f"{q_len:,} on {kv_len:,} tokens: {form}; multiplications: {told}. "
             f"Where keys are many, expanded is cheaper from {sizes.crossover:,.0f} queries on. "
             f"A token is remembered by {sizes.held:,} numbers, {sizes.held * bytes_each:,} bytes in {name}; "
             f"keys and values of all heads would be {sizes.held_expanded * bytes_each:,}, {more:.0f} times as many."

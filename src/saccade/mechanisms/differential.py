@@ -1,0 +1,119 @@
+"""Differential: what one map of a pair sees beyond the other."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from saccade.arguments import integer, number
+from saccade.attention import AttentionMatrix
+from saccade.errors import unsupported, value_error
+from saccade.finite import wide_dtype
+from saccade.matrix import Matrix
+from saccade.mechanisms.base import Mechanism
+from saccade.positions import Bias
+from saccade.positions.tokens import GivenPositions
+
+__all__ = ["Differential"]
+
+_SPREAD = 0.1  # of the vectors that λ is made of, when they begin
+
+
+class Differential(Mechanism):
+    r"""The difference of two softmaxes, in which what both see alike goes away.
+
+    .. math:: A = \mathrm{softmax}(q_1 k_1^\top) - \lambda\, \mathrm{softmax}(q_2 k_2^\top), \qquad
+              \lambda = e^{\lambda_{q_1} \cdot \lambda_{k_1}} - e^{\lambda_{q_2} \cdot \lambda_{k_2}}
+              + \lambda_{\mathrm{init}}, \quad \lambda_{\mathrm{init}} = 0.8 - 0.6\, e^{-0.3\, \mathrm{layer}}
+
+    A head of queries or keys holds both side by side, the first half of its channels for the first map. The matrix is a
+    lazy sum (``A1 - lam * A2``): products are two exact ones. Weights may be below 0, and rows sum to 1 - λ.
+
+    Args:
+        head_dim: width of each of the two, half of that of the queries and keys that are handed over.
+        layer: which layer of a stack this is, from 0; decides λ_init.
+        scale: of the dot products; ``head_dim ** -0.5`` when None.
+
+    Attributes:
+        lambda_q1, lambda_k1, lambda_q2, lambda_k2: trainable vectors ``[head_dim]``; all heads share λ.
+        lambda_init: a number.
+
+    Raises:
+        ValueError: on use, queries or keys of another width.
+
+    Cost: twice that of `Softmax` with heads half as wide.
+
+    Example:
+        >>> query, key = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+        >>> A = Differential(4)(query, key)
+        >>> A.shape, A.is_stochastic, len(A.terms)
+        ((1, 2, 5, 5), False, 2)
+
+    Reference: Ye et al. 2024, arXiv:2410.05258, section 2.1.
+    """
+
+    def __init__(self, head_dim: int, *, layer: int = 0, scale: float | None = None):
+        super().__init__()
+        self.head_dim = integer("Differential", "head_dim", head_dim)
+        self.layer = integer("Differential", "layer", layer, 0)
+        self.scale = None if scale is None else number("Differential", "scale", scale)
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * self.layer)
+        self.bias: Tensor | Bias | None = None
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            self.register_parameter(name, nn.Parameter(torch.empty(head_dim)))
+        self.reset_parameters()
+
+    lambda_q1: nn.Parameter
+    lambda_k1: nn.Parameter
+    lambda_q2: nn.Parameter
+    lambda_k2: nn.Parameter
+
+    def reset_parameters(self) -> None:
+        """Normal vectors of spread 0.1, so that λ begins near λ_init."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=_SPREAD)
+
+    @property
+    def weight(self) -> Tensor:
+        """λ, how much of the second map is taken away: a tensor of one number, float32 or wider, differentiable."""
+        pairs = ((self.lambda_q1, self.lambda_k1), (self.lambda_q2, self.lambda_k2))
+        plus, minus = ((q.to(wide_dtype(q.dtype)) * k).sum().exp() for q, k in pairs)
+        return plus - minus + self.lambda_init
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ) -> Matrix:
+        for name, x in (("query", query), ("key", key)):
+            if x.shape[-1] != 2 * self.head_dim:
+                rule = f"have a width of {2 * self.head_dim}, two heads of head_dim {self.head_dim} side by side"
+                raise value_error("Differential", name, rule, x.shape[-1])
+        halves = zip(query.split(self.head_dim, -1), key.split(self.head_dim, -1), strict=True)
+        first, second = (
+            AttentionMatrix(
+                q, k, mask, bias=self.bias, scale=self.scale, q_positions=q_positions, kv_positions=kv_positions
+            )
+            for q, k in halves
+        )
+        return first - self.weight * second
+
+    def with_bias(self, bias: Tensor | Bias) -> Differential:
+        """The same with a bias added to the scores of both maps, for one call."""
+        if self.bias is not None:
+            reason = "it has a bias already"
+            raise unsupported("Differential", "bias", [reason])
+        made = Differential(self.head_dim, layer=self.layer, scale=self.scale)
+        made.bias = bias
+        for name, parameter in self.named_parameters():
+            setattr(made, name, parameter)
+        return made
+
+    def extra_repr(self) -> str:
+        return f"{self.head_dim}, layer={self.layer}, scale={self.scale}"
