@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from transformers import BloomConfig, LlamaConfig, T5Config
+from transformers import BloomConfig, GptOssConfig, LlamaConfig, Qwen3NextConfig, T5Config
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention, Qwen3NextRotaryEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from saccade import masks, nn, positions
@@ -18,8 +20,12 @@ def copied(ours, theirs):
         layer.weight.data.copy_(weight)
 
 
+def additive(mask, n):
+    return torch.zeros(1, 1, n, n).masked_fill(~mask.to_dense(n), torch.finfo(torch.float32).min)
+
+
 def additive_causal(n):
-    return torch.zeros(1, 1, n, n).masked_fill(~masks.Causal().to_dense(n), torch.finfo(torch.float32).min)
+    return additive(masks.Causal(), n)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -74,3 +80,84 @@ def test_bloom():
     alibi = build_alibi_tensor(torch.ones(2, 9), 4, torch.float32)
     expected = theirs(x, torch.zeros_like(x), alibi, additive_causal(9))[0]
     torch.testing.assert_close(ours(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_qwen3_next() -> None:
+    """Its queries and keys are normed as well, which stands in projections of its own here."""
+    torch.manual_seed(0)
+    config = Qwen3NextConfig(
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    )
+    config._attn_implementation = "eager"
+    theirs = Qwen3NextAttention(config, 0).eval()
+    rotary = positions.Rotary(8, base=500.0, rotary_dim=4)
+    ours = nn.MultiHeadAttention(
+        32, 4, num_kv_heads=2, mask=masks.Causal(), rotary=rotary, projection_bias=False, output_gate=True
+    )
+
+    class Normed(torch.nn.Module):
+        def __init__(self, weight: torch.Tensor, norm: torch.nn.Module):
+            super().__init__()
+            self.weight, self.norm = weight, norm
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm((x @ self.weight.T).unflatten(-1, (-1, 8))).flatten(-2)
+
+    with torch.no_grad():
+        for own in theirs.parameters():
+            own.copy_(torch.randn_like(own) * 0.3)
+        both = theirs.q_proj.weight.view(4, 2, 8, 32)  # queries and gate, head by head
+        ours.query_projection = Normed(both[:, 0].reshape(32, 32), theirs.q_norm)
+        ours.key_projection = Normed(theirs.k_proj.weight, theirs.k_norm)
+        ours.gate_projection.weight.copy_(both[:, 1].reshape(32, 32))
+        ours.value_projection.weight.copy_(theirs.v_proj.weight)
+        ours.output_projection.weight.copy_(theirs.o_proj.weight)
+        x = torch.randn(2, 11, 32)
+        angles = Qwen3NextRotaryEmbedding(config)(x, torch.arange(11)[None])
+        expected, _ = theirs(x, position_embeddings=angles, attention_mask=additive_causal(11))
+        torch.testing.assert_close(ours(x), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_yarn", [False, True])
+@pytest.mark.parametrize("mask", [masks.Causal(), masks.sliding_window(4)], ids=["full", "window"])
+def test_gpt_oss(mask: masks.Mask, is_yarn: bool) -> None:
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    scaling = None
+    if is_yarn:
+        rope = {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        }
+        scaling = positions.YaRN(8.0, trained_len=64, truncate=False)
+    config = GptOssConfig(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, rope_parameters=rope
+    )
+    config._attn_implementation = "eager"
+    theirs = GptOssAttention(config, 0).eval()
+    with torch.no_grad():
+        for own in theirs.parameters():
+            own.copy_(torch.randn_like(own) * 0.3)
+    softmax = Softmax(sink_logit=theirs.sinks.detach(), scale=theirs.scaling)
+    rotary = positions.Rotary(8, base=500.0, scaling=scaling)
+    ours = nn.MultiHeadAttention(32, 4, num_kv_heads=2, mask=mask, mechanism=softmax, rotary=rotary).eval()
+    pairs = {"query": theirs.q_proj, "key": theirs.k_proj, "value": theirs.v_proj, "output": theirs.o_proj}
+    for name, other in pairs.items():
+        getattr(ours, f"{name}_projection").load_state_dict(other.state_dict())
+    x = torch.randn(2, 11, 32)
+    angles = GptOssRotaryEmbedding(config)(x, torch.arange(11)[None])
+    expected, weights = theirs(x, position_embeddings=angles, attention_mask=additive(mask, 11))
+    torch.testing.assert_close(ours(x), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.matrix(x).to_dense(), weights, atol=1e-5, rtol=1e-5)
+    (grad,) = torch.autograd.grad(ours(x).sin().sum(), softmax.sink_logit)
+    (expected_grad,) = torch.autograd.grad(expected.sin().sum(), theirs.sinks)
+    torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
