@@ -18,9 +18,11 @@ from saccade.nn import (
     AttentionPool,
     DecoderLayer,
     DecoderStack,
+    DifferentialAttention,
     EncoderLayer,
     EncoderStack,
     FeedForward,
+    LatentAttention,
     MultiHeadAttention,
     from_torch,
     to_torch,
@@ -43,6 +45,11 @@ TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 Makes = dict[str, Callable[[], nn.Module]]
 SOURCES: Makes = {
     "MultiHeadAttention": lambda: MultiHeadAttention(16, 4, num_kv_heads=2, mask=CAUSAL, rotary=positions.Rotary(4)),
+    "MultiHeadAttention with a gate": lambda: MultiHeadAttention(16, 4, mask=CAUSAL, output_gate=True),
+    "LatentAttention": lambda: LatentAttention(
+        16, 4, latent_dim=6, head_dim=6, rotary_dim=2, query_latent_dim=5, rotary=positions.Rotary(2), mask=CAUSAL
+    ),
+    "DifferentialAttention": lambda: DifferentialAttention(16, 2, mask=CAUSAL, rotary=positions.Rotary(4)),
     "AttentionBlock": lambda: AttentionBlock(16, 4, mask=CAUSAL),
     "AttentionPool": lambda: AttentionPool(16),
     "AttentionPool with heads": lambda: AttentionPool(16, num_heads=4, num_queries=2),
@@ -54,6 +61,7 @@ SOURCES: Makes = {
 }
 MAPS: Makes = {
     "ChannelAttention": lambda: vision.ChannelAttention(16, 4),
+    "ECA": lambda: vision.ECA(16),
     "SpatialAttention": lambda: vision.SpatialAttention(3),
     "PositionAttention": lambda: vision.PositionAttention(16, 4),
     "CBAM": lambda: vision.CBAM(16, 4),
@@ -66,6 +74,8 @@ MATRICES: Makes = {
     "Linear of squares": lambda: mechanisms.Linear("squared_relu"),
     "Linear of positive parts": lambda: mechanisms.Linear("relu"),
     "Performer": lambda: mechanisms.Performer(8, redraw=3),
+    "Performer with directions": lambda: mechanisms.Performer(directions=torch.randn(8, 4)),
+    "Differential": lambda: mechanisms.Differential(2),
     "Linformer": lambda: mechanisms.Linformer(7, 3),
     "GatedLinear": lambda: mechanisms.GatedLinear.retnet(2),
     "Delta": mechanisms.Delta,
@@ -103,6 +113,7 @@ CASES: Makes = {
     **PLACES,
     **MODELS,
     "Rotary": lambda: positions.Rotary(16, scaling=positions.YaRN(2.0, trained_len=9)),
+    "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
 CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
@@ -117,7 +128,7 @@ def _out(name: str, module: nn.Module) -> Tensor:
         return module(*QKV[:2], **facts) @ QKV[2]
     if name in PLACES:
         return module(range(5))
-    if name == "Rotary":
+    if name.startswith("Rotary"):
         return module(X[:, None], range(3, 8))
     if name.startswith("EncoderDecoder"):
         return module(TOKENS, TOKENS)

@@ -336,3 +336,61 @@ def test_what_is_wrong_is_said() -> None:
     x = torch.ones(1, 1, 4, 2)
     with pytest.raises(sc.UnsupportedError, match="Window is none of"):
         Performer()(x, x, mask=sc.masks.Window(1, 1))
+
+
+def _given_by_hand(query: Tensor, key: Tensor, omega: Tensor, scale: float) -> Tensor:
+    """Rows of positive features, written out: exp(w x - |x|^2 / 2), one after another."""
+    left, right = (
+        torch.stack([(x @ w - (x * x).sum(-1) / 2).exp() for w in omega], -1) for x in (query * scale, key * scale)
+    )
+    weights = left @ right.mT
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_given_directions_are_used_as_they_are(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    omega = torch.randn(12, D, dtype=dtype)
+    performer = Performer(directions=omega)
+    omega_then = omega.clone()
+    query, key = torch.randn(1, 2, 5, D, dtype=dtype), torch.randn(1, 2, 5, D, dtype=dtype)
+    expected = _given_by_hand(query, key, omega_then, D**-0.25)
+    omega.zero_()  # nothing is shared with the caller
+    torch.testing.assert_close(performer(query, key).to_dense(), expected)
+    assert performer.num_features == 12
+    assert list(performer.state_dict()) == ["directions", "draws", "calls"]
+    other = Performer(directions=torch.zeros(12, D))
+    other.load_state_dict(performer.state_dict())
+    torch.testing.assert_close(other(query, key).to_dense(), expected)
+    drawn_once = Performer(12, seed=3)
+    same = Performer(directions=drawn_once.projection(D))
+    torch.testing.assert_close(same(query, key).to_dense(), drawn_once(query, key).to_dense(), atol=0, rtol=0)
+
+
+def test_states_of_given_directions_go_on_with_equal_ones_only() -> None:
+    x, omega = torch.randn(1, 2, 6, D), torch.randn(8, D)
+    one, equal, another = (Performer(directions=own) for own in (omega, omega, torch.randn(8, D)))
+    full = one(x, x, mask=Causal()) @ x
+    cache = one.new_cache()
+    first = cache.attend(one, x[:, :, :4], x[:, :, :4], x[:, :, :4], mask=Causal())
+    with pytest.raises(ValueError, match="feature"):
+        cache.fork().attend(another, x[:, :, 4:], x[:, :, 4:], x[:, :, 4:], mask=Causal())
+    last = cache.attend(equal, x[:, :, 4:], x[:, :, 4:], x[:, :, 4:], mask=Causal())
+    torch.testing.assert_close(torch.cat([first, last], 2), full)
+
+
+def test_what_else_would_say_which_directions_is_refused() -> None:
+    omega = torch.randn(8, D)
+    with pytest.raises(ValueError, match="Performer: num_features must be 8, as many as directions, or None; got 256"):
+        Performer(256, directions=omega)
+    with pytest.raises(ValueError, match="Performer: redraw must be None where directions are given; got 3"):
+        Performer(directions=omega, redraw=3)
+    with pytest.raises(
+        ValueError, match=r"directions must be floats of shape \[num_features, head_dim\]; got int64 \[2\]"
+    ):
+        Performer(directions=torch.arange(2))
+    with pytest.raises(NotImplementedError, match="they were given, and are not drawn"):
+        Performer(directions=omega).draw()
+    x = torch.randn(1, 1, 3, 4)
+    with pytest.raises(ValueError, match=r"directions must have shape \[num_features, 4\].*; got \[8, 8\]"):
+        Performer(directions=omega)(x, x)

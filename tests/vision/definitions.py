@@ -32,6 +32,19 @@ def channel_gate(x: Tensor, state: dict[str, Tensor], *, with_max: bool) -> Tens
     return 1 / (1 + (-logits).exp())
 
 
+def eca_gate(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Efficient channel attention, channel by channel, as a product with a band matrix."""
+    batch, channels, height, width = x.shape
+    means = x.reshape(batch, channels, -1).sum(2) / (height * width)
+    kernel = state["conv.weight"].flatten()
+    reach = len(kernel) // 2
+    band = torch.zeros(channels, channels, dtype=x.dtype)
+    for c in range(channels):
+        for other in range(max(0, c - reach), min(channels, c + reach + 1)):
+            band[c, other] = kernel[other - c + reach]
+    return 1 / (1 + (-(means @ band.T)[:, :, None, None]).exp())
+
+
 def spatial_gate(x: Tensor, state: dict[str, Tensor]) -> Tensor:
     """CBAM's spatial gate, the convolution as a loop over its taps; parameters under timm's names."""
     batch, channels, height, width = x.shape

@@ -18,6 +18,11 @@ CASES = {
         lambda x, state: x * definitions.channel_gate(x, state, with_max=True),
         {"fc1.weight": (4, 8, 1, 1), "fc2.weight": (8, 4, 1, 1)},
     ),
+    "EcaModule": (
+        lambda: vision.ECA(8),
+        lambda x, state: x * definitions.eca_gate(x, state),
+        {"conv.weight": (1, 1, 3)},
+    ),
     "SpatialAttn": (
         lambda: vision.SpatialAttention(3),
         lambda x, state: x * definitions.spatial_gate(x, state),

@@ -12,6 +12,8 @@ from saccade.vision.non_local import KINDS
 MODULES = {
     "channel": lambda: vision.ChannelAttention(8, ratio=2),
     "channel-max": lambda: vision.ChannelAttention(8, ratio=4, pooling=("average", "max"), projection_bias=False),
+    "eca": lambda: vision.ECA(8),
+    "eca-wide": lambda: vision.ECA(8, kernel_size=5),
     "spatial": lambda: vision.SpatialAttention(3),
     "spatial-plain": lambda: vision.SpatialAttention(7, norm=False),
     "position": lambda: vision.PositionAttention(8, ratio=2),
@@ -39,10 +41,14 @@ def _as_timm_names(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def _expected(name: str, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     own, state = module.state_dict(), _as_timm_names(module)
-    if name.startswith("channel"):
-        return x * definitions.channel_gate(x, state, with_max=name == "channel-max")
-    if name.startswith("spatial"):
-        return x * definitions.spatial_gate(x, state)
+    gates = {
+        "channel": lambda: definitions.channel_gate(x, state, with_max=name == "channel-max"),
+        "eca": lambda: definitions.eca_gate(x, own),
+        "spatial": lambda: definitions.spatial_gate(x, state),
+    }
+    for kind, gate in gates.items():
+        if name.startswith(kind):
+            return x * gate()
     if name.startswith("cbam"):
         return definitions.cbam(x, state, channels_first=name == "cbam")
     if name == "bam":
@@ -202,3 +208,13 @@ def test_rectified_sums_where_everything_ties_or_nothing_is_left() -> None:
         # Where the sum is 0 exactly, torch's ReLU has the slope 0; so have we.
         for own, other in zip(*(torch.autograd.grad(y.sum(), (query, key)) for y in (got, expected)), strict=True):
             torch.testing.assert_close(own, other)
+
+
+def test_the_kernel_of_eca_grows_with_the_channels() -> None:
+    sizes = {channels: vision.ECA(channels).kernel_size for channels in (1, 8, 64, 100, 128, 256, 512, 1024, 2048)}
+    # The authors': t = int(abs((log2(C) + 1) / 2)), and t + 1 where t is even.
+    assert sizes == {1: 1, 8: 3, 64: 3, 100: 3, 128: 5, 256: 5, 512: 5, 1024: 5, 2048: 7}
+    assert vision.ECA(256, gamma=1.0, offset=2.0).kernel_size == 11
+    assert sum(x.numel() for x in vision.ECA(256).parameters()) == 5
+    with pytest.raises(ValueError, match="ECA: kernel_size must be odd, so that it has a centre; got 4"):
+        vision.ECA(8, 4)

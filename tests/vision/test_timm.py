@@ -9,11 +9,12 @@ from saccade import vision
 # timm imports torchvision, whose wheel must be built for the torch that is installed: a CPU torch from one index and
 # a CUDA torchvision from another do not load together. test_convert checks the same formulas in float64.
 pytest.importorskip("timm", reason="needs timm, with a torchvision built for this torch")
-from timm.layers import cbam, non_local_attn, squeeze_excite
+from timm.layers import cbam, eca, non_local_attn, squeeze_excite
 
 THEIRS = {
     "SEModule": lambda: squeeze_excite.SEModule(8, rd_channels=4),
     "ChannelAttn": lambda: cbam.ChannelAttn(8, rd_channels=4),
+    "EcaModule": lambda: eca.EcaModule(8, kernel_size=3),
     "SpatialAttn": lambda: cbam.SpatialAttn(3),
     "CbamModule": lambda: cbam.CbamModule(8, rd_channels=4, spatial_kernel_size=5),
     "NonLocalAttn": lambda: non_local_attn.NonLocalAttn(8, rd_channels=3),

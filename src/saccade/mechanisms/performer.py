@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.arguments import flag, integer, number, one_of
+from saccade.arguments import flag, instance, integer, number, one_of
+from saccade.errors import unsupported, value_error
 from saccade.mechanisms.approximate import scale_of
 from saccade.mechanisms.contents import is_readable
 from saccade.mechanisms.features.matrix import Features
@@ -39,7 +40,7 @@ class Performer(FeatureMechanism):
     would have.
 
     Args:
-        num_features: random directions m. "hyperbolic" and "trigonometric" take two features from each.
+        num_features: random directions m, 256 when None. "hyperbolic" and "trigonometric" take two features from each.
         orthogonal: directions perpendicular to one another in blocks of head_dim, which lowers the variance; else
             independent ones.
         kind: "positive" features are best where weights are small, "hyperbolic" ones are positive too and have less
@@ -48,6 +49,8 @@ class Performer(FeatureMechanism):
         scale: of the dot products; ``head_dim ** -0.5`` when None.
         seed: of the draws.
         redraw: calls in training after which new directions are drawn; None to keep the first.
+        directions: those to use, ``[num_features, head_dim]``, such as the ``projection_matrix`` of a checkpoint;
+            they are part of the state, and none are drawn then. Drawn ones when None.
 
     Raises:
         TypeError, ValueError: a count below 1, an unknown kind, a scale that is no finite number.
@@ -71,21 +74,26 @@ class Performer(FeatureMechanism):
     Reference: Choromanski et al. 2021, arXiv:2009.14794.
     """
 
+    directions: Tensor | None
     draws: Tensor
     calls: Tensor
 
     def __init__(
         self,
-        num_features: int = 256,
+        num_features: int | None = None,
         *,
         orthogonal: bool = True,
         kind: Kind = "positive",
         scale: float | None = None,
         seed: int = 0,
         redraw: int | None = None,
+        directions: Tensor | None = None,
     ):
         super().__init__()
-        self.num_features = integer("Performer", "num_features", num_features)
+        given = None if directions is None else _checked(directions, num_features, redraw)
+        self.register_buffer("directions", given)
+        count = 256 if num_features is None else num_features
+        self.num_features = integer("Performer", "num_features", count) if given is None else len(given)
         self.orthogonal = flag("Performer", "orthogonal", orthogonal)
         self.kind = one_of("Performer", "kind", kind, KINDS)
         self.scale = None if scale is None else number("Performer", "scale", scale)
@@ -96,12 +104,23 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new directions for the calls to come; states and matrices made before keep theirs."""
+        """Draw new directions for the calls to come; states and matrices made before keep theirs.
+
+        Raises:
+            UnsupportedError: the directions were given.
+        """
+        if self.directions is not None:
+            raise unsupported("Performer.draw", "directions", ["they were given, and are not drawn"])
         self.draws += 1
         self.calls.zero_()
 
     def projection(self, head_dim: int) -> Tensor:
-        """The random directions for queries and keys of this width, float64 ``[num_features, head_dim]``."""
+        """The directions for queries and keys of this width, float64 ``[num_features, head_dim]``."""
+        if self.directions is not None:
+            if self.directions.shape[1] != head_dim:
+                rule = f"have shape [num_features, {head_dim}], the width of queries and keys"
+                raise value_error("Performer", "directions", rule, list(self.directions.shape))
+            return self.directions
         if not is_readable(self.draws):
             return drawn_unread(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
         which = (int(self.draws), head_dim)
@@ -123,8 +142,13 @@ class Performer(FeatureMechanism):
             projection = self.projection(query.shape[3]).to(query.device, query.dtype)
             of_query = random_features(query * math.copysign(root, scale), projection, self.kind)
             of_key = random_features(key * root, projection, self.kind)
-        draw = int(self.draws) if is_readable(self.draws) else None
-        return of_query, of_key, (self.seed, draw, self.num_features, self.orthogonal, self.kind, scale)
+        return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
+
+    def _source(self) -> tuple[Hashable, ...]:
+        """Equal for equal directions, as far as anybody may look."""
+        if self.directions is None:
+            return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
+        return (hash(self.directions.cpu().numpy().tobytes()) if is_readable(self.directions) else None,)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # A state that does not tell of calls is of a time when none did: they are counted from here on.
@@ -134,5 +158,22 @@ class Performer(FeatureMechanism):
 
     def extra_repr(self) -> str:
         said = [("orthogonal", True), ("kind", "positive"), ("scale", None), ("seed", 0), ("redraw", None)]
-        own = (f"{name}={getattr(self, name)!r}" for name, usual in said if getattr(self, name) != usual)
+        own = [f"{name}={getattr(self, name)!r}" for name, usual in said if getattr(self, name) != usual]
+        own += [] if self.directions is None else ["directions given"]
         return ", ".join([str(self.num_features), *own])
+
+
+def _checked(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
+    """Given directions as float64 of one's own; raises unless they are some, and nothing else says what they are."""
+    given = instance(
+        "Performer", "directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None"
+    )
+    if given.dim() != 2 or not given.is_floating_point() or not len(given):
+        rule = "be floats of shape [num_features, head_dim]"
+        got = f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
+        raise value_error("Performer", "directions", rule, got)
+    if num_features not in (None, len(given)):
+        raise value_error("Performer", "num_features", f"be {len(given)}, as many as directions, or None", num_features)
+    if redraw is not None:
+        raise value_error("Performer", "redraw", "be None where directions are given", redraw)
+    return given.detach().to(torch.float64, copy=True)

@@ -6,6 +6,7 @@ from saccade.positions.clipped import Clipped
 from saccade.positions.grid_table import GridTable
 from saccade.positions.learned import Learned
 from saccade.positions.rotary import Rotary
+from saccade.positions.rotary_given import Frequencies, RotaryTables
 from saccade.positions.rotary_scaling import NTK, Linear, Llama3, Scaling, YaRN
 from saccade.positions.shaw_keys import ShawKeys
 from saccade.positions.sinusoidal import Sinusoidal
@@ -19,11 +20,13 @@ __all__ = [
     "ShawKeys",
     "GridTable",
     "Rotary",
+    "RotaryTables",
     "Scaling",
     "Linear",
     "NTK",
     "Llama3",
     "YaRN",
+    "Frequencies",
     "Sinusoidal",
     "Learned",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import NoneType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,18 @@ from saccade.positions.checks import as_positions
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
 from saccade.transforms import is_plain
 
-__all__ = ["Rotary"]
+__all__ = ["Rotary", "Tables", "paired"]
 
 _KEPT = 1 << 13  # the most positions whose angles are kept: 8 MB for heads of 128
 _Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # what decides the angles
 _BLOCK = 64  # positions, aligned, whose angles are computed at once where single ones are asked for
+
+
+class Tables(NamedTuple):
+    """Cosines and sines of the angles of some positions, ``[len, pairs]`` or ``[batch, len, pairs]`` each."""
+
+    cos: Tensor
+    sin: Tensor
 
 
 class Rotary(AnswersCalls, nn.Module):
@@ -120,6 +127,27 @@ class Rotary(AnswersCalls, nn.Module):
         cos, sin = self._cos_and_sin(x, positions)
         return self._turned(x, cos / square, -sin / square)
 
+    def tables(
+        self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> Tables:
+        """Cosines and sines that pairs of channels are turned by, a scaling's magnitude included.
+
+        Args:
+            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is read as 0.
+            dtype: float32 or float64, in which angles are computed.
+            device: where the tables are; where positions are when None.
+
+        Returns:
+            ``(cos, sin)``, each ``[len, rotary_dim // 2]``, or ``[batch, len, rotary_dim // 2]``.
+        """
+        one_of("Rotary.tables", "dtype", dtype, (torch.float32, torch.float64))
+        place = as_positions("Rotary.tables", positions, device)
+        cos, sin = (x[:, 0] for x in self._read(place, torch.empty(0, dtype=dtype, device=place.device)))
+        pairs, step = self.rotary_dim // 2, 2 if self.layout == "interleaved" else 1
+        # Of each pair the second, whose partner is added and not taken away.
+        cos, sin = (x[..., pairs:] if step == 1 else x[..., 1::2] for x in (cos, sin))
+        return Tables(cos, sin) if place.dim() == 2 else Tables(cos[0], sin[0])
+
     def extra_repr(self) -> str:
         return (
             f"{self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, layout={self.layout!r}, "
@@ -138,11 +166,14 @@ class Rotary(AnswersCalls, nn.Module):
         if shape is not None and shape not in ((length,), (1, length), (batch, length)):
             rule = f"have shape [{length}] or [{batch}, {length}]"
             raise value_error("Rotary", "positions", rule, list(shape), facts=[describe("x", x)])
-        dtype = wide_dtype(x.dtype)
-        turning = (self.base, self.rotary_dim, self.layout, self.scaling, dtype, x.device)
-        if isinstance(positions, range) and is_plain(x):
+        return self._read(positions, x)
+
+    def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for positions that fit, on the device and in the wide dtype of a tensor."""
+        turning = (self.base, self.rotary_dim, self.layout, self.scaling, wide_dtype(like.dtype), like.device)
+        if isinstance(positions, range) and is_plain(like):
             # Tensors of inference mode may not meet a gradient.
-            inference = torch.is_inference_mode_enabled()
+            inference, length = torch.is_inference_mode_enabled(), len(positions)
             if length == 1 and positions.start >= 0:
                 block, place = divmod(positions.start, _BLOCK)
                 cos, sin = _kept(range(block * _BLOCK, (block + 1) * _BLOCK), turning, inference)
@@ -170,6 +201,11 @@ def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tenso
     angles = place.to(dtype)[:, None, :, None] * make(base, rotary_dim, dtype, device)
     magnitude = 1.0 if scaling is None else scaling.magnitude
     cos, sin = (x if magnitude == 1.0 else x * magnitude for x in (angles.cos(), angles.sin()))
+    return paired(cos, sin, layout)
+
+
+def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """Of numbers for pairs those for channels: what each is multiplied by, and what its partner is."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)

@@ -10,6 +10,7 @@ from saccade.arguments import instance
 from saccade.errors import unsupported, value_error
 from saccade.vision.cbam import CBAM
 from saccade.vision.channel import ChannelAttention
+from saccade.vision.eca import ECA
 from saccade.vision.non_local import NonLocal
 from saccade.vision.spatial import SpatialAttention
 
@@ -20,6 +21,7 @@ _CHANNEL = {"reduce": "fc1", "expand": "fc2"}
 _SPATIAL = {"conv": "conv.conv", "norm": "conv.bn"}
 _PARTS: dict[type[nn.Module], dict[str, str]] = {
     ChannelAttention: _CHANNEL,
+    ECA: {"conv": "conv"},
     SpatialAttention: _SPATIAL,
     NonLocal: {"query": "t", "key": "p", "value": "g", "output": "z", "norm": "norm"},
     CBAM: {f"channel.{ours}": f"channel.{theirs}" for ours, theirs in _CHANNEL.items()}
@@ -34,6 +36,7 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
     |---|---|
     | ``ChannelAttention(pooling=("average",))`` | ``SEModule``, which is ``SqueezeExcite`` |
     | ``ChannelAttention(pooling=("average", "max"))`` | ``ChannelAttn`` of ``timm.layers.cbam`` |
+    | ``ECA`` | ``EcaModule`` with its ``kernel_size`` |
     | ``SpatialAttention`` | ``SpatialAttn`` of ``timm.layers.cbam`` |
     | ``CBAM`` | ``CbamModule`` |
     | ``NonLocal(kind="embedded")`` | ``NonLocalAttn``; ``use_scale=False`` for scale 1.0 |
@@ -92,7 +95,7 @@ def _names(where: str, module: nn.Module) -> dict[str, str]:
     Raises:
         TypeError, UnsupportedError: there is no counterpart.
     """
-    rule = "be a ChannelAttention, SpatialAttention, CBAM or NonLocal"
+    rule = "be a ChannelAttention, ECA, SpatialAttention, CBAM or NonLocal"
     instance(where, "module", module, tuple(_PARTS), rule)
     parts = next(parts for kind, parts in _PARTS.items() if isinstance(module, kind))
     reasons, names = _differences(module), {}

@@ -45,7 +45,8 @@ _KINDS = {
 _GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # whose sizes stand in a group of their own
 _SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (MeanScorer, BoundScorer)}
 _SCALINGS: dict[str, type[encodings.Scaling]] = {
-    kind.__name__: kind for kind in (encodings.Linear, encodings.NTK, encodings.Llama3, encodings.YaRN)
+    kind.__name__: kind
+    for kind in (encodings.Linear, encodings.NTK, encodings.Llama3, encodings.YaRN, encodings.Frequencies)
 }
 
 
@@ -182,8 +183,12 @@ def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
         settings["scorer"] = scorer
     rotary = settings.get("rotary")
     if rotary is not None:
+        if type(rotary) is not encodings.Rotary:
+            raise unsupported(
+                where, kind, [f"its rotary is a {type(rotary).__name__}, whose tables no file of a cache holds"]
+            )
         told: dict[str, Any] = {word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")}
-        scaling = rotary.scaling
+        scaling: Any = rotary.scaling
         told["scaling"] = None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]
         settings["rotary"] = told
     if not isinstance(cache, _GROUPED):
@@ -230,5 +235,7 @@ def _rotary(contents: Contents) -> encodings.Rotary:
 
 
 def _is_word(value: object) -> bool:
-    """Whether a setting may be a scaling's: a number that a tensor can be multiplied by, a switch, or none."""
+    """Whether a setting may be a scaling's: a number that a tensor can be multiplied by, several, a switch, or none."""
+    if isinstance(value, list):
+        return all(isinstance(own, float) for own in value)
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)
