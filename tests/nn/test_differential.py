@@ -13,6 +13,7 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention,
 import saccade as sc
 from saccade import masks
 from saccade.caches import Int8Cache, KVCache, padded_positions
+from saccade.integrations.transformers import from_transformers
 from saccade.mechanisms import Differential
 from saccade.nn import DecoderLayer, DifferentialAttention, FeedForward, to_torch
 from saccade.positions import ALiBi, Rotary
@@ -153,25 +154,10 @@ def test_transformers_computes_the_same(kv_heads: int, index: int) -> None:
     )
     config._attn_implementation = "eager"
     theirs = DiffLlamaAttention(config, index).eval()
-    ours = DifferentialAttention(
-        64,
-        4,
-        layer=index,
-        num_kv_heads=kv_heads // 2,
-        mask=masks.Causal(),
-        rotary=Rotary(8, base=500.0),
-        norm_eps=1e-6,
-    ).eval()
     with torch.no_grad():
         for own in theirs.parameters():
             own.copy_(torch.randn_like(own) * 0.3)
-        # Theirs are pairs of heads h and h + half; ours stand side by side.
-        for name, other in (("query", theirs.q_proj), ("key", theirs.k_proj), ("value", theirs.v_proj)):
-            rows = torch.stack(other.weight.view(2, -1, 8, 64).unbind(0), 1).reshape(-1, 64)
-            getattr(ours, f"{name}_projection").weight.copy_(rows)
-        ours.output_projection.weight.copy_(theirs.o_proj.weight)
-        for name, parameter in ours.mechanism.named_parameters():
-            parameter.copy_(getattr(theirs, name))
+    ours = from_transformers(theirs)
     x = torch.randn(2, 11, 64)
     hidden = torch.zeros(1, 1, 11, 11).masked_fill(~masks.Causal().to_dense(11), torch.finfo(torch.float32).min)
     angles = DiffLlamaRotaryEmbedding(config)(x, torch.arange(11)[None])

@@ -25,6 +25,7 @@ from saccade.caches import (
     padded_positions,
     save_cache,
 )
+from saccade.integrations.transformers import from_transformers
 from saccade.nn import DecoderLayer, FeedForward, LatentAttention
 from saccade.positions import ALiBi, Rotary
 
@@ -272,23 +273,6 @@ def test_an_expansion_that_is_no_plain_layer_is_run_and_never_read() -> None:
         layer(x)
 
 
-def _copied(ours: LatentAttention, theirs: torch.nn.Module) -> None:
-    pairs = {
-        "query_latent_projection": "q_a_proj",
-        "query_norm": "q_a_layernorm",
-        "query_projection": "q_proj" if theirs.q_lora_rank is None else "q_b_proj",
-        "latent_projection": "kv_a_proj_with_mqa",
-        "latent_norm": "kv_a_layernorm",
-        "expansion": "kv_b_proj",
-        "output_projection": "o_proj",
-    }
-    for own, other in pairs.items():
-        module, given = getattr(ours, own), getattr(theirs, other, None)
-        assert (module is None) == (given is None)
-        if module is not None:
-            module.load_state_dict(given.state_dict())
-
-
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -330,29 +314,26 @@ def test_transformers_computes_the_same(kind: str, q_rank: int | None, rope: dic
     with torch.no_grad():
         for own in theirs.parameters():
             own.copy_(torch.randn_like(own) * 0.2 + (own.dim() == 1))
-    scaling = None
-    if rope is YARN:
-        scaling = sc.positions.YaRN(40.0, trained_len=64, attention_factor=1.0)
-    base = rope["rope_theta"]
-    rotary = Rotary(8, base=base, layout="half" if kind == "v3 half" else "interleaved", scaling=scaling)
-    ours = LatentAttention(
-        32,
-        4,
-        latent_dim=16,
-        head_dim=20,
-        rotary_dim=8,
-        value_dim=10,
-        query_latent_dim=q_rank,
-        rotary=rotary,
-        mask=masks.Causal(),
-        scale=theirs.scaling,
-        form=form,
-        projection_bias=kind == "v2",
-    ).eval()
-    _copied(ours, theirs)
+    ours = from_transformers(theirs)
+    assert not ours.training
+    ours.form = form
     x = torch.randn(2, 11, 32)
     hidden = torch.zeros(1, 1, 11, 11).masked_fill(~masks.Causal().to_dense(11), torch.finfo(torch.float32).min)
     angles = turn(config)(x, torch.arange(11)[None])
     expected, weights = theirs(x, position_embeddings=angles, attention_mask=hidden)
     torch.testing.assert_close(ours(x), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(ours.matrix(x).to_dense(), weights, atol=1e-5, rtol=1e-5)
+
+
+def test_what_cannot_be_converted_is_refused() -> None:
+    config = DeepseekV3Config(hidden_size=16, num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=4)
+    theirs = v3.DeepseekV3Attention(config, 0)
+    theirs.kv_b_proj = torch.nn.Sequential(theirs.kv_b_proj)
+    with pytest.raises(
+        NotImplementedError, match="its kv_b_proj is Sequential; saccade's layer has a plain linear layer"
+    ):
+        from_transformers(theirs)
+    with pytest.raises(
+        TypeError, match="be a DeepseekV2Attention, DeepseekV3Attention or DiffLlamaAttention; got Linear"
+    ):
+        from_transformers(torch.nn.Linear(2, 2))

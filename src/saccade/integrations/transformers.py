@@ -13,10 +13,11 @@ from saccade.errors import missing_extra, type_error, unsupported, value_error
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.mask_functions import MaskFunction, place
+from saccade.integrations.transformers_layers import from_transformers
 from saccade.integrations.weights_asked import check_no_weights
 from saccade.masks import Mask
 
-__all__ = ["MaskOfLayer", "install"]
+__all__ = ["MaskOfLayer", "from_transformers", "install"]
 
 MaskOfLayer = Callable[[nn.Module], Mask | None]
 """Which pattern a layer gets beside the model's own: a function of the attention module."""

@@ -1,0 +1,122 @@
+"""Attentions of transformers as layers of ours: latent and differential attention, with the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.arguments import instance
+from saccade.errors import type_error, unsupported
+from saccade.masks import Causal
+from saccade.models.rope import rope_base, rope_reasons, rope_scaling
+from saccade.nn import DifferentialAttention, LatentAttention
+from saccade.nn.projections import reasons_against_plain
+from saccade.positions import Rotary
+
+__all__ = ["from_transformers"]
+
+_LATENT = ("DeepseekV2Attention", "DeepseekV3Attention")
+_DIFFERENTIAL = "DiffLlamaAttention"
+_PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+
+
+def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttention:
+    """One of our layers, with copies of the weights of an attention of transformers and equal outputs.
+
+    ============================================ ============================================
+    ``DeepseekV2Attention``, ``DeepseekV3Attention`` `saccade.nn.LatentAttention`
+    ``DiffLlamaAttention``                       `saccade.nn.DifferentialAttention`
+    ============================================ ============================================
+
+    Ours are called with tokens alone: positions, the rotation and the causal mask are their own. Heads that make a
+    pair stand side by side in ours, and half of all heads apart in DiffLlama's.
+
+    Args:
+        module: an attention of a model, for instance ``model.model.layers[0].self_attn``.
+
+    Raises:
+        TypeError: none of these.
+        UnsupportedError: a rotation that changes with the length, or projections that are no plain linear layers.
+    """
+    where, kind = "from_transformers", type(module).__name__
+    instance(where, "module", module, nn.Module, "be a module")
+    if kind not in (*_LATENT, _DIFFERENTIAL):
+        raise type_error(where, "module", f"be a {', '.join(_LATENT)} or {_DIFFERENTIAL}", kind)
+    own: Any = module
+    reasons = rope_reasons(own.config.to_dict())
+    linear = {name: part for name, part in own.named_children() if name.endswith(("_proj", "_with_mqa"))}
+    reasons += reasons_against_plain(linear, "saccade's layer")
+    if reasons:
+        raise unsupported(where, kind, reasons)
+    ours = _differential(own) if kind == _DIFFERENTIAL else _latent(own)
+    return ours.to(own.o_proj.weight.device, own.o_proj.weight.dtype).train(own.training)
+
+
+def _rotary(config: Any, head_dim: int, layout: Any) -> Rotary:
+    told = config.to_dict()
+    return Rotary(head_dim, base=rope_base(told), layout=layout, scaling=rope_scaling(told))
+
+
+def _latent(module: Any) -> LatentAttention:
+    config = module.config
+    # The second version always turns neighbours.
+    is_interleaved = type(module).__name__ == "DeepseekV2Attention" or config.rope_interleave
+    ours = LatentAttention(
+        config.hidden_size,
+        module.num_heads,
+        latent_dim=module.kv_lora_rank,
+        head_dim=module.qk_head_dim,
+        rotary_dim=module.qk_rope_head_dim,
+        value_dim=module.v_head_dim,
+        query_latent_dim=module.q_lora_rank,
+        rotary=_rotary(config, module.qk_rope_head_dim, "interleaved" if is_interleaved else "half"),
+        mask=Causal(),
+        scale=module.scaling,
+        norm_eps=module.kv_a_layernorm.variance_epsilon,
+        dropout_p=module.attention_dropout,
+        projection_bias=module.o_proj.bias is not None,
+    )
+    parts = {
+        "query_latent_projection": "q_a_proj",
+        "query_norm": "q_a_layernorm",
+        "query_projection": "q_proj" if module.q_lora_rank is None else "q_b_proj",
+        "latent_projection": "kv_a_proj_with_mqa",
+        "latent_norm": "kv_a_layernorm",
+        "expansion": "kv_b_proj",
+        "output_projection": "o_proj",
+    }
+    state = {
+        f"{name}.{parameter}": x
+        for name, theirs in parts.items()
+        if getattr(ours, name) is not None
+        for parameter, x in getattr(module, theirs).state_dict().items()
+    }
+    ours.load_state_dict(state)
+    return ours
+
+
+def _differential(module: Any) -> DifferentialAttention:
+    config, width = module.config, module.head_dim
+    ours = DifferentialAttention(
+        config.hidden_size,
+        config.num_attention_heads // 2,
+        layer=module.layer_idx,
+        num_kv_heads=config.num_key_value_heads // 2,
+        mask=Causal(),
+        rotary=_rotary(config, width, "half"),
+        norm_eps=module.groupnorm.eps,
+        projection_bias=module.o_proj.bias is not None,
+    )
+    state = {f"mechanism.{name}": getattr(module, name) for name, _ in ours.mechanism.named_parameters()}
+    for name, theirs in _PROJECTIONS.items():
+        for parameter, x in getattr(module, theirs).state_dict().items():
+            state[f"{name}_projection.{parameter}"] = x if name == "output" else _paired(x, width)
+    ours.load_state_dict(state)
+    return ours
+
+
+def _paired(rows: Tensor, width: int) -> Tensor:
+    """Rows of heads, of which h and h + half make a pair, with pairs side by side."""
+    return torch.stack(rows.unflatten(0, (2, -1, width)).unbind(0), 1).flatten(0, 2)
