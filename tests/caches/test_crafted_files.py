@@ -18,6 +18,7 @@ from saccade.caches import (
     HeavyHitterCache,
     Int8Cache,
     KVCache,
+    LatentCache,
     LayerCache,
     SinkWindowCache,
     SnapKVCache,
@@ -32,6 +33,7 @@ from saccade.mechanisms import Softmax
 KINDS: dict[str, Callable[[], LayerCache]] = {
     "all": KVCache,
     "room": lambda: KVCache(40),
+    "latents": lambda: LatentCache(6, 40),
     "blocks": lambda: BlockSelectCache(2, 8, sink_blocks=0, local_blocks=1, rescore_every=4),
     "heavy": lambda: HeavyHitterCache(8),
     "snap": lambda: SnapKVCache(8, window=3),
@@ -53,10 +55,14 @@ def _filled(kind: str, *, ragged: bool = False) -> LayerCache:
         cache.fill(*_qkv(5)[1:], kv_positions=padded_positions([5, 3]) if ragged else range(2, 7))
         return cache
     where = padded_positions([20, 13], side="left") if ragged else None
-    cache.attend(Softmax(), *_qkv(20), mask=masks.Causal(), positions=where)
+    cache.attend(Softmax(), *_fitting(cache, *_qkv(20)), mask=masks.Causal(), positions=where)
     for _ in range(3):
-        cache.attend(Softmax(), *_qkv(1), mask=masks.Causal())
+        cache.attend(Softmax(), *_fitting(cache, *_qkv(1)), mask=masks.Causal())
     return cache
+
+
+def _fitting(cache: LayerCache, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    return [query, key, key[..., : cache.latent_dim] if isinstance(cache, LatentCache) else value]
 
 
 def _written(cache: Cache | LayerCache, folder: Path) -> Written:
@@ -87,7 +93,8 @@ def _goes_on(cache: Cache | LayerCache) -> None:
         k, v = torch.randn(batch, heads, 1, key_width, **like), torch.randn(batch, heads, 1, width, **like)
         for _ in range(3):
             if one.length != getattr(one, "max_len", None):
-                assert one.attend(Softmax(), q, k, v, mask=masks.Causal()).shape == (*q.shape[:3], width)
+                out = one.attend(Softmax(), *_fitting(one, q, k, v), mask=masks.Causal())
+                assert out.shape == (*q.shape[:3], width)
         one.fork().reorder([0] * min(batch, 1))
 
 

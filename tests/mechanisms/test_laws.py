@@ -9,12 +9,23 @@ from torch import Tensor
 
 from saccade import mechanisms, testing
 from saccade.masks import Causal, Full, Global, Mask, Padding, Prefix, as_mask
+from saccade.matrix import Matrix
 from saccade.testing.laws import conduct, invariance, locality
 
 # What says that an output is that of softmax, or of scores that softmax alone has, is not among them.
 GENERAL = [law for group in (locality, invariance, conduct) for law in group.LAWS if law.name != "half_precision"]
 GENERAL += [law for law in testing.LAWS if law.name in ("gradcheck", "dtypes")]
 BASIC = [case for case in testing.CASES if case.q_len <= 20]
+
+
+class Difference(mechanisms.Mechanism):
+    """Differential attention of queries and keys of any width: their own map, less that of their mirror images."""
+
+    def forward(self, query: Tensor, key: Tensor, **given: object) -> Matrix:
+        torch.manual_seed(0)
+        both = mechanisms.Differential(query.shape[3], layer=2).to(query.device, query.dtype)
+        return both(*(torch.cat([x, x.flip(-1) / 2], -1) for x in (query, key)), **given)
+
 
 PERFORMER = mechanisms.Performer(16, seed=3)
 MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
@@ -24,6 +35,7 @@ MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     "linformer": lambda kv_len: mechanisms.Linformer(max(1, kv_len), max(1, min(4, kv_len))),
     "nystrom": lambda kv_len: mechanisms.Nystrom(4),
     **{name: (lambda kv_len, rule=rule: rule) for name, rule in RULES.items()},
+    "differential": lambda kv_len: Difference(),
 }
 OTHERWISE = {
     "squared relu": {"ones": "a share of each row goes to eps", "sensitivity": "features of 0 see nothing"},
@@ -31,6 +43,7 @@ OTHERWISE = {
         "key_order": "a slot holds neighbours",
         "ones": "slots are learned, and rows need not sum to 1",
     },
+    "differential": {"ones": "rows sum to 1 - λ"},
     "nystrom": {
         "key_order": "a landmark holds neighbours",
         "rows": "a landmark is a mean of queries",
