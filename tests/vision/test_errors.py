@@ -121,9 +121,7 @@ def test_weights_and_matrix_check_too() -> None:
 
 
 def test_conversions_say_why_not() -> None:
-    with pytest.raises(
-        TypeError, match="to_timm: module must be a ChannelAttention, SpatialAttention, CBAM or NonLocal"
-    ):
+    with pytest.raises(TypeError, match="to_timm: module must be a ChannelAttention, ECA, SpatialAttention, CBAM"):
         vision.to_timm(BAM(8, 2))
     with pytest.raises(sc.UnsupportedError, match="norm=False") as caught:
         vision.to_timm(CBAM(8, 2, norm=False, order="spatial-channel"))
