@@ -12,7 +12,7 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention,
 
 import saccade as sc
 from saccade import masks
-from saccade.caches import Int8Cache, KVCache, padded_positions
+from saccade.caches import Int8Cache, KVCache, SinkWindowCache, padded_positions
 from saccade.integrations.transformers import from_transformers
 from saccade.mechanisms import Differential
 from saccade.nn import DecoderLayer, DifferentialAttention, FeedForward, to_torch
@@ -90,7 +90,11 @@ def test_any_split_of_a_ragged_batch_is_each_item_alone(data: st.DataObject) -> 
     padded = torch.full((3, positions.shape[1], WIDTH), 7.0, dtype=x.dtype)
     for b, length in enumerate(done):
         padded[b, positions[b] >= 0] = x[b, :length]
-    cache = data.draw(st.sampled_from([layer.new_cache, lambda: KVCache(TOTAL), lambda: Int8Cache(64)]))()
+    cache = data.draw(
+        st.sampled_from(
+            [layer.new_cache, lambda: KVCache(TOTAL), lambda: Int8Cache(64), lambda: SinkWindowCache(2, 40)]
+        )
+    )()
     out = layer(padded, positions=positions, cache=cache)
     for b, length in enumerate(done):
         torch.testing.assert_close(out[b, positions[b] >= 0], full[b, :length], atol=1e-10, rtol=1e-10)

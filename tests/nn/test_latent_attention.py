@@ -14,6 +14,7 @@ from saccade import masks
 from saccade.caches import (
     BlockSelectCache,
     CrossCache,
+    HeavyHitterCache,
     Int8Cache,
     KVCache,
     LatentCache,
@@ -185,7 +186,7 @@ def test_gradients_with_a_cache_reach_whatever_wants_one(form: str) -> None:
 def test_any_cache_of_keys_and_values_holds_latents_too() -> None:
     layer, x = _layer().requires_grad_(False), torch.randn(2, 12, WIDTH, dtype=torch.float64)
     full = layer(x)
-    for cache in (SinkWindowCache(2, 20), BlockSelectCache(4, 32), Int8Cache(16), KVCache()):
+    for cache in (SinkWindowCache(2, 20), BlockSelectCache(4, 32), HeavyHitterCache(40), Int8Cache(16), KVCache()):
         out = torch.cat([layer(x[:, :9], cache=cache), *(layer(x[:, i : i + 1], cache=cache) for i in range(9, 12))], 1)
         torch.testing.assert_close(out, full, atol=1e-10, rtol=1e-10)
     with pytest.raises(NotImplementedError, match="a SinkWindowCache does not hand on all latents; a LatentCache does"):
