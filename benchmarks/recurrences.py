@@ -99,7 +99,7 @@ def ssd(n: int = N) -> Sides:
 
 
 def lightning(n: int = N) -> Sides:
-    """MiniMax's, whose layer is left without its projections, norm and gate: both begin with queries, keys and values."""
+    """MiniMax's, without projections, norm and gate: both sides begin with queries, keys and values."""
     torch.manual_seed(0)
     config = MiniMaxConfig(hidden_size=HEADS * DIM, num_attention_heads=HEADS, head_dim=DIM, num_hidden_layers=4)
     layer, rule = MiniMaxLightningAttention(config, 0).eval(), GatedLinear.lightning(HEADS, 0, 4)
