@@ -24,6 +24,7 @@ from saccade.nn import (
     FeedForward,
     LatentAttention,
     MultiHeadAttention,
+    StateSpace,
     from_torch,
     to_torch,
 )
@@ -54,6 +55,7 @@ SOURCES: Makes = {
     "AttentionPool": lambda: AttentionPool(16),
     "AttentionPool with heads": lambda: AttentionPool(16, num_heads=4, num_queries=2),
     "FeedForward": lambda: FeedForward(16, 8, gated=True, activation="gelu_tanh"),
+    "StateSpace": lambda: StateSpace(16, 4),
     "EncoderLayer": lambda: EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8), norm="rms"),
     "DecoderLayer": lambda: DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)),
     "EncoderStack": lambda: EncoderStack([EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8))]),
@@ -80,6 +82,7 @@ MATRICES: Makes = {
     "GatedLinear": lambda: mechanisms.GatedLinear.retnet(2),
     "Delta": mechanisms.Delta,
     "SSD": lambda: mechanisms.SSD(2),
+    "S4D": lambda: mechanisms.S4D(2, 4),
     "Nystrom": lambda: mechanisms.Nystrom(3),
     "Dot": lambda: mechanisms.Softmax(score=scores.Dot()),
     "Cosine": lambda: mechanisms.Softmax(score=scores.Cosine()),
@@ -115,7 +118,7 @@ CASES: Makes = {
     "Rotary": lambda: positions.Rotary(16, scaling=positions.YaRN(2.0, trained_len=9)),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
-CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD")
+CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 MAP = torch.randn(2, 16, 4, 5, generator=torch.Generator().manual_seed(3))
@@ -125,7 +128,7 @@ def _out(name: str, module: nn.Module) -> Tensor:
     """What a module makes of an input that is always the same."""
     if name in MATRICES:
         facts = {"mask": CAUSAL} if name in CAUSAL_ONLY else {}
-        return module(*QKV[:2], **facts) @ QKV[2]
+        return module(*(QKV[1:] if name == "S4D" else QKV[:2]), **facts) @ QKV[2]
     if name in PLACES:
         return module(range(5))
     if name.startswith("Rotary"):

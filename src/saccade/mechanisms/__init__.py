@@ -8,6 +8,7 @@ from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
 from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
+from saccade.mechanisms.s4d import S4D
 from saccade.mechanisms.softmax import Softmax
 from saccade.mechanisms.ssd import SSD
 
@@ -22,4 +23,5 @@ __all__ = [
     "GatedLinear",
     "Delta",
     "SSD",
+    "S4D",
 ]

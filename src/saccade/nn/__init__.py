@@ -10,11 +10,13 @@ from saccade.nn.feed_forward import FeedForward
 from saccade.nn.latent_attention import LatentAttention
 from saccade.nn.pool import AttentionPool
 from saccade.nn.stack import DecoderStack, EncoderStack
+from saccade.nn.state_space import StateSpace
 
 __all__ = [
     "MultiHeadAttention",
     "LatentAttention",
     "DifferentialAttention",
+    "StateSpace",
     "AttentionBlock",
     "AttentionPool",
     "FeedForward",

@@ -110,7 +110,7 @@ class GatedRecurrence(Recurrence):
             beta: how much is written, ``[batch, kv_heads, kv_len]``; None for 1. Both in any float dtype; computed in
                 float32 or wider.
             mask: causal; with `saccade.masks.Documents` the state begins anew with each text, and tokens that
-                `saccade.masks.Padding` hides neither write, nor read, nor let the state decay.
+                `saccade.masks.Padding` hides write nothing, and let nothing decay.
             q_positions, kv_positions: where the tokens stand, in order; -1 for no token.
 
         Raises:

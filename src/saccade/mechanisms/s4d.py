@@ -1,0 +1,118 @@
+"""S4D: the diagonal state space, one for each channel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from saccade.arguments import integer, number
+from saccade.caches import RecurrentCache
+from saccade.errors import unsupported, value_error
+from saccade.masks import Mask
+from saccade.mechanisms.approximate import Approximate, Inputs
+from saccade.mechanisms.features.order import Order
+from saccade.mechanisms.features.visible import Visible, why_no_sum
+from saccade.mechanisms.state_spaces.matrix import StateSpaceMatrix
+from saccade.mechanisms.state_spaces.modes import Modes
+
+__all__ = ["S4D"]
+
+
+class S4D(Approximate):
+    r"""A state space that is the same for every token: a convolution of each channel, and a recurrence.
+
+    .. math:: x_t = e^{\Delta a} x_{t-1} + u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n \bar{c}_n x_{tn} + d\,u_t, \qquad
+              \bar{c} = c\, \frac{e^{\Delta a} - 1}{a}
+
+    Weights depend on distance alone, and on no contents: queries and keys say how many tokens there are, and each head
+    is one channel. `saccade.nn.StateSpace` is the layer.
+
+    Args:
+        channels: heads of the matrix.
+        state_dim: numbers of a state, real ones; even.
+        least_step, most_step: between which the steps Δ of the channels lie at first.
+
+    Attributes:
+        log_step: log Δ, ``[channels]``.
+        log_rate, frequency: ``a = -exp(log_rate) + i * frequency``, ``[channels, state_dim / 2]``; starts as S4D-Lin,
+            ``-1/2 + i π n``.
+        weight: c, real and imaginary parts, ``[channels, state_dim / 2, 2]``.
+        skip: d, ``[channels]``.
+
+    Raises:
+        ValueError: sizes or steps out of range.
+        UnsupportedError: a mask other than Causal, Documents around it, and what hides keys alone (Padding).
+
+    Cost: O(n log n) for each channel; a step of decoding O(state_dim).
+
+    Example:
+        >>> from saccade.masks import Causal
+        >>> u = torch.randn(1, 3, 5, 1)  # three channels
+        >>> A = S4D(3, 8)(u, u, mask=Causal())
+        >>> A.shape, torch.allclose(A[0, 0, 4, 3], A[0, 0, 2, 1])  # the same distance, the same weight
+        ((1, 3, 5, 5), True)
+
+    Reference: Gu et al. 2022, arXiv:2206.11893 (S4D); Gu et al. 2021, arXiv:2111.00396 (S4).
+    """
+
+    def __init__(self, channels: int, state_dim: int = 64, *, least_step: float = 1e-3, most_step: float = 0.1):
+        super().__init__()
+        self.channels = integer("S4D", "channels", channels)
+        self.state_dim = integer("S4D", "state_dim", state_dim, 2)
+        if state_dim % 2:
+            raise value_error("S4D", "state_dim", "be even: modes come in pairs", state_dim)
+        number("S4D", "least_step", least_step, above=0)
+        if number("S4D", "most_step", most_step, above=0) < least_step:
+            raise value_error("S4D", "most_step", f"be at least least_step {least_step}", most_step)
+        self.least_step, self.most_step = least_step, most_step
+        modes = state_dim // 2
+        self.log_step = nn.Parameter(torch.empty(channels))
+        self.log_rate = nn.Parameter(torch.empty(channels, modes))
+        self.frequency = nn.Parameter(torch.empty(channels, modes))
+        self.weight = nn.Parameter(torch.empty(channels, modes, 2))
+        self.skip = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw steps and weights anew, and begin with the modes of S4D-Lin."""
+        with torch.no_grad():
+            self.log_step.uniform_(math.log(self.least_step), math.log(self.most_step))
+            self.log_rate.fill_(math.log(0.5))
+            self.frequency.copy_(math.pi * torch.arange(self.frequency.shape[1]))
+            self.weight.normal_(std=0.5**0.5)
+            self.skip.normal_()
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        if mask.is_causal:
+            return why_no_sum(mask)
+        name = type(mask).__name__
+        return (*why_no_sum(mask), f"{name} is not causal: a state knows what came before")
+
+    def new_cache(self, max_len: int | None = None) -> RecurrentCache:
+        """An empty `saccade.caches.RecurrentCache`: the state, of constant size."""
+        return RecurrentCache(max_len)
+
+    def modes(self) -> Modes:
+        """The state space in steps of one token."""
+        rate = torch.complex(-self.log_rate.double().exp(), self.frequency.double())
+        turn = rate * self.log_step.double().exp()[:, None]
+        weight = torch.view_as_complex(self.weight.double().contiguous())
+        return Modes(turn, weight * (turn.exp() - 1.0) / rate, self.skip)
+
+    def _made(self, given: Inputs) -> StateSpaceMatrix:
+        if given.shape[1] != self.channels or given.key.shape[1] != self.channels:
+            got = f"{given.shape[1]} and {given.key.shape[1]}"
+            raise value_error("S4D", "heads", f"be the {self.channels} channels, of queries and keys", got)
+        visible = Visible.of(given)
+        if Order.of(visible, given.shape[2], given.shape[3]).is_sorted:
+            reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
+            raise unsupported("S4D", "positions", [reason], hint="sort the tokens")
+        query = given.query
+        return StateSpaceMatrix(
+            self.modes(), given.shape, visible, dtype=query.dtype, device=query.device, source=("S4D", self.state_dim)
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, {self.state_dim}"
