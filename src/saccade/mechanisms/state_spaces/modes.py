@@ -63,7 +63,9 @@ class Modes(NamedTuple):
             for i in range(blocks.shape[2]):
                 states.append(state)
                 state = powers[:, count] * state + reached[:, :, i]
-            decayed = torch.view_as_real((powers[:, 1 : count + 1] * self.weight.to(state.dtype)[:, None]).conj_physical())
+            decayed = torch.view_as_real(
+                (powers[:, 1 : count + 1] * self.weight.to(state.dtype)[:, None]).conj_physical()
+            )
             read = torch.view_as_real(torch.stack(states, 2)).flatten(3) @ decayed.flatten(2).mT
             added.append(2.0 * read.flatten(2))
         return (torch.cat(added, 2) if added else value), state
