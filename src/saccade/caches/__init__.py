@@ -9,6 +9,7 @@ from saccade.caches.files.fingerprint import fingerprint
 from saccade.caches.files.prefix_store import PrefixStore
 from saccade.caches.files.saving import load_cache, save_cache
 from saccade.caches.heavy_hitter import HeavyHitterCache
+from saccade.caches.indexed import IndexedCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
@@ -25,6 +26,7 @@ __all__ = [
     "Call",
     "KVCache",
     "LatentCache",
+    "IndexedCache",
     "SinkWindowCache",
     "BlockSelectCache",
     "EvictingCache",

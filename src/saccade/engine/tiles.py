@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.at_positions import AtPositions
+from saccade.engine.chosen import at_positions
 from saccade.engine.grouping import grouped, groups_of, joined, product, take
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.sink import log_share
@@ -82,7 +82,7 @@ def place_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Te
     """What a function of scores is told of a tile: batch items, heads, positions; 0 where no token stands."""
     b, h, _ = index_of(given, tile)
     q, kv = positions(given, tile)
-    return (b, h, q.clamp_min(0), kv.clamp_min(0)) if isinstance(given.rule, AtPositions) else (b, h, q, kv)
+    return (b, h, q, kv) if at_positions(given.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
 
 
 def biased(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
@@ -173,8 +173,9 @@ def positions(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor]:
     """Where rows and columns of a tile stand, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
     b, _, q = index_of(given, tile)
     kv = _columns_of(given, tile.spans)
-    if isinstance(given.rule, AtPositions):
-        return given.rule.positions(b, q, kv)
+    placed = at_positions(given.rule)
+    if placed is not None:
+        return placed.positions(b, q, kv)
     return (q if given.row_positions is None else given.row_positions[q]), kv
 
 

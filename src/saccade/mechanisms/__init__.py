@@ -11,10 +11,12 @@ from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.s4d import S4D
 from saccade.mechanisms.softmax import Softmax
 from saccade.mechanisms.ssd import SSD
+from saccade.mechanisms.topk import TopK
 
 __all__ = [
     "Mechanism",
     "Softmax",
+    "TopK",
     "Differential",
     "Linear",
     "Performer",

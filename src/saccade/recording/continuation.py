@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.attention import AttentionMatrix
-from saccade.engine.at_positions import AtPositions
+from saccade.engine.chosen import at_positions
 from saccade.matrix import Matrix
 
 __all__ = ["Mark", "place_of_last"]
@@ -62,7 +62,7 @@ class Mark(NamedTuple):
 def place_of_last(matrix: AttentionMatrix) -> int:
     """Which key is that of the last query: the last one, unless a cache has room to spare."""
     kv_len, (q_first, kv_first) = matrix.shape[3], matrix.ingredients.origin
-    if isinstance(matrix.ingredients.rule, AtPositions):
+    if at_positions(matrix.ingredients.rule) is not None:
         return kv_len - 1
     place = q_first + matrix.shape[2] - 1 - kv_first
     return place if 0 <= place < kv_len else kv_len - 1

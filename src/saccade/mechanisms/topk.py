@@ -1,0 +1,147 @@
+"""TopK: exact softmax over the keys that a scorer picks for each query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import instance, integer
+from saccade.attention import AttentionMatrix
+from saccade.attention.selected import selected
+from saccade.caches import IndexedCache, KVCache, LayerCache
+from saccade.errors import kind, type_error
+from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.scorers.base import Scorer, ScoreRows
+from saccade.mechanisms.selection import chosen_blocks
+from saccade.mechanisms.softmax import Softmax
+from saccade.positions import Bias
+from saccade.positions.tokens import GivenPositions
+
+__all__ = ["TopK"]
+
+
+class TopK(Mechanism):
+    r"""Exact softmax over the ``k`` keys, or blocks of keys, that a cheap scorer ranks highest for each query.
+
+    .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in S(i)} \exp(s_{ij'})},\quad j \in S(i), \qquad
+              S(i) = \text{the } k \text{ largest } I_{ij} \text{ with } j \in V(i)
+
+    where V(i) are the keys that query i may attend to. Of equal scores the lower positions win. Scores are computed in
+    float64 and compared in float32, so that a step with a cache chooses as the full run does; where two scores are
+    closer than that, neither is a mistake.
+
+    Of blocks of several keys, ``k`` counts blocks, and those that a query sees only in part, its own among them under a
+    causal mask, are always read and count. Blocks are cut at columns, from the first key on.
+
+    The choice is part of the matrix, as a mask: every statistic and product is that of the chosen keys. No gradient
+    goes to the scorer; `saccade.statistics.IndexerLoss` trains one.
+
+    Args:
+        scorer: a `saccade.mechanisms.scorers.Scorer`; or a function ``(query, key, rows) -> scores``, which is handed
+            all queries and keys and a range of rows, and answers with
+            ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. It must not look at keys behind a query.
+        k: keys, or blocks, that a query reads at most (if it sees no more of them in part).
+        block_size: keys of a block.
+        softmax: what is made of the chosen keys: owns score, bias, scale, softcap, sink_logit and impl; plain when
+            None.
+
+    Raises:
+        TypeError: a scorer or softmax that is none.
+        ValueError: sizes below 1, scores of another shape.
+
+    Cost: the scores, O(q_len * kv_len) cheap ones, a few rows at a time, and an index, 4 bytes for each query and
+    choice. Products of blocks of 16 keys and more go block by block, in time O(q_len * k * block_size): each block
+    meets the queries that chose it. Single keys are gathered where they are few, in steps of decoding and where many
+    heads share a key; else they are a mask on all tiles, in about the time of dense attention.
+
+    Example:
+        >>> from saccade import masks
+        >>> from saccade.mechanisms.scorers import DotProducts
+        >>> q = k = torch.tensor([[0.0], [3.0], [1.0], [2.0]])[None, None]
+        >>> TopK(DotProducts(), 2)(q, k, mask=masks.Causal()).to_dense()[0, 0].gt(0).int()
+        tensor([[1, 0, 0, 0],
+                [1, 1, 0, 0],
+                [0, 1, 1, 0],
+                [0, 1, 0, 1]], dtype=torch.int32)
+
+    Reference: DeepSeek-AI 2025, DeepSeek-V3.2-Exp; Lu et al. 2025, arXiv:2502.13189 (MoBA).
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer | Callable[[Tensor, Tensor, range], Tensor],
+        k: int,
+        block_size: int = 1,
+        *,
+        softmax: Softmax | None = None,
+    ):
+        super().__init__()
+        if isinstance(scorer, type) or not (isinstance(scorer, Scorer) or callable(scorer)):
+            rule = "be a Scorer or a function (query, key, rows) -> scores"
+            raise type_error("TopK", "scorer", rule, kind(scorer), hint="mechanisms.scorers.BlockMeans()")
+        self.scorer = scorer
+        self.k, self.block_size = integer("TopK", "k", k), integer("TopK", "block_size", block_size)
+        given = Softmax() if softmax is None else softmax
+        self.softmax = instance("TopK", "softmax", given, Softmax, "be a Softmax or None")
+
+    @property
+    def index_key(self) -> Tensor | None:
+        """What the scorer knows of the call's keys besides themselves; None for nothing."""
+        return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
+
+    def with_index_key(self, index_key: Tensor) -> TopK:
+        """The same with the index keys of all tokens so far: what a cache asks for."""
+        assert isinstance(self.scorer, Scorer)  # who has index keys is one
+        return TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
+
+    def new_cache(self, max_len: int | None = None) -> LayerCache:
+        return KVCache(max_len) if self.index_key is None else IndexedCache(max_len)
+
+    def with_bias(self, bias: Tensor | Bias) -> TopK:
+        return TopK(self.scorer, self.k, self.block_size, softmax=self.softmax.with_bias(bias))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ) -> AttentionMatrix:
+        matrix = self.softmax(query, key, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
+        kv_len = key.shape[2]
+        if -(-kv_len // self.block_size) <= self.k or 0 in matrix.shape:
+            return matrix
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            where = f"{type(self.scorer).__name__}.on"
+            given = matrix.ingredients.current()
+            if isinstance(self.scorer, Scorer):
+                score: ScoreRows = self.scorer.on(query, key, self.block_size)
+            else:
+                where, score = "TopK", _Function(self.scorer, query, key, self.block_size)
+            index = chosen_blocks(given, score, self.k, self.block_size, where)
+        return selected(matrix, index, self.block_size)
+
+    def extra_repr(self) -> str:
+        return f"{self.scorer}, k={self.k}, block_size={self.block_size}"
+
+
+class _Function(NamedTuple):
+    """A user's function as a scorer."""
+
+    function: Callable[[Tensor, Tensor, range], Tensor]
+    query: Tensor
+    key: Tensor
+    size: int
+
+    def __call__(self, rows: range, stop: int) -> Tensor:
+        scores = self.function(self.query, self.key, rows)
+        instance("TopK", "scorer", scores, Tensor, "answer with a tensor of scores")
+        kv_len = self.key.shape[2]
+        width = stop if scores.shape[-1:] == (kv_len,) else -(-stop // self.size)
+        is_whole = scores.shape[-1:] in ((kv_len,), (-(-kv_len // self.size),))
+        return scores[..., :width] if is_whole else scores
