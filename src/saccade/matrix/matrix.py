@@ -22,7 +22,7 @@ from saccade.matrix.operators import Operators
 from saccade.plan import Ranges
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.entropy import Entropy
-from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.fold import Fold, Outline, blocks_for
 from saccade.statistics.pooled import How, Pooled
 from saccade.statistics.received import Received
 from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
@@ -171,7 +171,7 @@ class Matrix(Operators, ABC):
             found = self._by_sweep(folds, outline)
             rest = {place: fold for place, fold in enumerate(folds) if place not in found}
             states = {place: fold.start(outline) for place, fold in rest.items()}
-            for block in self.blocks() if rest else ():
+            for block in blocks_for(self, rest.values()):
                 states = {place: fold.add(states[place], block) for place, fold in rest.items()}
             found |= {place: fold.finish(states[place]) for place, fold in rest.items()}
             return tuple(found[place] for place in range(len(folds)))

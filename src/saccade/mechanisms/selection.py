@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.ingredients import Ingredients
+from saccade.engine.strongest import strongest
 from saccade.errors import value_error
 from saccade.mechanisms.scorers.base import ScoreRows
 from saccade.plan import ALL, Groups
 from saccade.plan.spans import Bounds, Universe
 
-__all__ = ["chosen_blocks", "strongest"]
+__all__ = ["chosen_blocks"]
 
 _ENTRIES = 1 << 21  # scores at a time
 _MOST_RANGES = 8  # of a row, up to which keys are counted from them, without a look at pairs
@@ -46,26 +47,6 @@ def chosen_blocks(given: Ingredients, score: ScoreRows, k: int, size: int, where
     sizes = [max(part.shape[axis] for part in parts) for axis in (0, 1)]
     wide = [F.pad(part, (0, slots - part.shape[3]), value=blocks).expand(*sizes, -1, -1) for part in parts]
     return torch.cat(wide, 2)
-
-
-def strongest(scores: Tensor, k: int) -> Tensor:
-    """Where the ``k`` largest of each row are, int64 ``[..., k]``; of equal ones those that stand first.
-
-    Whatever follows in a row does not change which of two equal ones is taken, as it may with ``topk``. NaN is largest.
-
-    Cost: ``topk``, and one pass to look for ties; only rows that have one at the last place are done again.
-    """
-    found = scores.topk(k, -1, sorted=False)
-    least = found.values.amin(-1, keepdim=True)
-    tied = (scores == least).sum(-1) > (found.values == least).sum(-1)
-    tied &= least[..., 0] > -math.inf
-    if bool(tied.any()):
-        rows, low = scores[tied], least[tied]
-        above, equal = (rows > low) | rows.isnan(), rows == low
-        missing = k - above.sum(-1, keepdim=True)
-        taken = above | (equal & (equal.cumsum(-1) <= missing))
-        found.indices[tied] = taken.nonzero()[:, 1].view(-1, k)
-    return found.indices
 
 
 def _of_rows(

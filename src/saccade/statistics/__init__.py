@@ -6,6 +6,7 @@ from saccade.statistics.block import Block
 from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.indexer_loss import IndexerLoss, ScoresRows
 from saccade.statistics.lag_profile import LagProfile, Lags
 from saccade.statistics.logits import LargestLogit, LogitVariance
 from saccade.statistics.masses import LagMass, LocalMass, SinkMass
@@ -40,6 +41,8 @@ __all__ = [
     "Pooled",
     "LogitVariance",
     "LargestLogit",
+    "IndexerLoss",
+    "ScoresRows",
     "singular_values",
     "Spectrum",
     "stable_rank",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -14,7 +15,9 @@ from saccade.statistics.sweep import Swept
 if TYPE_CHECKING:
     from saccade.statistics.matrix_like import MatrixLike
 
-__all__ = ["Fold", "Outline", "answers_about"]
+__all__ = ["Fold", "Outline", "answers_about", "blocks_for"]
+
+_ROWS = 32  # of which all heads come before the next ones
 
 State = TypeVar("State")
 Answer = TypeVar("Answer")
@@ -79,6 +82,11 @@ class Fold(ABC, Generic[State, Answer]):
         """True if the question makes sense only where rows are distributions: at least 0, with sum 1 (or 0)."""
         return False
 
+    @property
+    def needs_all_heads(self) -> bool:
+        """True if blocks should come a few rows at a time, with all heads of them one after another."""
+        return False
+
     @abstractmethod
     def start(self, outline: Outline) -> State:
         """The state of a matrix of which no row has been seen."""
@@ -98,6 +106,15 @@ class Fold(ABC, Generic[State, Answer]):
     @abstractmethod
     def finish(self, state: State) -> Answer:
         """The answer; the state is not changed."""
+
+
+def blocks_for(matrix: MatrixLike, folds: Collection[Fold[Any, Any]]) -> Iterator[Block]:
+    """The blocks of a matrix in the order that some questions want; none where there are none."""
+    if not any(fold.needs_all_heads for fold in folds):
+        return iter(matrix.blocks() if folds else ())
+    q_len = matrix.shape[2]
+    few = [range(first, min(first + _ROWS, q_len)) for first in range(0, q_len, _ROWS)]
+    return (block for rows in few for block in matrix.blocks(rows=rows))
 
 
 def answers_about(weights: Tensor, *folds: Fold[Any, Any]) -> tuple[Any, ...]:

@@ -74,11 +74,21 @@ class LightningIndexer(Scorer):
 
     def scores(self, rows: range, stop: int) -> Tensor:
         """Scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``; differentiable."""
-        _, heads, _, dim = self.index_query.shape
+        heads, dim = self.index_query.shape[1], self.index_query.shape[3]
         own, wide = slice(rows.start, rows.stop), wide_dtype(self.index_query.dtype)
-        key, total = self._index_key[:, :, :stop].to(wide).mT, None
+        key = self._index_key[:, :, :stop].to(wide).mT
+        total: Tensor | None = None
         weight = self.weight[:, :, own].to(wide) * (heads * dim) ** -0.5
+        keeps = torch.is_grad_enabled() and any(x.requires_grad for x in self.leaves)
         for head in range(heads):  # one after another: all at once would be as many times the memory
-            each = (self.index_query[:, head : head + 1, own].to(wide) @ key).relu() * weight[:, head, None, :, None]
-            total = each if total is None else total + each
-        return torch.zeros(()) if total is None else total
+            each = self.index_query[:, head : head + 1, own].to(wide) @ key
+            of_rows = weight[:, head, None, :, None]
+            if keeps:
+                each = each.relu() * of_rows
+                total = each if total is None else total + each
+            else:
+                each = each.relu_().mul_(of_rows)
+                total = each if total is None else total.add_(each)
+        if total is None:
+            total = key.new_zeros(len(key), 1, len(rows), key.shape[3])
+        return total

@@ -1,0 +1,187 @@
+"""IndexerLoss: how far the scores that choose keys are from where attention goes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from saccade.errors import type_error, value_error
+from saccade.statistics.block import Block
+from saccade.statistics.fold import Fold, Outline
+
+__all__ = ["IndexerLoss", "ScoresRows"]
+
+_HIDDEN = -1000.0  # logs of weights that a mask hides are no larger
+
+
+class ScoresRows(Protocol):
+    """What makes scores of a few rows, such as a `saccade.mechanisms.scorers.LightningIndexer`."""
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """What gradients are taken of; ``type(self)(*leaves)`` makes the same of others."""
+        ...
+
+    def scores(self, rows: range, stop: int) -> Tensor:
+        """Scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``."""
+        ...
+
+
+class _State:
+    """What has been summed up, and rows of which heads are still to come."""
+
+    def __init__(self, outline: Outline, leaves: tuple[Tensor, ...]):
+        self.outline = outline
+        self.loss = torch.zeros((), dtype=outline.sum_dtype, device=outline.device)
+        self.rows = 0
+        self.grads = [torch.zeros_like(x, dtype=outline.dtype) for x in leaves]
+        self.pending: dict[tuple[int, int, int], _Pending] = {}
+
+
+class _Pending(NamedTuple):
+    """The sum of some heads' rows.
+
+    Attributes:
+        weights: ``[rows, kv_len]``.
+        seen: which keys some head may attend to, bool of the same shape.
+        heads: how many are in it.
+    """
+
+    weights: Tensor
+    seen: Tensor
+    heads: int
+
+
+class IndexerLoss(Fold[_State, Tensor]):
+    r"""Mean over queries of ``KL(p ‖ softmax(scores))``: trains the scores by which keys are chosen.
+
+    .. math:: p_t = \frac{1}{H} \sum_h A_{ht}, \qquad
+              L = \frac{1}{n} \sum_t \sum_{s \in S_t} p_{ts} \log \frac{p_{ts}}{\mathrm{softmax}_{S_t}(I_t)_s}, \qquad
+              n \frac{\partial L}{\partial I_{ts}} = \mathrm{softmax}_{S_t}(I_t)_s - p_{ts}
+
+    S_t are the keys that the matrix lets query t attend to: of ``Softmax`` all before it, to warm up; of ``TopK`` those
+    that were chosen. The heads' rows are constants here; gradients go to the scores alone, and from there to what they
+    are made of. A query that attends to nothing does not count.
+
+    Args:
+        scores: a `saccade.mechanisms.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
+            scores themselves, ``[batch, 1, q_len, kv_len]``.
+
+    Returns:
+        A number, differentiable once.
+
+    Raises:
+        TypeError: scores that are neither.
+        ValueError: scores of another shape than the matrix.
+        UnsupportedError: asked of a matrix whose rows are not distributions.
+
+    Cost: the weights of a few rows in all heads, their scores and the gradient of these, computed in the sweep.
+
+    Example:
+        >>> from saccade import AttentionMatrix
+        >>> x, scores = torch.zeros(1, 2, 4, 8), torch.zeros(1, 1, 4, 4, requires_grad=True)
+        >>> round(AttentionMatrix(x, x).ask(IndexerLoss(scores))[0].item(), 6)
+        0.0
+
+    Reference: DeepSeek-AI 2025, DeepSeek-V3.2-Exp, section 2.1.1.
+    """
+
+    needs_distributions = needs_all_heads = True
+
+    def __init__(self, scores: ScoresRows | Tensor):
+        if not isinstance(scores, Tensor) and not (hasattr(scores, "leaves") and hasattr(scores, "scores")):
+            hint = "scorers.LightningIndexer(index_query, index_key, weight), or a tensor"
+            raise type_error("IndexerLoss", "scores", "be a tensor or what scores rows", type(scores).__name__, hint=hint)
+        self.scores = scores
+
+    def start(self, outline: Outline) -> _State:
+        if isinstance(self.scores, Tensor):
+            batch, _, q_len, kv_len = outline.shape
+            if self.scores.shape != (batch, 1, q_len, kv_len):
+                rule = f"have shape {[batch, 1, q_len, kv_len]}"
+                raise value_error("IndexerLoss", "scores", rule, list(self.scores.shape))
+        return _State(outline, self._leaves)
+
+    def add(self, state: _State, block: Block) -> _State:
+        kv_len = state.outline.shape[3]
+        allowed = block.weights > 0 if block.log_weights is None else block.log_weights > _HIDDEN
+        for item in range(block.batch.start, block.batch.stop):
+            own = item - block.batch.start
+            weights = torch.zeros(len(block.rows), kv_len, dtype=state.outline.dtype, device=state.outline.device)
+            seen = torch.zeros_like(weights, dtype=torch.bool)
+            weights[:, block.keys] = block.weights[own].sum(0, dtype=weights.dtype)
+            seen[:, block.keys] = allowed[own].any(0)
+            part = _Pending(weights, seen, block.heads.stop - block.heads.start)
+            self._joined(state, (item, block.rows.start, block.rows.stop), part)
+        return state
+
+    def merge(self, state: _State, other: _State) -> _State:
+        made = _State(state.outline, self._leaves)
+        made.loss, made.rows = state.loss + other.loss, state.rows + other.rows
+        made.grads = [one + two for one, two in zip(state.grads, other.grads, strict=True)]
+        made.pending = dict(state.pending)
+        for place, part in other.pending.items():
+            self._joined(made, place, part)
+        return made
+
+    def finish(self, state: _State) -> Tensor:
+        leaves, count = self._leaves, max(1, state.rows)
+        loss = (state.loss / count).to(state.outline.dtype)
+        with torch.enable_grad():
+            return _Known.apply(loss, *(grad / count for grad in state.grads), *leaves)  # type: ignore[no-any-return]
+
+    @property
+    def _leaves(self) -> tuple[Tensor, ...]:
+        return (self.scores,) if isinstance(self.scores, Tensor) else self.scores.leaves
+
+    def _joined(self, state: _State, place: tuple[int, int, int], part: _Pending) -> None:
+        """Add the rows of some heads; where these are all there are, sum up."""
+        before = state.pending.pop(place, None)
+        if before is not None:
+            weights, seen = before.weights + part.weights, before.seen | part.seen
+            part = _Pending(weights, seen, before.heads + part.heads)
+        if part.heads < state.outline.shape[1]:
+            state.pending[place] = part
+        else:
+            self._sum_up(state, place[0], range(place[1], place[2]), part)
+
+    def _sum_up(self, state: _State, item: int, rows: range, part: _Pending) -> None:
+        total = part.weights.sum(-1, keepdim=True)
+        some = total > 0.0
+        p = part.weights / total.masked_fill(~some, 1.0)
+        leaves = [x.detach().requires_grad_() for x in self._leaves]
+        with torch.enable_grad():
+            made = self._scores_of(leaves, item, rows, p.shape[1])
+        logs = made.detach().to(p.dtype).masked_fill(~part.seen, -math.inf).log_softmax(-1)
+        own = (p.xlogy(p) - torch.where(p > 0.0, p * logs, 0.0)).sum(-1, keepdim=True)
+        state.loss += own.masked_fill(~some, 0.0).sum(dtype=state.loss.dtype)
+        state.rows += int(some.sum())
+        slope = (logs.exp() - p).masked_fill(~(part.seen & some), 0.0).to(made.dtype)
+        for grad, own_grad in zip(state.grads, torch.autograd.grad(made, leaves, slope), strict=True):
+            grad += own_grad
+
+    def _scores_of(self, leaves: list[Tensor], item: int, rows: range, kv_len: int) -> Tensor:
+        """Scores of some rows of a batch item, ``[rows, kv_len]``."""
+        if isinstance(self.scores, Tensor):
+            return leaves[0][item, 0, rows.start : rows.stop]
+        scorer: Any = type(self.scores)
+        return scorer(*(x[item : item + 1] for x in leaves)).scores(rows, kv_len)[0, 0]  # type: ignore[no-any-return]
+
+
+class _Known(torch.autograd.Function):
+    """A number whose gradient is known."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *tensors: Tensor) -> Tensor:
+        half = len(tensors) // 2
+        ctx.save_for_backward(*(grad.to(x.dtype) for grad, x in zip(tensors[:half], tensors[half:], strict=True)))
+        return loss.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        known = ctx.saved_tensors
+        return (None, *(None for _ in known), *(grad * x for x in known))
