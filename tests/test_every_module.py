@@ -84,6 +84,7 @@ MATRICES: Makes = {
     "SSD": lambda: mechanisms.SSD(2),
     "S4D": lambda: mechanisms.S4D(2, 4),
     "Nystrom": lambda: mechanisms.Nystrom(3),
+    "TopK": lambda: mechanisms.TopK(mechanisms.scorers.DotProducts(), 3),
     "Dot": lambda: mechanisms.Softmax(score=scores.Dot()),
     "Cosine": lambda: mechanisms.Softmax(score=scores.Cosine()),
     "Modified": lambda: mechanisms.Softmax(score=scores.Modified(_Fading())),

@@ -11,7 +11,6 @@ from torch import Tensor
 from saccade import mechanisms, testing
 from saccade.masks import Causal, Full, Global, Mask, Padding, Prefix, as_mask
 from saccade.matrix import Matrix
-from saccade.masks import Global, Mask, Padding, Prefix, as_mask
 from saccade.mechanisms.scorers import BlockMeans, DotProducts
 from saccade.testing.laws import conduct, invariance, locality
 
@@ -56,7 +55,7 @@ OTHERWISE = {
         "ones": "six steps to the inverse leave some of the way",
     },
     **{name: {"ones": "rows have any sign, and no denominator"} for name in RULES},
-    "top keys": {name: "keys that were not chosen are not read" for name in ("sensitivity", "honesty")},
+    "top keys": dict.fromkeys(("sensitivity", "honesty"), "keys that were not chosen are not read"),
     "top blocks": {
         "sensitivity": "blocks that were not chosen are not read",
         "honesty": "blocks that were not chosen are not read",

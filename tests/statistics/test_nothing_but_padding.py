@@ -41,6 +41,7 @@ QUESTIONS: dict[str, Callable[[sc.AttentionMatrix, Places | None], statistics.Fo
     "SquaredNorm": lambda A, places: statistics.SquaredNorm(),
     "Pooled": lambda A, places: statistics.Pooled(2),
     "Received": lambda A, places: statistics.Received(),
+    "IndexerLoss": lambda A, places: statistics.IndexerLoss(torch.zeros(A.shape[0], 1, *A.shape[2:])),
     "TopK": lambda A, places: statistics.TopK(2),
 }
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from saccade.arguments import Shapes, instance, integer
+from saccade.arguments import Shapes, instance, integer, one_of
 from saccade.caches.block_reading import Reading, Seen
 from saccade.caches.by_head import attend_by_head
 from saccade.caches.cache import Leaf

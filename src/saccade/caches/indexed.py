@@ -18,8 +18,8 @@ __all__ = ["IndexedCache"]
 class IndexedCache(KVCache):
     """Keys and values of all tokens, and the index keys by which a scorer ranks them: exact for `TopK`.
 
-    Each call brings a mechanism with the index keys of its new tokens, ``TopK(LightningIndexer(q, k, w), …)``; the cache
-    hands it on with those of all tokens so far.
+    Each call brings a mechanism with the index keys of its new tokens, ``TopK(LightningIndexer(q, k, w), …)``; the
+    cache hands it on with those of all tokens so far.
 
     Args:
         max_len: as of `KVCache`.

@@ -67,7 +67,7 @@ class Chosen(Mask):
         own, block = self.index[item, head, row], kv // self.size
         if row.dim() and row.shape[-1] == 1 and kv.dim() and kv.numel() == kv.shape[-1]:
             table = torch.zeros(*row.shape[:-1], self.blocks + 1, dtype=torch.bool, device=own.device)
-            table.scatter_(-1, own[..., 0, :].long(), True)  # noqa: FBT003  the value
+            table.scatter_(-1, own[..., 0, :].long(), True)
             return table[..., block.reshape(-1)]
         return (own == block[..., None]).any(-1)
 
@@ -87,4 +87,3 @@ class Chosen(Mask):
         _, _, _, slots = self.index.shape
         what = "keys" if self.size == 1 else f"blocks of {self.size} keys"
         return f"{self.rule}, at most {slots} {what} of each query"
-

@@ -53,7 +53,7 @@ def _of_rows(
     given: Ingredients, scores: Tensor, bounds: Bounds, rows: range, stop: int, k: int, size: int, where: str
 ) -> Tensor:
     """Blocks for some rows, int32 ``[batch | 1, sharing, rows, slots]``, -1 in slots that are not used."""
-    batch, heads, _, _ = given.shape
+    _batch, heads, _, _ = given.shape
     count = -(-stop // size)
     _check(scores, given, len(rows), (stop, count), where)
     seen, kept = _seen(given, bounds, rows, stop, size, scores.shape[3] == stop and size > 1)
@@ -63,9 +63,7 @@ def _of_rows(
     if kept is not None:  # scores of keys: of each block the largest that may be seen
         scores = scores.masked_fill(~_of_all(kept[..., None], sharing, heads)[..., 0], -math.inf)
         scores = F.pad(scores, (0, count * size - stop), value=-math.inf).unflatten(-1, (count, size)).amax(-1)
-    lengths = torch.full((count,), size, device=given.device)
-    lengths[-1] = min(size, given.shape[3] - (count - 1) * size)
-    some, every = seen[..., 1] > 0, seen[..., 0] == lengths
+    some, every = seen[..., 1] > 0, seen[..., 0] == size  # the last block may be short: as if the rest were hidden
     scores = scores.expand(items, -1, -1, -1)
     scores = scores.masked_fill(some & ~every, math.inf).masked_fill(~some, -math.inf)
     always = int((scores == math.inf).sum(-1).max()) if size > 1 else 0

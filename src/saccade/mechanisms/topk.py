@@ -122,7 +122,7 @@ class TopK(Mechanism):
             if isinstance(self.scorer, Scorer):
                 score: ScoreRows = self.scorer.on(query, key, self.block_size)
             else:
-                where, score = "TopK", _Function(self.scorer, query, key, self.block_size)
+                where, score = "TopK", _Function(self.scorer, query, key, self.block_size).scores
             index = chosen_blocks(given, score, self.k, self.block_size, where)
         return selected(matrix, index, self.block_size)
 
@@ -138,7 +138,8 @@ class _Function(NamedTuple):
     key: Tensor
     size: int
 
-    def __call__(self, rows: range, stop: int) -> Tensor:
+    def scores(self, rows: range, stop: int) -> Tensor:
+        """Scores of some rows."""
         scores = self.function(self.query, self.key, rows)
         instance("TopK", "scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]

@@ -94,7 +94,9 @@ class IndexerLoss(Fold[_State, Tensor]):
     def __init__(self, scores: ScoresRows | Tensor):
         if not isinstance(scores, Tensor) and not (hasattr(scores, "leaves") and hasattr(scores, "scores")):
             hint = "scorers.LightningIndexer(index_query, index_key, weight), or a tensor"
-            raise type_error("IndexerLoss", "scores", "be a tensor or what scores rows", type(scores).__name__, hint=hint)
+            raise type_error(
+                "IndexerLoss", "scores", "be a tensor or what scores rows", type(scores).__name__, hint=hint
+            )
         self.scores = scores
 
     def start(self, outline: Outline) -> _State:
@@ -131,7 +133,7 @@ class IndexerLoss(Fold[_State, Tensor]):
         leaves, count = self._leaves, max(1, state.rows)
         loss = (state.loss / count).to(state.outline.dtype)
         with torch.enable_grad():
-            return _Known.apply(loss, *(grad / count for grad in state.grads), *leaves)  # type: ignore[no-any-return]
+            return _Known.apply(loss, *(grad / count for grad in state.grads), *leaves)
 
     @property
     def _leaves(self) -> tuple[Tensor, ...]:
@@ -160,15 +162,15 @@ class IndexerLoss(Fold[_State, Tensor]):
         state.loss += own.masked_fill(~some, 0.0).sum(dtype=state.loss.dtype)
         state.rows += int(some.sum())
         slope = (logs.exp() - p).masked_fill(~(part.seen & some), 0.0).to(made.dtype)
-        for grad, own_grad in zip(state.grads, torch.autograd.grad(made, leaves, slope), strict=True):
-            grad += own_grad
+        for total_of, grad in zip(state.grads, torch.autograd.grad(made, leaves, slope), strict=True):
+            total_of.add_(grad)
 
     def _scores_of(self, leaves: list[Tensor], item: int, rows: range, kv_len: int) -> Tensor:
         """Scores of some rows of a batch item, ``[rows, kv_len]``."""
         if isinstance(self.scores, Tensor):
             return leaves[0][item, 0, rows.start : rows.stop]
         scorer: Any = type(self.scores)
-        return scorer(*(x[item : item + 1] for x in leaves)).scores(rows, kv_len)[0, 0]  # type: ignore[no-any-return]
+        return scorer(*(x[item : item + 1] for x in leaves)).scores(rows, kv_len)[0, 0]
 
 
 class _Known(torch.autograd.Function):

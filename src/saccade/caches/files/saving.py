@@ -16,6 +16,7 @@ from saccade.caches.cross_cache import CrossCache
 from saccade.caches.files.contents import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
 from saccade.caches.heavy_hitter import HeavyHitterCache
+from saccade.caches.indexed import IndexedCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
@@ -34,6 +35,7 @@ _KINDS = {
     for kind in (
         KVCache,
         LatentCache,
+        IndexedCache,
         BlockSelectCache,
         SinkWindowCache,
         HeavyHitterCache,
@@ -193,7 +195,7 @@ def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
         settings["rotary"] = told
     if not isinstance(cache, _GROUPED):
         return {"kind": kind, **settings}
-    apart: dict[str, Any] = {name: settings.pop(name) for name in ("scorer", "max_len") if name in settings}
+    apart: dict[str, Any] = {name: settings.pop(name) for name in ("scorer", "prompt", "max_len") if name in settings}
     return {"kind": kind, "settings": settings} | apart
 
 
@@ -212,6 +214,11 @@ def _new_cache(contents: Contents) -> LayerCache:
             if not isinstance(scorer, str) or scorer not in _SCORERS:
                 raise contents.misfit(name)
             settings[name] = _SCORERS[scorer]()
+        elif name == "prompt":
+            prompt = contents.value(name)
+            if prompt not in ("dense", "sparse"):
+                raise contents.misfit(name)
+            settings[name] = prompt
         elif name == "rotary":
             settings[name] = None if contents.value(name) is None else _rotary(contents.part(name))
         else:

@@ -66,8 +66,8 @@ class ByBlock(KernelByHand):
         for unit in units_of(given):
             query = unit.rows_of(given, given.query)
             key, values = unit.keys_of(given, given.key), unit.keys_of(given, value)
-            sums = query.new_zeros(q_len, unit.count, value.shape[3] + 1)
-            peaks = query.new_full((q_len, unit.count), _NEVER)
+            sums = query.new_zeros(q_len, unit.together, value.shape[3] + 1)
+            peaks = query.new_full((q_len, unit.together), _NEVER)
             for met in _met(given, unit, order, query * given.scale, key):
                 before = peaks.index_select(0, met.rows)
                 peak = torch.maximum(before, met.scores.amax(2))
@@ -143,7 +143,7 @@ def _met(
 ) -> Iterator[_Met]:
     """All blocks, each with the queries that chose it, some at a time."""
     rule = cast("Chosen", given.rule)
-    step = max(1, _ENTRIES // (rule.size * unit.count))
+    step = max(1, _ENTRIES // (rule.size * unit.together))
     for number in range(rule.blocks):
         keys = range(number * rule.size, min((number + 1) * rule.size, given.shape[3]))
         for rows in order.rows(unit, number).split(step):

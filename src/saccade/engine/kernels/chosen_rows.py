@@ -62,7 +62,7 @@ class Unit(NamedTuple):
     chosen: int
 
     @property
-    def count(self) -> int:
+    def together(self) -> int:
         """How many heads."""
         return self.heads.stop - self.heads.start
 

@@ -134,9 +134,7 @@ def _met(given: Ingredients, value: Tensor) -> Iterator[tuple[Unit, _Met]]:
             yield unit, _Met(rows, keys, q, k, values[keys], scores.masked_fill_(hidden, -math.inf), slopes)
 
 
-def _hidden(
-    given: Ingredients, unit: Unit, rows: range, keys: Tensor, sure: tuple[Tensor, Tensor]
-) -> Tensor:
+def _hidden(given: Ingredients, unit: Unit, rows: range, keys: Tensor, sure: tuple[Tensor, Tensor]) -> Tensor:
     """Which chosen keys a query may not see, bool ``[rows, heads | 1, keys]``."""
     rule, kv_len = cast("Chosen", given.rule), given.shape[3]
     starts, ends = (x[unit.item if len(x) > 1 else 0, rows.start : rows.stop, None] for x in sure)

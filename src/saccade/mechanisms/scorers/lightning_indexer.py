@@ -13,7 +13,8 @@ from saccade.mechanisms.scorers.base import Scorer, ScoreRows, exact_dtype
 __all__ = ["LightningIndexer"]
 
 _SHAPES = Shapes(
-    "index_query [batch, index_heads, q_len, dim]", "index_key [batch, 1, kv_len, dim]",
+    "index_query [batch, index_heads, q_len, dim]",
+    "index_key [batch, 1, kv_len, dim]",
     "weight [batch, index_heads, q_len]",
 )
 

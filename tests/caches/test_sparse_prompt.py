@@ -1,0 +1,78 @@
+"""A prompt read sparsely is what its tokens read one by one."""
+
+import itertools
+
+import pytest
+import torch
+
+from saccade import masks
+from saccade.caches import BlockSelectCache, BoundScorer, MeanScorer, load_cache, save_cache
+from saccade.errors import UnsupportedError
+from saccade.mechanisms import Linear, Softmax
+
+CAUSAL = masks.Causal()
+
+
+def _run(cache, tensors, edges, softmax):
+    parts = [slice(i, j) for i, j in itertools.pairwise(edges)]
+    out = [cache.attend(softmax, *(x[:, :, own] for x in tensors), mask=CAUSAL) for own in parts]
+    return torch.cat(out, 2)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("scorer", [MeanScorer(), BoundScorer()], ids=repr)
+@pytest.mark.parametrize("ends", [(1, 2), (0, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("cuts", [(), (30,), (7, 21, 22, 23, 40, 61)], ids=str)
+def test_any_split_is_one_token_at_a_time(cuts, ends, scorer, kv_heads):
+    n, dtype = 70, torch.float64
+    tensors = [torch.randn(2, h, n, 4, dtype=dtype) for h in (4, kv_heads, kv_heads)]
+    settings = {"scorer": scorer, "sink_blocks": ends[0], "local_blocks": ends[1]}
+    dense, sparse = BlockSelectCache(4, 20, **settings), BlockSelectCache(4, 20, prompt="sparse", **settings)
+    softmax = Softmax(softcap=2.0)
+    expected = _run(dense, tensors, range(n + 1), softmax)
+    own = _run(sparse, tensors, [0, *cuts, n], softmax)
+    torch.testing.assert_close(own, expected)
+    assert sparse.exact_len == dense.exact_len == 20
+    torch.testing.assert_close(sparse.summary, dense.summary[:, :, : n // 4])
+
+
+def test_of_equal_blocks_the_first_are_read_in_prompts_and_steps():
+    q, k, v = torch.zeros(1, 2, 60, 4), *torch.randn(2, 1, 2, 60, 4)
+    runs = [
+        _run(BlockSelectCache(4, 20, prompt="sparse"), (q, k, v), edges, Softmax()) for edges in ([0, 60], range(61))
+    ]
+    torch.testing.assert_close(*runs)
+
+
+def test_gradients_reach_the_prompt():
+    leaves = [torch.randn(1, 2, 40, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    out = _run(BlockSelectCache(4, 12, prompt="sparse"), leaves, [0, 40], Softmax())
+    assert all(x.isfinite().all() and x.any() for x in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_it_is_saved(tmp_path):
+    tensors = torch.randn(3, 1, 2, 40, 4)
+    cache = BlockSelectCache(4, 12, prompt="sparse")
+    _run(cache, tensors, [0, 30], Softmax())
+    save_cache(cache, tmp_path / "cache.safetensors")
+    loaded = load_cache(tmp_path / "cache.safetensors")
+    assert loaded.prompt == "sparse"
+    rest = tensors[:, :, :, 30:]
+    torch.testing.assert_close(*(_run(own, rest, [0, 10], Softmax()) for own in (cache, loaded)))
+
+
+def test_what_it_cannot_is_refused():
+    q = torch.randn(2, 2, 30, 4)
+    cache = BlockSelectCache(4, 12, prompt="sparse")
+    with pytest.raises(UnsupportedError, match=r"its mask is not masks.Causal\(\)"):
+        cache.attend(Softmax(), q, q, q)
+    where = torch.stack([torch.arange(30), torch.arange(30) - 3]).clamp(min=-1)
+    with pytest.raises(UnsupportedError, match="it has padding"):
+        cache.attend(Softmax(), q, q, q, mask=CAUSAL, positions=where)
+    with pytest.raises(UnsupportedError, match="is no softmax"):
+        cache.attend(Linear(), q, q, q, mask=CAUSAL)
+    assert cache.length == 0
+    with pytest.raises(ValueError, match="rescore_every must be 1"):
+        BlockSelectCache(4, 12, prompt="sparse", rescore_every=2)
+    with pytest.raises(ValueError, match="prompt must be"):
+        BlockSelectCache(4, 12, prompt="some")
