@@ -25,6 +25,7 @@ from benchmarks import (
     packed,
     plans,
     plotting,
+    selection,
     short,
     training_memory,
     window,
@@ -73,6 +74,11 @@ def test_packages_are_asked_what_they_can():
     for its, names in packages.CASES.values():
         small = dataclasses.replace(its, heads=2, n=512, dim=16)
         assert set(sides(small, ["ours", *names]).calls) == {"ours", *names}
+
+
+def test_selection():
+    selection.check(selection.Case(256, 8))
+    assert selection.memory_of(True, 256)()[0].shape == (1, 1, 256, selection.DIM)
 
 
 def test_linear():

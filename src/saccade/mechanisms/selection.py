@@ -18,7 +18,7 @@ from saccade.plan.spans import Bounds, Universe
 
 __all__ = ["chosen_blocks"]
 
-_ENTRIES = 1 << 21  # scores at a time
+_ENTRIES, _FEWEST = 1 << 18, 32  # scores at a time, of so many rows at least
 _MOST_RANGES = 8  # of a row, up to which keys are counted from them, without a look at pairs
 
 
@@ -32,7 +32,7 @@ def chosen_blocks(given: Ingredients, score: ScoreRows, k: int, size: int, where
     """
     batch, heads, q_len, kv_len = given.shape
     blocks, parts = -(-kv_len // size), []
-    step = max(1, _ENTRIES // max(1, batch * heads * blocks))
+    step = max(_FEWEST, _ENTRIES // max(1, batch * heads * blocks))
     for first in range(0, q_len, step):
         rows = range(first, min(first + step, q_len))
         bounds = _bounds(given, rows)
