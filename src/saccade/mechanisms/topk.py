@@ -12,13 +12,14 @@ from saccade.arguments import instance, integer
 from saccade.attention import AttentionMatrix
 from saccade.attention.selected import selected
 from saccade.caches import IndexedCache, KVCache, LayerCache
-from saccade.errors import kind, type_error
+from saccade.errors import hidden_by_vmap, kind, type_error
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.scorers.base import Scorer, ScoreRows
 from saccade.mechanisms.selection import chosen_blocks
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
+from saccade.transforms import is_mapped
 
 __all__ = ["TopK"]
 
@@ -55,7 +56,8 @@ class TopK(Mechanism):
     Cost: the scores, O(q_len * kv_len) cheap ones, a few rows at a time, and an index, 4 bytes for each query and
     choice. Products of blocks of 16 keys and more go block by block, in time O(q_len * k * block_size): each block
     meets the queries that chose it. Single keys are gathered where they are few, in steps of decoding and where many
-    heads share a key; else they are a mask on all tiles, in about the time of dense attention.
+    heads share a key; else they are a mask on all tiles, in about the time of dense attention. Under `torch.compile`
+    the choice and the product break the graph.
 
     Example:
         >>> from saccade import masks
@@ -112,10 +114,19 @@ class TopK(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
+        if torch.compiler.is_compiling():  # which keys are read depends on what they hold: no part of a program
+            outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._made)
+            return outside(query, key, mask, q_positions, kv_positions)
+        return self._made(query, key, mask, q_positions, kv_positions)
+
+    def _made(
+        self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
+    ) -> AttentionMatrix:
         matrix = self.softmax(query, key, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
-        kv_len = key.shape[2]
-        if -(-kv_len // self.block_size) <= self.k or 0 in matrix.shape:
+        if -(-key.shape[2] // self.block_size) <= self.k or 0 in matrix.shape:
             return matrix
+        if is_mapped(query) or is_mapped(key):
+            raise hidden_by_vmap("TopK", "queries and keys")
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             where = f"{type(self.scorer).__name__}.on"
             given = matrix.ingredients.current()
