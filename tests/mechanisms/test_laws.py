@@ -29,6 +29,22 @@ class Difference(mechanisms.Mechanism):
         return both(*(torch.cat([x, x.flip(-1) / 2], -1) for x in (query, key)), **given)
 
 
+class Filter(mechanisms.Mechanism):
+    """The same state space in every head; what keys hold is not read."""
+
+    def forward(self, query: Tensor, key: Tensor, **given: object) -> Matrix:
+        torch.manual_seed(0)
+        one, all_alike = mechanisms.S4D(1, 4), mechanisms.S4D(query.shape[1], 4)
+        all_alike.load_state_dict(
+            {name: x.expand(query.shape[1], *x.shape[1:]) for name, x in one.state_dict().items()}
+        )
+        heads = key.repeat_interleave(query.shape[1] // max(1, key.shape[1]), 1)
+        return all_alike.to(query.dtype)(query, heads, **given)
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return mechanisms.S4D(1, 4).reasons(mask)
+
+
 PERFORMER = mechanisms.Performer(16, seed=3)
 MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     "linear": lambda kv_len: mechanisms.Linear(),
@@ -38,6 +54,7 @@ MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     "nystrom": lambda kv_len: mechanisms.Nystrom(4),
     **{name: (lambda kv_len, rule=rule: rule) for name, rule in RULES.items()},
     "differential": lambda kv_len: Difference(),
+    "s4d": lambda kv_len: Filter(),
     "top keys": lambda kv_len: mechanisms.TopK(DotProducts(), 3),
     "top blocks": lambda kv_len: mechanisms.TopK(BlockMeans(), 2, 3),
 }
@@ -55,6 +72,12 @@ OTHERWISE = {
         "ones": "six steps to the inverse leave some of the way",
     },
     **{name: {"ones": "rows have any sign, and no denominator"} for name in RULES},
+    "s4d": {
+        "ones": "rows have any sign, and no denominator",
+        "honesty": "what keys hold is not read",
+        "sensitivity": "an FFT mixes all values of 4,096 tokens, by rounding",
+        "key_order": "weights are those of distances",
+    },
     "top keys": dict.fromkeys(("sensitivity", "honesty"), "keys that were not chosen are not read"),
     "top blocks": {
         "sensitivity": "blocks that were not chosen are not read",
@@ -74,7 +97,8 @@ class Executed:
         self.make = MAKERS[name]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: object) -> Tensor:
-        return self.make(key.shape[2])(query, key, mask=mask) @ value
+        matrix = self.make(key.shape[2])(query, key, mask=mask)
+        return matrix @ value.repeat_interleave(matrix.kv_heads // max(1, value.shape[1]), 1)
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[str, ...]:
         shape = (*query.shape[:3], key.shape[2])
@@ -111,7 +135,7 @@ def test_what_does_not_is_known(name: str, law: str) -> None:
 def test_masks_that_hide_keys_only_are_padding(name: str, mask: Mask) -> None:
     q, k, v = torch.randn(3, 2, 2, 11, 4, dtype=torch.float64)
     mechanism = MAKERS[name](11).double()
-    causal = Causal() if name in RULES else Full()
+    causal = Causal() if name in (*RULES, "s4d") else Full()
     mask, padding = mask & causal, Padding([7]) & causal
     torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, mechanism(q, k, mask=padding) @ v)
     dense = mechanism(q, k, mask=mask).to_dense()

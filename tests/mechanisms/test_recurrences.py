@@ -87,7 +87,7 @@ def test_every_length(name, length):
         torch.testing.assert_close(out[:, :, : length // 2], half, atol=1e-10, rtol=0)
 
 
-SPLITS = [(91,), (1,) * 6 + (85,), (40, 1, 50), (0, 33, 2, 56)]
+SPLITS = [(91,), (1,) * 6 + (85,), (40, 1, 50), (0, 33, 2, 56), (70, 21)]
 
 
 @pytest.mark.parametrize("line", ["causal", "packed", "padded"])

@@ -32,41 +32,22 @@ def tokens(heads=4, key_dim=16, value_dim=24):
     return query, key, torch.randn(2, LENGTH, heads, value_dim), torch.rand(2, LENGTH, heads)
 
 
-@pytest.mark.parametrize("theirs", [qwen.torch_chunk_gated_delta_rule, qwen.torch_recurrent_gated_delta_rule])
-def test_gated_delta_rule_of_qwen3_next(theirs):
-    query, key, value, beta = tokens()
-    decay, state = -F.softplus(torch.randn(2, LENGTH, 4)), torch.randn(2, 4, 16, 24)
-    expected, last = theirs(
-        query,
-        key,
-        value,
-        g=decay,
-        beta=beta,
-        initial_state=state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
-    query, key, value, beta, decay = map(heads_first, (unit(query), unit(key), value, beta, decay))
-    matrix = mechanisms.Delta()(query, key, beta=beta, decay=decay, mask=CAUSAL)
-    out, memory = matrix.advance(value, Memory(state))
-    torch.testing.assert_close(heads_first(out), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(memory.state, last, atol=1e-5, rtol=1e-5)
+DELTA_RULES = {
+    "qwen3_next, chunks": (qwen.torch_chunk_gated_delta_rule, ()),
+    "qwen3_next, steps": (qwen.torch_recurrent_gated_delta_rule, ()),
+    "kimi_linear, chunks": (kimi.chunk_kimi_delta_attention, (16,)),
+    "kimi_linear, steps": (kimi.recurrent_kimi_delta_attention, (16,)),
+}
+"""Functions, and the channels that a decay tells apart."""
 
 
-@pytest.mark.parametrize("theirs", [kimi.chunk_kimi_delta_attention, kimi.recurrent_kimi_delta_attention])
-def test_kimi_delta_attention(theirs):
+@pytest.mark.parametrize("name", DELTA_RULES)
+def test_gated_delta_rules(name):
+    theirs, channels = DELTA_RULES[name]
     query, key, value, beta = tokens()
-    decay, state = -F.softplus(torch.randn(2, LENGTH, 4, 16)), torch.randn(2, 4, 16, 24)
-    expected, last = theirs(
-        query,
-        key,
-        value,
-        g=decay,
-        beta=beta,
-        initial_state=state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
+    decay, state = -F.softplus(torch.randn(2, LENGTH, 4, *channels)), torch.randn(2, 4, 16, 24)
+    options = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    expected, last = theirs(query, key, value, g=decay, beta=beta, **options)
     query, key, value, beta, decay = map(heads_first, (unit(query), unit(key), value, beta, decay))
     matrix = mechanisms.Delta()(query, key, beta=beta, decay=decay, mask=CAUSAL)
     out, memory = matrix.advance(value, Memory(state))

@@ -85,7 +85,7 @@ def test_products_are_those_of_the_matrix_with_gradients(line):
 
 
 @pytest.mark.parametrize("line", ["causal", "packed", "padded"])
-@pytest.mark.parametrize("split", [(61,), (1,) * 5 + (56,), (20, 1, 40), (0, 33, 2, 26)], ids=str)
+@pytest.mark.parametrize("split", [(61,), (1,) * 5 + (56,), (20, 1, 40), (0, 33, 2, 26), (45, 16)], ids=str)
 def test_a_state_goes_on_where_it_was_left(split, line):
     s4d, u = rule(), values(width=2)
     full, last = s4d(u, u, mask=LINES[line]).advance(u, None)

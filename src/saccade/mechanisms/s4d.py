@@ -45,7 +45,8 @@ class S4D(Approximate):
         ValueError: sizes or steps out of range.
         UnsupportedError: a mask other than Causal, Documents around it, and what hides keys alone (Padding).
 
-    Cost: O(n log n) for each channel; a step of decoding O(state_dim).
+    Cost: O(n log n) for each channel; a step of decoding O(state_dim). FFTs mix up to 4,096
+    tokens at a time: later values reach earlier outputs by as much as rounding does.
 
     Example:
         >>> from saccade.masks import Causal

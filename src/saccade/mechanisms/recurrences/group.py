@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from saccade.mechanisms.recurrences.decays import Decays
 from saccade.mechanisms.recurrences.rule import CHUNK, Rule, cut
@@ -172,7 +171,7 @@ def _apart(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Pairs of one segment, tokens of the first and of the last one of a chunk, and whether a chunk has just one."""
     missing = -segments.shape[1] % CHUNK
-    whole = F.pad(segments[:, None].double(), (0, missing), mode="replicate")[:, 0].long() if missing else segments
+    whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
     before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]
     own = whole.unflatten(1, (-1, CHUNK)).transpose(0, 1)  # [chunks, lines, CHUNK]
     first, last = own == before[..., None], own == own[..., -1:]

@@ -117,17 +117,17 @@ class RecurrenceMatrix(LinearTimeMatrix):
         bad = bad if self._tainted is None else bad | self._tainted
         if self.visible.hidden_keys is not None:
             bad = bad & ~self.visible.hidden_keys[:, None]
-        rule, segment, before = (
-            self._rule,
-            self._segment,
-            torch.zeros_like(bad[..., 0] if self.shape[3] else bad.any(-1)),
-        )
+        rule, segment, before = self._rule, self._segment, bad.new_zeros(bad.shape[:2])
         if memory is not None:
             before, (rule, segment) = memory.taints, self._after(memory)
+        # With a memory, a row that sees none of these keys sees those before them.
+        hidden = self.visible.hidden_rows
+        blind = self._blind if memory is None else None if hidden is None else hidden[:, None]
         clean = value.masked_fill(bad[..., None], 0.0)
         with torch.autocast(self.device.type, enabled=False):
-            out, state = self._product(rule, clean, None if memory is None else memory.state, segment)
+            out, state = self._product(rule, clean, None if memory is None else memory.state, segment, blind)
         touched, tainted = self._touched(bad, rule.segments, before, segment)
+        touched = touched if blind is None else touched & ~blind
         out = out.masked_fill(touched[..., None], math.nan) if bool(touched.any()) else out
         last = None if rule.segments is None else rule.segments[:: self.shape[1], -1:].flatten()
         if rule.segments is not None and not self.shape[2]:
@@ -167,13 +167,13 @@ class RecurrenceMatrix(LinearTimeMatrix):
             worthless = ~torch.isfinite(value.detach()).all(-1)
             value = value.masked_fill(worthless[..., None], 0.0)
             bad = worthless if bad is None else bad | worthless
-        out, nan = self._product(self._rule, value, None, self._segment)[0], self._nan_rows(bad)
+        out, nan = self._product(self._rule, value, None, self._segment, self._blind)[0], self._nan_rows(bad)
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def _product(
-        self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None
+        self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Output for the rows, and the state of each key head after them."""
+        """Output for the rows, 0 for those that see nothing, and the state of each key head after them."""
         dtype, (batch, heads, q_len, _) = rule.key.dtype, self.shape
         value = self._lines(self._order.with_keys(value.to(dtype)))
         if state is None:
@@ -183,7 +183,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         run = stepped if value.shape[1] <= FEW or is_transformed() else product
         out, last = run(rule, value, begin, segment)
         last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
-        out, blind = out.unflatten(0, (batch, heads))[:, :, out.shape[1] - q_len :], self._blind
+        out = out.unflatten(0, (batch, heads))[:, :, out.shape[1] - q_len :]
         # What comes back to a row that sees nothing goes nowhere, NaN neither.
         return out if blind is None else out.masked_fill(blind[..., None], 0.0), last
 
@@ -252,5 +252,4 @@ class RecurrenceMatrix(LinearTimeMatrix):
             seen = ((places * whole).masked_fill(whole == 0, -1).cummax(2).values >= begins).to(torch.int64)
         rows = seen[..., 1:].bool().repeat_interleave(heads // groups, 1)
         rows = rows if self._spoilt is None else rows | self._spoilt
-        hidden = self.visible.hidden_rows
-        return rows if hidden is None else rows & ~hidden[:, None], seen[..., -1].bool().expand(before.shape)
+        return rows, seen[..., -1].bool().expand(before.shape)

@@ -40,10 +40,7 @@ class Recurrence(Approximate):
         if mask.is_causal:
             return why_no_sum(mask)
         name = type(mask).__name__
-        return (
-            *why_no_sum(mask),
-            f"{name} is not causal: a token reads what those before it have written",
-        )
+        return (*why_no_sum(mask), f"{name} is not causal: a token reads what those before it have written")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
         """An empty `saccade.caches.RecurrentCache`: the state, of constant size."""

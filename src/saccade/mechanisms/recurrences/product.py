@@ -187,10 +187,8 @@ def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
     """The same where gradients of gradients are wanted: step by step, and every state is kept."""
     query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
-    rule, given = (
-        Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta),
-        (query, key, decay, beta, value, state),
-    )
+    rule = Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta)
+    given = (query, key, decay, beta, value, state)
     asked = [x for x in given if x is not None and x.requires_grad]
     out = stepped(rule, value, state, segment)
     found = iter(torch.autograd.grad(out, asked, (grad, grad_state), create_graph=True, allow_unused=True))

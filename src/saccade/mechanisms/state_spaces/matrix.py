@@ -106,9 +106,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         segment = None if memory is None else memory.segment
         with torch.autocast(self.device.type, enabled=False):
             for run in self._runs():
-                if segment is not None and run.segment != int(
-                    segment[0 if len(segment) == 1 else run.items.start or 0]
-                ):
+                if segment is not None and run.segment != int(segment.expand(batch)[run.items][0]):
                     begin, was = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
                 else:
                     begin, was = state[run.items], tainted[run.items]
@@ -199,14 +197,10 @@ class StateSpaceMatrix(LinearTimeMatrix):
         """The text of the last token of each item, once a run is over."""
         if self.visible.kv_documents is None:
             return None
-        whole = run_segments(self.visible.kv_documents, batch) if segment is None else segment.expand(batch).clone()
+        known = self.visible.kv_documents[:, 0] if segment is None else segment
+        whole = known.expand(batch).clone()
         whole[run.items] = run.segment
         return whole
-
-
-def run_segments(documents: Tensor, batch: int) -> Tensor:
-    """The text of each item's first token."""
-    return documents[:, 0].expand(batch).clone()
 
 
 def _put(whole: Tensor, run: _Run, part: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class Modes(NamedTuple):
         return self.run(x, torch.zeros(*x.shape[:2], self.weight.shape[1], dtype=wide, device=x.device))[0]
 
     def _powers(self, exponents: Tensor) -> Tensor:
-        """A to each power, complex128 ``[powers, channels, modes]``."""
+        """The factors to each power, complex128 ``[powers, channels, modes]``."""
         place = exponents.to(self.log_factor.device, torch.float64)
         return (self.log_factor * place[:, None, None]).exp()
 
@@ -105,7 +105,7 @@ class Modes(NamedTuple):
 def convolved(kernel: Tensor, x: Tensor) -> Tensor:
     """``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, by FFT, padded so that nothing comes round."""
     length = x.shape[-1]
-    if not length:
+    if not x.numel():
         return x
     size = 2 * length
     return torch.fft.irfft(torch.fft.rfft(kernel, size) * torch.fft.rfft(x, size), size)[..., :length]

@@ -1,0 +1,3 @@
+"""What recurrences share: their rule, its chunks, the products, and the matrix."""
+
+__all__: list[str] = []
