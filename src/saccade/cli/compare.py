@@ -9,9 +9,11 @@ from torch import Tensor
 
 from saccade import viz
 from saccade.attention import AttentionMatrix
+from saccade.cli.learn import learn
 from saccade.cli.loading import MINILM, ModelName, load, shown_name
-from saccade.cli.refusal import loaded, refuse
+from saccade.cli.refusal import loaded, refuse, refuse_beside
 from saccade.cli.writing import writing
+from saccade.learning.training import DEFAULT
 from saccade.masks import Mask
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
 from saccade.mechanisms.comparison import compare as compare_tensors
@@ -21,23 +23,54 @@ from saccade.text import visible
 
 __all__ = ["compare"]
 
+_RUNS = Path("saccade-runs")
+
 
 def compare(
+    context: typer.Context,
     text: Annotated[
-        list[str], typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
-    ],
+        list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
+    ] = None,
     model_name: ModelName = MINILM,
     layer: Annotated[int, typer.Option(help="The layer whose queries and keys are taken, counted from 0.")] = 0,
     features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
     landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
     out: Annotated[Path | None, typer.Option(help="The file for a picture of error against time.")] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Train small models on recall instead, one for each way to mix tokens.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Train this mixer, or for this task; may be repeated.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many times each is trained.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Most steps of a training.")] = DEFAULT.steps,
+    runs: Annotated[Path, typer.Option(help="The folder that keeps what was trained; a later call goes on.")] = _RUNS,
+    workers: Annotated[int | None, typer.Option(min=1, help="Trainings at a time; as many as cores.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print what was learned as Markdown.")] = False,
 ) -> None:
-    """Compare Linear, Performer, Linformer and Nystrom with exact attention.
+    """Compare Linear, Performer, Linformer and Nystrom with exact attention, or train all that mix tokens.
 
     Queries, keys and values are those of a layer of a trained model as it reads the text, an encoder of BERT's form or
     a language model; what is longer than the model reads is left out. Nothing is trained here: Linear and Linformer
     would be. What a mechanism cannot do, such as hide later tokens, is said.
+
+    With --train: small models, alike but for attention, mask, recurrence or convolution, learn recall, copying,
+    ListOps and passkeys. All 294 trainings take some two hours of one core, a single one half a minute.
     """
+    if not train:
+        others = ("--only", "--seeds", "--steps", "--runs", "--workers", "--markdown")
+        refuse_beside(context, "TEXT", others, "trains nothing; --train does")
+        _compare(text or [], model_name, layer, features, landmarks, out)
+        return
+    why = "reads no text"
+    refuse_beside(context, "--train", ("--model", "--layer", "--features", "--landmarks", "--out"), why)
+    if text:
+        refuse("compare", f"TEXT must be left out where --train is given, which {why}")
+    learn(only or [], seeds, steps, runs, workers, as_markdown=markdown)
+
+
+def _compare(text: list[str], model_name: str, layer: int, features: int, landmarks: int, out: Path | None) -> None:
+    """Compare on a text, and draw where a file is wanted."""
     joined = " ".join(text)
     if not joined.strip():
         refuse("compare", "TEXT must have at least one word; got nothing to read")

@@ -9,6 +9,7 @@ from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.latent_attention import LatentAttention
 from saccade.nn.pool import AttentionPool
+from saccade.nn.recurrence import Recurrence
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.nn.state_space import StateSpace
 
@@ -17,6 +18,7 @@ __all__ = [
     "LatentAttention",
     "DifferentialAttention",
     "StateSpace",
+    "Recurrence",
     "AttentionBlock",
     "AttentionPool",
     "FeedForward",

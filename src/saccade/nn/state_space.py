@@ -7,20 +7,19 @@ from torch.nn import functional as F
 
 from saccade.arguments import flag, integer
 from saccade.caches import LayerCache
-from saccade.errors import unsupported, value_error
-from saccade.masks import Causal, Mask
+from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import S4D
-from saccade.nn.attention_layer import AttentionLayer
+from saccade.nn.recurrent_layer import RecurrentLayer
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["StateSpace"]
 
 _WHERE = "StateSpace"
 
 
-class StateSpace(AttentionLayer):
+class StateSpace(RecurrentLayer):
     r"""Each channel is filtered by a state space of its own, then channels are mixed: S4D's layer.
 
     .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
@@ -53,8 +52,7 @@ class StateSpace(AttentionLayer):
     def __init__(self, embed_dim: int, state_dim: int = 64, *, mask: Mask | None = None, projection_bias: bool = True):
         integer(_WHERE, "embed_dim", embed_dim)
         flag(_WHERE, "projection_bias", projection_bias)
-        super().__init__(embed_dim, embed_dim, mask, S4D(embed_dim, state_dim), 0.0)
-        self.mask = Causal() if mask is None else mask if mask.is_causal else Causal() & mask
+        super().__init__(embed_dim, embed_dim, mask, S4D(embed_dim, state_dim))
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.reset_parameters()
 
@@ -79,7 +77,8 @@ class StateSpace(AttentionLayer):
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        channels, joined, own = self._channels(query, mask, positions, bias, cache)
+        joined, own = self._facts(query, mask, positions, bias, cache)
+        channels = query.mT[..., None]
         if cache is None:
             mixed = self.mechanism(channels, channels, mask=joined, q_positions=own, kv_positions=own).matmul(channels)
         else:
@@ -95,22 +94,9 @@ class StateSpace(AttentionLayer):
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """The matrix of every channel, ``[batch, embed_dim, len, len]``, not built."""
-        channels, joined, own = self._channels(query, mask, positions, bias, None)
+        joined, own = self._facts(query, mask, positions, bias, None)
+        channels = query.mT[..., None]  # as heads
         return self.mechanism(channels, channels, mask=joined, q_positions=own, kv_positions=own)
-
-    def _channels(
-        self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
-    ) -> tuple[Tensor, Mask | None, Positions | None]:
-        """Channels as heads, ``[batch, embed_dim, len, 1]``, with the mask and the positions of a call."""
-        if bias is not None:
-            raise unsupported(_WHERE, "bias", ["there are no scores to which it could be added"])
-        if query.dim() != 3 or query.shape[2] != self.embed_dim:
-            raise value_error(_WHERE, "query", f"have shape [batch, len, {self.embed_dim}]", list(query.shape))
-        batch, length, _ = query.shape
-        held = 0 if cache is None else cache.length
-        joined = self._joined(mask, (batch, self.num_heads, length, held + length))
-        own = None if positions is None else Positions.of(positions, _WHERE, length=length, batch=batch)
-        return query.mT[..., None], joined, own
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, mask={self.mask}"

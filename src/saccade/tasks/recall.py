@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.arguments import integer
 from saccade.errors import value_error
@@ -30,6 +31,20 @@ class Recall:
     tokens: Tensor
     targets: Tensor
     context_len: int
+
+    def without_answers(self) -> Recall:
+        """The same with 0 in place of what comes after each question, for models that see later tokens too.
+
+        Only where no question is asked in the answer to another one, as `passkey` and `induction` do.
+
+        Raises:
+            ValueError: an answer that asks.
+        """
+        asked = self.targets != IGNORED
+        answers = F.pad(asked[:, :-1], (1, 0))
+        if bool((answers & asked & (self.tokens == F.pad(self.targets, (1, -1)))).any()):
+            raise value_error("Recall.without_answers", "targets", "not be asked for in other answers", "some that are")
+        return dataclasses.replace(self, tokens=self.tokens.masked_fill(answers & ~asked, 0))
 
     def accuracy(self, logits: Tensor) -> float:
         """The share of targets that are predicted: where the target is the likeliest token.

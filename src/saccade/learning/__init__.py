@@ -1,0 +1,22 @@
+"""Do they learn? Small models, alike but for what mixes their tokens, on tasks that ask for what stood earlier."""
+
+from saccade.learning.learner import Learner
+from saccade.learning.mixers import MIXERS, Mixer
+from saccade.learning.questions import QUESTIONS, Question
+from saccade.learning.runs import Run, planned, run_all
+from saccade.learning.training import SOLVED, Outcome, Settings, train
+
+__all__ = [
+    "MIXERS",
+    "Mixer",
+    "QUESTIONS",
+    "Question",
+    "Learner",
+    "Settings",
+    "SOLVED",
+    "train",
+    "Outcome",
+    "Run",
+    "planned",
+    "run_all",
+]

@@ -1,0 +1,41 @@
+"""The tasks that small models learn, in sizes that one core learns in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from saccade.tasks import Recall, induction, listops, mqar, passkey, selective_copying
+
+__all__ = ["QUESTIONS", "Question"]
+
+
+class Question(NamedTuple):
+    """A task in one size.
+
+    Args:
+        make: examples from their number and a seed.
+        vocab_size: number of tokens.
+        length: tokens in a text.
+        hides_answers: whether answers do not stand in the text, so that models that see later tokens may be asked.
+    """
+
+    make: Callable[[int, int], Recall]
+    vocab_size: int
+    length: int
+    hides_answers: bool = True
+
+
+QUESTIONS: Mapping[str, Question] = MappingProxyType(
+    {
+        "MQAR": Question(lambda n, seed: mqar(n, 64, 8, vocab_size=128, seed=seed).without_answers(), 128, 64),
+        "induction": Question(lambda n, seed: induction(n, 32, copied=8, vocab_size=32, seed=seed), 32, 32, False),
+        "selective copying": Question(
+            lambda n, seed: selective_copying(n, 32, copied=4, vocab_size=10, seed=seed), 10, 32
+        ),
+        "ListOps": Question(lambda n, seed: listops(n, 32, depth=3, seed=seed), 17, 32),
+        "passkey": Question(lambda n, seed: passkey(n, 64, key_len=2, vocab_size=64, seed=seed), 64, 64, False),
+    }
+)
+"""By name, in the sizes of Zoology's smallest recall (64 tokens, 8 pairs) and below."""

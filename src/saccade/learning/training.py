@@ -1,0 +1,123 @@
+"""Train one learner on one task, and see how much of it is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import torch
+from torch.nn import functional as F
+
+from saccade.errors import value_error
+from saccade.learning.learner import Learner
+from saccade.learning.mixers import Mixer
+from saccade.learning.questions import Question
+from saccade.tasks import IGNORED, Recall
+
+__all__ = ["DEFAULT", "SOLVED", "Outcome", "Settings", "train"]
+
+SOLVED = 0.99
+"""Where so many answers are right, a task is learned."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all runs of a comparison share.
+
+    Args:
+        steps: most steps; a run ends before where `SOLVED` of fresh answers are right.
+        batch_size: texts a step.
+        texts: different ones to learn from.
+        fresh: texts that the answers are counted in.
+        learning_rate: at its highest; it rises over a tenth of the steps, then falls to 0 as a cosine.
+        ask_every: steps between two looks at the answers.
+        width, num_layers: of the models.
+    """
+
+    steps: int = 600
+    batch_size: int = 32
+    texts: int = 8192
+    fresh: int = 256
+    learning_rate: float = 3e-3
+    ask_every: int = 50
+    width: int = 64
+    num_layers: int = 2
+
+
+DEFAULT = Settings()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        accuracy: the share of right answers to fresh texts.
+        steps: that were taken.
+        seconds: of processor time.
+        parameters: of the model.
+    """
+
+    accuracy: float
+    steps: int
+    seconds: float
+    parameters: int
+
+
+def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFAULT) -> Outcome:
+    """Train a learner on a task.
+
+    Args:
+        mixer: what mixes its tokens.
+        question: the task.
+        seed: of weights, texts and their order; the same for all mixers.
+        settings: sizes and lengths.
+
+    Raises:
+        ValueError: a mixer that sees later tokens, for a task whose answers stand in the text.
+    """
+    if mixer.sees_later and not question.hides_answers:
+        hint = "it would read them"
+        raise value_error("train", "mixer", "see no later tokens where answers stand among them", "one", hint=hint)
+    began = time.process_time()
+    learned, fresh = question.make(settings.texts, 2 * seed), question.make(settings.fresh, 2 * seed + 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        sizes = {"width": settings.width, "num_layers": settings.num_layers}
+        model = Learner(mixer, question.vocab_size, question.length, **sizes)
+        order = torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1, fused=True)
+        for step in range(1, settings.steps + 1):
+            batch = torch.randint(settings.texts, (settings.batch_size,), generator=order)
+            for group in optimizer.param_groups:
+                group["lr"] = _rate(step, settings)
+            _step(model, optimizer, learned, batch)
+            if step % settings.ask_every == 0 and _accuracy(model, fresh) >= SOLVED:
+                break
+    parameters = sum(x.numel() for x in model.parameters())
+    return Outcome(_accuracy(model, fresh), step, time.process_time() - began, parameters)
+
+
+def _step(model: Learner, optimizer: torch.optim.Optimizer, task: Recall, batch: torch.Tensor) -> None:
+    targets = task.targets[batch]
+    asked = targets != IGNORED
+    optimizer.zero_grad()
+    F.cross_entropy(model(task.tokens[batch], asked), targets[asked]).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+@torch.no_grad()
+def _accuracy(model: Learner, task: Recall) -> float:
+    model.eval()
+    found = task.accuracy(model(task.tokens))
+    model.train()
+    return found
+
+
+def _rate(step: int, settings: Settings) -> float:
+    warm_up = max(1, settings.steps // 10)
+    if step <= warm_up:
+        return settings.learning_rate * step / warm_up
+    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (settings.steps - warm_up)))

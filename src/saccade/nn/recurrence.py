@@ -1,0 +1,173 @@
+"""Recurrence: a layer of gated linear attention, of the delta rule or of Mamba-2's state space."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.arguments import instance, integer, one_of
+from saccade.caches import LayerCache
+from saccade.errors import value_error
+from saccade.masks import Mask
+from saccade.matrix import Matrix
+from saccade.mechanisms import SSD, Delta, GatedLinear, Mechanism
+from saccade.nn.recurrent_layer import RecurrentLayer
+from saccade.positions import Bias
+from saccade.positions.tokens import GivenPositions
+
+__all__ = ["Recurrence"]
+
+_WHERE = "Recurrence"
+_FIRST_STEPS = -3, -1  # powers of ten, as Mamba's
+
+
+class Recurrence(RecurrentLayer):
+    r"""Tokens write into a state of fixed size and read from it; the gates are projections of the tokens.
+
+    .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
+
+    The norm divides each head by its root mean square. Queries and keys go through silu; with `Delta` they have length
+    1 afterwards. ``beta`` is a sigmoid. A decay, and SSD's step, is a softplus that starts between 0.001 and 0.1; a
+    head's rate multiplies it, 1 to ``num_heads`` at first. With `SSD` each head adds a learned multiple of its values.
+
+    Stands where self-attention stands: in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded texts, and
+    with a cache of constant size. A token sees what comes before it. What published layers have beside it, a short
+    convolution in front of queries, keys and values, is not part of it.
+
+    Args:
+        embed_dim: width.
+        num_heads: divides ``embed_dim``.
+        mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` when None.
+        decay: "token" for one decay of each token and head, "channel" for one of each channel too, None for none or
+            for the mechanism's own (`SSD`, ``GatedLinear.retnet``).
+        mask: joined with Causal and with the mask of each call by ``&``.
+        projection_bias: whether the output projection has a bias.
+
+    Raises:
+        TypeError: another mechanism.
+        ValueError: sizes that do not divide, a decay beside `SSD`, or inputs of another width.
+        UnsupportedError: a mask that a state cannot have, or a bias.
+
+    Cost: O(n head_dim^2) for each head, and five projections.
+
+    Example:
+        >>> from saccade.mechanisms import Delta
+        >>> gated_delta = Recurrence(16, 2, Delta(), decay="token")
+        >>> x = torch.randn(1, 5, 16)
+        >>> gated_delta(x).shape, gated_delta.matrix(x).shape
+        (torch.Size([1, 5, 16]), (1, 2, 5, 5))
+
+    Reference: Yang et al. 2025, arXiv:2412.06464, section 3.4; Dao and Gu 2024, arXiv:2405.21060, section 7.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        mechanism: Mechanism | None = None,
+        *,
+        decay: Literal["token", "channel"] | None = None,
+        mask: Mask | None = None,
+        projection_bias: bool = False,
+    ):
+        if integer(_WHERE, "embed_dim", embed_dim) % integer(_WHERE, "num_heads", num_heads):
+            raise value_error(_WHERE, "num_heads", f"divide embed_dim {embed_dim}", num_heads)
+        mechanism = Delta() if mechanism is None else mechanism
+        rule, hint = "be a Delta, GatedLinear or SSD", "MultiHeadAttention takes the others"
+        instance(_WHERE, "mechanism", mechanism, (Delta, GatedLinear, SSD), rule, hint=hint)
+        if decay is not None:
+            one_of(_WHERE, "decay", decay, ("token", "channel"))
+            if isinstance(mechanism, SSD):
+                raise value_error(_WHERE, "decay", "be None with SSD, which has its own", decay)
+        super().__init__(embed_dim, num_heads, mask, mechanism)
+        self.decay = decay
+        self.inputs = nn.Linear(embed_dim, 4 * embed_dim, bias=False)  # queries, keys, values, and the output's gate
+        self.write = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, Delta) else None
+        self.step = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, SSD) else None
+        self.fade = nn.Linear(embed_dim, num_heads if decay == "token" else embed_dim) if decay else None
+        self.log_rate = nn.Parameter(torch.arange(1.0, num_heads + 1.0).log()) if decay else None
+        self.skip = nn.Parameter(torch.ones(num_heads)) if isinstance(mechanism, SSD) else None
+        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weights and zero biases; steps spread between 0.001 and 0.1 by their logarithms."""
+        super().reset_parameters()
+        for gate in (self.fade, self.step):
+            if gate is not None:
+                steps = torch.logspace(*_FIRST_STEPS, len(gate.bias))
+                gate.bias.data.copy_(steps.expm1().log())  # whose softplus the steps are
+
+    def forward(
+        self,
+        query: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Write, and read.
+
+        Args:
+            query: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
+            mask: the facts of this batch: packed texts, padding; joined with the layer's by ``&``.
+            positions: where the tokens stand, in order; -1 for no token. Only their order counts.
+            bias: None; there are no scores to which one could be added.
+            cache: what the layer remembers of earlier calls, as `new_cache` makes it.
+
+        Returns:
+            ``[batch, len, embed_dim]``.
+        """
+        joined, own = self._facts(query, mask, positions, bias, cache)
+        read, key, value, gate = self._heads(query)
+        bound = partial(self.mechanism, **self._gates(query))
+        if cache is None:
+            out = bound(read, key, mask=joined, q_positions=own, kv_positions=own).matmul(value)
+        else:
+            out = cache.attend(bound, read, key, value, mask=joined, positions=own)
+        if self.skip is not None:
+            out = out + self.skip[:, None, None] * value
+        out = F.rms_norm(out, out.shape[-1:]) * F.silu(gate)
+        return self.output_projection(out.transpose(1, 2).flatten(2))
+
+    def matrix(
+        self,
+        query: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> Matrix:
+        """The matrix, ``[batch, num_heads, len, len]``, not built; SSD's multiples of values are not in it."""
+        joined, own = self._facts(query, mask, positions, bias, None)
+        read, key, _, _ = self._heads(query)
+        return self.mechanism(read, key, **self._gates(query), mask=joined, q_positions=own, kv_positions=own)
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys, values and the output's gate, ``[batch, num_heads, len, head_dim]`` each."""
+        query, key, value, gate = self.inputs(x).unflatten(2, (4, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key = F.silu(query), F.silu(key)
+        if self.write is not None:
+            query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+        return query, key, value, gate
+
+    def _gates(self, x: Tensor) -> dict[str, Tensor]:
+        """What the mechanism is told of each token."""
+        gates = {}
+        if self.write is not None:
+            gates["beta"] = self.write(x).sigmoid().mT
+        if self.step is not None:
+            gates["step"] = F.softplus(self.step(x)).mT
+        if self.fade is not None and self.log_rate is not None:
+            steps = F.softplus(self.fade(x)).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            decay = -self.log_rate.exp()[:, None, None] * steps
+            gates["decay"] = decay if self.decay == "channel" else decay[..., 0]
+        return gates
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, decay={self.decay!r}, mask={self.mask}"

@@ -1,0 +1,76 @@
+"""ListOps: nested lists of digits with an operation each, and what comes out."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from saccade.errors import value_error
+from saccade.tasks.recall import IGNORED, Recall, begin
+
+__all__ = ["listops"]
+
+_OPERATIONS = ("max", "min", "median", "sum")
+_OPEN = {name: 11 + index for index, name in enumerate(_OPERATIONS)}  # an opening bracket with its operation
+_CLOSE, _ASK = 15, 16
+_NESTED = 1 / 3  # of the items of a list are lists
+_SHORTEST = 8
+
+
+def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
+    """Nested lists, each of 2 to 5 digits or lists, with an operation; the answer is a digit, asked for at the end.
+
+    Tokens 1 to 10 are the digits 0 to 9, 11 to 14 open a list with max, min, median (the lower of two in the middle)
+    and sum modulo 10, 15 closes it, 16 asks; 0 fills what is left, behind the question.
+
+    Args:
+        examples: number of texts.
+        length: most tokens in a text, at least 8.
+        depth: how deep lists may stand in lists; 1 for none inside another.
+        seed: of all draws.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+
+    Example:
+        >>> task = listops(1, 16, depth=2, seed=3)
+        >>> task.tokens.tolist(), task.targets.max().item()
+        ([[12, 10, 10, 11, 5, 9, 4, 4, 8, 15, 15, 16, 0, 0, 0, 0]], 9)
+
+    Reference: Nangia and Bowman 2018, arXiv:1804.06028; Tay et al. 2020, arXiv:2011.04006, section 2.2.1.
+    """
+    begin("listops", seed, examples=examples, length=length, depth=depth)
+    if length < _SHORTEST:
+        raise value_error("listops", "length", f"be at least {_SHORTEST}, a list of 5 digits and the question", length)
+    draw = random.Random(seed)
+    tokens = torch.zeros(examples, length, dtype=torch.int64)
+    targets = torch.full_like(tokens, IGNORED)
+    for row in range(examples):
+        written, answer = _list(depth, draw)
+        while len(written) + 1 > length:
+            written, answer = _list(depth, draw)
+        tokens[row, : len(written) + 1] = torch.tensor([*written, _ASK])
+        targets[row, len(written)] = 1 + answer
+    return Recall(tokens, targets, length)
+
+
+def _list(depth: int, draw: random.Random) -> tuple[list[int], int]:
+    """The tokens of a list, and its result."""
+    operation = draw.choice(_OPERATIONS)
+    written, results = [_OPEN[operation]], []
+    for _ in range(draw.randint(2, 5)):
+        inner, result = _list(depth - 1, draw) if depth > 1 and draw.random() < _NESTED else _digit(draw.randrange(10))
+        written += inner
+        results.append(result)
+    return [*written, _CLOSE], _result(operation, sorted(results))
+
+
+def _digit(digit: int) -> tuple[list[int], int]:
+    return [1 + digit], digit
+
+
+def _result(operation: str, digits: list[int]) -> int:
+    if operation == "sum":
+        return sum(digits) % 10
+    return digits[{"max": -1, "min": 0, "median": (len(digits) - 1) // 2}[operation]]
