@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import missing_extra, value_error
+from saccade.attention import AttentionMatrix
+from saccade.errors import missing_extra, unsupported, value_error
 from saccade.matrix import Matrix
 from saccade.models.folder import read_config, read_weights
 from saccade.recording import record
@@ -58,7 +59,12 @@ class TransformersModel:
         with torch.no_grad(), record(model, keep="qk") as recording:
             model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **other)
         names = [name for name in recording if any(mark in name.lower() for mark in _CROSS) == bool(other)]
-        return [recording[name].matrix for name in names]
+        matrices = [recording[name].matrix for name in names]
+        found: list[Matrix] = [one for one in matrices if isinstance(one, AttentionMatrix)]  # and no recurrences
+        if not found:
+            reason = "its layers are recurrences, whose weights have any sign"
+            raise unsupported("look", type(model).__name__, [reason], hint="saccade.record gives their matrices")
+        return found
 
 
 def _places(model: nn.Module) -> Iterator[int]:

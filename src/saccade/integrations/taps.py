@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from saccade.integrations.listening import CHANGING, HeardCall, listening
+from saccade.integrations.recurrences_tap import is_recurrence, tapped_recurrences
 from saccade.integrations.saccade_tap import tapped_mechanisms
 from saccade.integrations.sdpa_tap import tapped_products
 from saccade.integrations.torch_tap import tapped_torch_layers
@@ -46,7 +47,7 @@ def tapped(model: nn.Module, sink: Sink) -> Iterator[Valve]:
     valve = Valve(sink)
     with ExitStack() as stack:
         with CHANGING:  # posts of several kinds on one module go up and down in one order
-            for tap in (tapped_interface, tapped_products, tapped_torch_layers, tapped_mechanisms, _noting_unheard):
+            for tap in _TAPS:
                 stack.enter_context(tap(model, valve))
         try:
             yield valve
@@ -69,7 +70,8 @@ def _may_attend(module: nn.Module) -> bool:
     name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule) or inspect.isbuiltin(module.forward):
         return False
-    return bool(_CALLED_ATTENTION.search(name)) and not _PARTS.search(name)
+    is_called_so = bool(_CALLED_ATTENTION.search(name)) and not _PARTS.search(name)
+    return is_called_so or is_recurrence(module)
 
 
 def _note(call: HeardCall) -> Any:
@@ -81,3 +83,14 @@ def _note(call: HeardCall) -> Any:
             if ear.valve.spoken == spoken:
                 ear.valve.note_unheard(ear.name, type(call.module).__name__)
     return out
+
+
+# Posts of the last one stand on top: what it notes is what no other has handed out.
+_TAPS = (
+    tapped_interface,
+    tapped_products,
+    tapped_torch_layers,
+    tapped_mechanisms,
+    tapped_recurrences,
+    _noting_unheard,
+)

@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.attention import AttentionMatrix
 from saccade.engine.chosen import at_positions
 from saccade.matrix import Matrix
+from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
 
 __all__ = ["Mark", "place_of_last"]
 
@@ -32,10 +33,10 @@ class Mark(NamedTuple):
     @classmethod
     def of(cls, matrix: Matrix, first_column: int = 0) -> Mark:
         """The mark of a call whose first key is the one with this number."""
-        kv_len = matrix.shape[3]
-        if not isinstance(matrix, AttentionMatrix) or not kv_len:
+        kv_len, key = matrix.shape[3], _key_of(matrix)
+        if key is None or not kv_len:
             return cls(None, None, kv_len, kv_len)
-        key, place = matrix.ingredients.key.detach(), place_of_last(matrix)
+        place = place_of_last(matrix)
         return cls(key[:, :, place].clone(), key[:, :, -1].clone(), first_column + place + 1, kv_len)
 
     def continued(self, matrix: Matrix) -> int | None:
@@ -44,9 +45,9 @@ class Mark(NamedTuple):
         In self-attention the key of the last token stands before those of the new ones. In cross-attention the keys
         are the same, and one token asks.
         """
-        if self.newest is None or self.last is None or not isinstance(matrix, AttentionMatrix):
+        q_len, kv_len, key = matrix.shape[2], matrix.shape[3], _key_of(matrix)
+        if self.newest is None or self.last is None or key is None:
             return None
-        q_len, kv_len, key = matrix.shape[2], matrix.shape[3], matrix.ingredients.key.detach()
         if q_len >= kv_len or key[:, :, 0].shape != self.newest.shape or key.dtype != self.newest.dtype:
             return None
         place = place_of_last(matrix)
@@ -54,13 +55,25 @@ class Mark(NamedTuple):
         if before >= 0 and torch.equal(key[:, :, before], self.newest):
             first = self.tokens + q_len - 1 - place
             return first if first >= 0 else None
-        if q_len == 1 and kv_len == self.kv_len and torch.equal(key[:, :, -1], self.last):
+        is_cross = isinstance(matrix, AttentionMatrix) and q_len == 1 and kv_len == self.kv_len
+        if is_cross and torch.equal(key[:, :, -1], self.last):
             return self.tokens - 1 - place if self.tokens - 1 - place >= 0 else 0
         return None
 
 
-def place_of_last(matrix: AttentionMatrix) -> int:
+def _key_of(matrix: Matrix) -> Tensor | None:
+    """Keys, ``[batch, kv_heads, len, head_dim]``; None where they are unknown."""
+    if isinstance(matrix, AttentionMatrix):
+        return matrix.ingredients.key.detach()
+    key = matrix.key if isinstance(matrix, RecurrenceMatrix) else None
+    return None if key is None or not key.shape[2] else key.detach()
+
+
+def place_of_last(matrix: Matrix) -> int:
     """Which key is that of the last query: the last one, unless a cache has room to spare."""
+    if not isinstance(matrix, AttentionMatrix):
+        key = _key_of(matrix)
+        return matrix.shape[3] - 1 if key is None else key.shape[2] - 1
     kv_len, (q_first, kv_first) = matrix.shape[3], matrix.ingredients.origin
     if at_positions(matrix.ingredients.rule) is not None:
         return kv_len - 1

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.attention import AttentionMatrix, from_ingredients
 from saccade.errors import unsupported
 from saccade.matrix import Matrix
+from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
 from saccade.recording.continuation import place_of_last
 from saccade.recording.matrices import ChosenHeads, JoinedMatrices
 
@@ -30,7 +31,8 @@ class KeptMatrices:
 
     Tensors of softmax attention are copied, so that a cache that is written to later changes nothing; masks and biases
     that a model wrote out are kept as they are (copied in inference mode, where torch does not count changes), and so
-    are the matrices of other mechanisms. A mask or bias that has been written into since answers no question any more.
+    are the matrices of other mechanisms; rows of a recurrence become one matrix with those before. A mask or bias that
+    has been written into since answers no question any more.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,8 @@ class KeptMatrices:
             whole = self._copied(matrix.inner, matrix.inner.ingredients.key.detach().clone())
             self._parts.append(_Part(ChosenHeads(whole, matrix.heads), first_column, False))
         elif not isinstance(matrix, AttentionMatrix):
-            self._parts.append(_Part(matrix, first_column, False))
+            joined = _below(self._parts.pop(), matrix, first_column) if self._parts else []
+            self._parts += joined or [_Part(matrix, first_column, False)]
         else:
             key = matrix.ingredients.key.detach()
             is_shared = first_column == 0 and self._takes(key)
@@ -115,3 +118,11 @@ class KeptMatrices:
             return matrix
         own = matrix.ingredients.replaced(key=self._keys[:, :, : matrix.shape[3]])
         return from_ingredients(own, matrix.impl)
+
+
+def _below(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
+    """A call and the one before; as one where they are rows of one recurrence."""
+    whole = None
+    if isinstance(matrix, RecurrenceMatrix) and isinstance(last.matrix, RecurrenceMatrix) and not first_column:
+        whole = matrix.below(last.matrix)
+    return [last, _Part(matrix, first_column, False)] if whole is None else [_Part(whole, 0, False)]

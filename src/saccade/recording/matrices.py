@@ -13,6 +13,7 @@ from saccade.engine.at_positions import AtPositions
 from saccade.errors import value_error
 from saccade.masks import Mask
 from saccade.matrix import Matrix
+from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
 from saccade.plan import Ranges
 from saccade.statistics import Block
 
@@ -160,12 +161,14 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     Raises:
         ValueError: a head that is not there.
 
-    Cost: softmax attention gets copies of these heads' queries and keys; of any other matrix nothing is copied, and
-    the heads are asked one at a time.
+    Cost: softmax attention and recurrences get copies of these heads' queries and keys; of any other
+    matrix nothing is copied, and the heads are asked one at a time.
     """
     there = matrix.shape[1]
     if not all(0 <= head < there for head in heads):
         raise value_error("record", "heads", f"be 0 to {there - 1}", list(heads))
+    if isinstance(matrix, RecurrenceMatrix):
+        return matrix.of_heads(heads)
     if not isinstance(matrix, AttentionMatrix):
         return ChosenHeads(matrix, heads)
     given = matrix.ingredients

@@ -53,9 +53,11 @@ def record(
     Within the ``with`` block every call of an attention layer is heard: of transformers models, whichever attention
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
-    timm's do; and of saccade's own. Weights are those of the softmax, before dropout. ``output_attentions`` is never
-    asked for, and no n × n matrix is built. A module whose class is called attention, and which ran without being
-    heard, is named in an `UnheardLayersWarning` and in ``recording.unheard``.
+    timm's do; and of saccade's own. Weights are those of the softmax, before dropout; recurrent layers of transformers
+    (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that they are.
+    ``output_attentions`` is never asked for, and no n × n matrix is built. A module whose class is called attention, or
+    is such a recurrence, and which ran without being heard, is named in an `UnheardLayersWarning` and in
+    ``recording.unheard``.
 
     A call is recorded if it begins and ends within the block, in whichever thread it runs; it continues the last call
     of its thread. Several recordings of one model may overlap in any way, and each hears all of it.
@@ -66,9 +68,9 @@ def record(
             stands for anything. All when None.
         heads: which heads, by number; all when None.
         keep: what of each call: questions of `saccade.statistics`, or names. "statistics": all of a summary (entropy,
-            masses, distance, attention received, …) with its uniform baseline. "topk": the 8 strongest keys of each
-            query. "pooled": a map of 64 × 64 cells. "qk": queries and keys, for questions that come later. An empty
-            tuple keeps nothing, for a callback.
+            masses, distance, attention received, …) with its uniform baseline; of rows that are no distributions, what
+            can be said of any weights. "topk": the 8 strongest keys of each query. "pooled": a map of 64 × 64 cells.
+            "qk": queries and keys, for questions that come later. An empty tuple keeps nothing, for a callback.
         callback: called as ``callback(name, matrix)`` after each call of a layer, with the lazy matrix, whose tensors
             are those of the model: ask now, or keep "qk".
 
@@ -77,8 +79,9 @@ def record(
 
     Raises:
         TypeError, ValueError: arguments that are none of these; before the model runs.
-        UnsupportedError: at the end, if the model ran and no attention layer was heard, or none of those named; and
-            where a layer does something that changes its matrix in a way that is not known.
+        UnsupportedError: at the end, if the model ran and no attention layer was heard, or none of those named; where a
+            layer does something that changes its matrix in a way that is not known; and where a recurrent layer goes on
+            from a state that no recorded call has left.
 
     Cost: sweeps over the weights for the questions (see `saccade.Matrix.summary`, `saccade.Matrix.ask`) and O(length)
     memory; for "qk" a copy, O(length · width), which is the better choice for long generations.

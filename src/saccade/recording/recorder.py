@@ -10,7 +10,7 @@ from saccade.matrix import Matrix
 from saccade.recording.continuation import Mark
 from saccade.recording.kept_matrices import KeptMatrices
 from saccade.recording.matrices import chosen_heads
-from saccade.recording.run import Call, Run
+from saccade.recording.run import Call, Run, statistics_of
 from saccade.recording.selection import Selection
 from saccade.statistics import Fold
 
@@ -68,8 +68,8 @@ class Recorder:
 
     def _take(self, name: str, matrix: Matrix) -> None:
         # Answers first: what cannot be answered leaves no trace, and threads can be asked side by side.
-        summary = matrix.summary() if self._kept.summaries else None
-        call = Call(matrix.shape, 0, matrix.ask(*self._kept.folds), summary)
+        summary, statistics = statistics_of(matrix) if self._kept.summaries else (None, None)
+        call = Call(matrix.shape, 0, matrix.ask(*self._kept.folds), summary, statistics)
         with self._lock:
             if self._is_over:
                 return

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.attention import AttentionMatrix
 from saccade.errors import UnsupportedError, unsupported
 from saccade.matrix import Matrix
 from saccade.recording.joined_answers import joined_answers, joined_sums
 from saccade.recording.kept_matrices import KeptMatrices
 from saccade.statistics import Entropy, Fold, LargestWeight, LogitVariance, Received, SquaredNorm, Summary
+from saccade.statistics.summary import plain_statistics
 
-__all__ = ["Call", "Run"]
+__all__ = ["Call", "Run", "statistics_of"]
 
 # Questions that a summary answers anyway.
 _IN_SUMMARY: dict[Fold[Any, Any], str] = {
@@ -32,13 +34,23 @@ class Call(NamedTuple):
         shape: (batch, heads, q_len, kv_len) of its matrix.
         first_column: which key of the whole text its first key is; not 0 where a cache has let go of some.
         answers: to the questions that were asked while recording, in their order.
-        summary: all statistics, if they were kept.
+        summary: all statistics, if they were kept; rows that are no distributions have none.
+        statistics: of each query and key, by name, if they were kept; see `Run.statistics`.
     """
 
     shape: tuple[int, int, int, int]
     first_column: int
     answers: tuple[Any, ...]
     summary: Summary | None
+    statistics: dict[str, Tensor] | None = None
+
+
+def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
+    """A matrix's summary, None where rows are no distributions, and its statistics by name."""
+    if not (matrix.is_stochastic or isinstance(matrix, AttentionMatrix)):
+        return None, plain_statistics(matrix)
+    summary = matrix.summary()
+    return summary, {**summary.rows, "received": summary.received}
 
 
 class Run:
@@ -90,18 +102,23 @@ class Run:
 
         Those of queries are "entropy", "largest_weight", "first_mass", "self_mass", "previous_mass", "local_mass",
         "distance" and more (`saccade.statistics.Summary.rows`); "received" is what each key gets. Rows of several
-        calls stand one below the other.
+        calls stand one below the other. Rows that are no distributions, those of a recurrence, have the ones that are
+        about weights of any sign: "largest_weight", the masses (sums of weights), "squared_norm", "given_mass" (the sum
+        of the row) and "received".
 
         Raises:
             UnsupportedError: neither statistics nor queries and keys were kept.
         """
-        if all(call.summary is None for call in self.calls):
-            summary = self.summary()
-            return {**summary.rows, "received": summary.received}
-        summaries = [call.summary for call in self.calls if call.summary is not None]
-        rows = {name: torch.cat([one.rows[name] for one in summaries], 2) for name in summaries[0].rows}
-        first_columns = [call.first_column for call in self.calls]
-        return {**rows, "received": joined_sums([one.received for one in summaries], first_columns)}
+        kept = [call.statistics for call in self.calls if call.statistics is not None]
+        if not kept:
+            if self._held is None:
+                raise self._missing("Run.statistics", f"statistics of {self.name} were not kept", 'keep="statistics"')
+            return statistics_of(self._held.matrix())[1]
+        received = joined_sums([one["received"] for one in kept], [call.first_column for call in self.calls])
+        return {
+            **{name: torch.cat([one[name] for one in kept], 2) for name in kept[0] if name != "received"},
+            "received": received,
+        }
 
     def summary(self) -> Summary:
         """Statistics of every head as a table, beside those of uniform attention; ``print`` shows it.
@@ -115,8 +132,12 @@ class Run:
             return self.calls[0].summary
         if self._held is not None:
             return self._held.matrix().summary()
-        if self.calls[0].summary is None:
+        if self.calls[0].statistics is None:
             raise self._missing("Run.summary", f"statistics of {self.name} were not kept", 'keep="statistics"')
+        if self.calls[0].summary is None:
+            reason = f"the rows of {self.name} do not sum to 1 (is_stochastic is False)"
+            hint = "Run.statistics has what can be said of them; record(model, layers=...) chooses other layers"
+            raise unsupported("Run.summary", "a summary", [reason], hint=hint)
         reason = f"there is one for each of {len(self.calls)} calls, in Run.calls; Run.statistics joins their rows"
         raise self._missing("Run.summary", reason)
 
@@ -142,7 +163,7 @@ class Run:
                 return answers[0]
             return joined_answers(fold, answers, [call.first_column for call in self.calls])
         name = next((own for known, own in _IN_SUMMARY.items() if known == fold), "")
-        if self.calls[0].summary is not None and name in self.statistics:
+        if self.calls[0].statistics is not None and name in self.statistics:
             return self.statistics[name]
         raise self._missing("Run.ask", f"{fold} was not asked while recording", "name it in keep=")
 
@@ -152,7 +173,7 @@ class Run:
 
     def __repr__(self) -> str:
         kept = ["queries and keys"] if self._held is not None else []
-        kept += ["statistics"] if self.calls[0].summary is not None else []
+        kept += ["statistics"] if self.calls[0].statistics is not None else []
         return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._folds)])})"
 
 

@@ -26,7 +26,7 @@ from saccade.statistics.received import Received
 from saccade.statistics.sweep import Quantity
 from saccade.statistics.uniform import Uniform, uniform_of_blocks, uniform_of_mask
 
-__all__ = ["Summary", "summary_of"]
+__all__ = ["Summary", "plain_statistics", "summary_of"]
 
 _MANY = 8  # heads of all batch items from which on a table names the extremes instead of all
 
@@ -102,6 +102,15 @@ def summary_of(matrix: MatrixLike, given: Ingredients | None = None) -> Summary:
         else:
             uniform = uniform_of_mask(given, places, NEAR)
         return _made(answers, uniform)
+
+
+def plain_statistics(matrix: MatrixLike) -> dict[str, Tensor]:
+    """Those statistics of queries and keys that make sense for weights of any sign, by name.
+
+    They are ``[batch, heads, q_len]``, and "received" ``[batch, heads, kv_len]``; there is nothing uniform beside them.
+    """
+    folds = _folds(Places.of(matrix), with_distributions=False)
+    return dict(zip(folds, matrix.ask(*folds.values()), strict=True))
 
 
 def _folds(places: Places, *, with_distributions: bool) -> dict[str, Fold[Any, Any]]:

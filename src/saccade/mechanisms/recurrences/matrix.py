@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -87,6 +89,46 @@ class RecurrenceMatrix(LinearTimeMatrix):
         parts = [None if x is None else self._lines(self._order.with_keys(x)) for x in (key, decay, beta)]
         assert parts[0] is not None
         self._rule = Rule(self._lines(line), parts[0], parts[1], parts[2], segments, scale, is_delta)
+
+    @property
+    def key(self) -> Tensor | None:
+        """Keys up to that of the last query, ``[batch, heads, len, head_dim]``; None where tokens are not in order."""
+        return None if self._order.is_sorted else self._rule.key.unflatten(0, self.shape[:2])
+
+    def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
+        """The matrix of chosen heads, counted from 0, in the order in which they are named; their lines are copied."""
+        own, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
+        own.shape, own.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
+        lines = [item * there + head for item in range(batch) for head in heads]
+        own._rule = self._rule.of(lines, self._rule.key.shape[1])
+        marks = (self._tainted, self._spoilt)
+        few = [None if x is None else x[:, [head * x.shape[1] // there for head in heads]] for x in marks]
+        own._tainted, own._spoilt = few
+        return own
+
+    def below(self, earlier: RecurrenceMatrix) -> RecurrenceMatrix | None:
+        """The rows of an earlier call on the first of these tokens, and these rows below them, as one matrix.
+
+        None where the calls have masks, or rows between them are missing.
+        """
+        q_len, past, visible = earlier.shape[2], self._order.past, self.visible
+        plain = all(
+            one.key is not None and one._rule.segments is one.visible.hidden_keys is one.visible.hidden_rows is None
+            for one in (earlier, self)
+        )
+        if not plain or earlier._order.length != past or self.shape[:2] != earlier.shape[:2]:
+            return None
+        own, first = copy.copy(self), earlier._order.past
+        own.shape = (*self.shape[:2], q_len + self.shape[2], self.shape[3])
+        own._rule = self._rule._replace(query=torch.cat([earlier._rule.query, self._rule.query[:, past:]], 1))
+        own._order = self._order._replace(past=first)
+        rows = torch.cat([earlier.visible.q_positions, visible.q_positions], 1)
+        own.visible = dataclasses.replace(visible, offset=first, q_positions=rows)
+        if earlier._spoilt is not None or self._spoilt is not None:
+            none = [torch.zeros(one.shape[:3], dtype=torch.bool, device=self.device) for one in (earlier, self)]
+            both = ((earlier._spoilt, none[0]), (self._spoilt, none[1]))
+            own._spoilt = torch.cat([x if mark is None else mark.expand_as(x) for mark, x in both], 2)
+        return own
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time, the same sweep from the last token to the first; see `Matrix.rmatmul`."""

@@ -44,7 +44,7 @@ class Rule(NamedTuple):
         """All that is a tensor."""
         return self[:5]
 
-    def of(self, lines: slice, length: int) -> Rule:
+    def of(self, lines: slice | list[int], length: int) -> Rule:
         """The first tokens of some lines."""
         decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
         query, key = self.query[lines, :length], self.key[lines, :length]

@@ -1,0 +1,16 @@
+"""What is shown of a model with recurrent layers are the layers that attend."""
+
+import pytest
+import torch
+from tests.integrations import recurrent_zoo as zoo
+
+import saccade as sc
+from saccade.cli.transformers_model import TransformersModel
+
+
+def test_recurrent_layers_are_left_out():
+    ids = zoo.batch()["input_ids"]
+    (matrix,) = TransformersModel._heard(zoo.model("qwen3_next"), ids)
+    assert isinstance(matrix, sc.AttentionMatrix)
+    with pytest.raises(sc.UnsupportedError, match="layers are recurrences"):
+        TransformersModel._heard(zoo.model("mamba2"), torch.cat([ids, ids], 1))
