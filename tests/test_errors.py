@@ -131,6 +131,8 @@ _OTHERS: list[tuple[str, Call]] = [
     ("Global: sees or seen must be true; got neither.", lambda: masks.Global([0], sees=False, seen=False)),
     ("Strided: step must be an int of at least 1; got 0.", lambda: masks.Strided(0)),
     ("Prefix: length must be an int of at least 0; got -1.", lambda: masks.Prefix(-1)),
+    ("Segments: segment must be an int of at least 1; got 0.", lambda: masks.Segments(0, 3)),
+    ("Segments: memory must be an int of at least 0; got -1.", lambda: masks.Segments(4, -1)),
     ("Random: blocks_per_row must be an int of at least 1; got 0.", lambda: masks.Random(0, 8)),
     ("Random: block_size must be an int of at least 1; got 2.0.", lambda: masks.Random(1, 2.0)),
     ("Blocks: layout must be bool, True = may attend; got int64.", lambda: masks.Blocks([[1, 0], [1, 1]], 2)),

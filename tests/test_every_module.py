@@ -83,6 +83,7 @@ MATRICES: Makes = {
     "Delta": mechanisms.Delta,
     "SSD": lambda: mechanisms.SSD(2),
     "S4D": lambda: mechanisms.S4D(2, 4),
+    "CompressiveMemory": lambda: mechanisms.CompressiveMemory(4, 3, update="delta", rotary=positions.Rotary(4)),
     "Nystrom": lambda: mechanisms.Nystrom(3),
     "TopK": lambda: mechanisms.TopK(mechanisms.scorers.DotProducts(), 3),
     "Dot": lambda: mechanisms.Softmax(score=scores.Dot()),
@@ -119,7 +120,7 @@ CASES: Makes = {
     "Rotary": lambda: positions.Rotary(16, scaling=positions.YaRN(2.0, trained_len=9)),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
-CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D")
+CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 MAP = torch.randn(2, 16, 4, 5, generator=torch.Generator().manual_seed(3))

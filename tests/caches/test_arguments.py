@@ -7,6 +7,7 @@ import torch
 
 from saccade.caches import (
     BlockSelectCache,
+    CompressiveCache,
     CrossCache,
     HeavyHitterCache,
     Int8Cache,
@@ -14,6 +15,7 @@ from saccade.caches import (
     LayerCache,
     PrefixStore,
     RecurrentCache,
+    SegmentCache,
     SinkWindowCache,
     SnapKVCache,
     load_cache,
@@ -28,7 +30,9 @@ CACHES = [
     SnapKVCache(4, window=2),
     Int8Cache(2),
     SinkWindowCache(1, 2),
+    SegmentCache(2, 1),
     RecurrentCache(),
+    CompressiveCache(),
 ]
 
 

@@ -20,6 +20,7 @@ from saccade.caches import (
     KVCache,
     LatentCache,
     LayerCache,
+    SegmentCache,
     SinkWindowCache,
     SnapKVCache,
     files,
@@ -39,6 +40,7 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "snap": lambda: SnapKVCache(8, window=3),
     "8 bits": lambda: Int8Cache(4),
     "window": lambda: SinkWindowCache(2, 5),
+    "segments": lambda: SegmentCache(4, 3),
     "turned": lambda: SinkWindowCache(2, 5, rotary=positions.Rotary(8, scaling=positions.YaRN(2.0, trained_len=9))),
     "context": CrossCache,
 }

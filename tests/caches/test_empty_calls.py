@@ -13,6 +13,7 @@ from saccade.caches import (
     Int8Cache,
     KVCache,
     LayerCache,
+    SegmentCache,
     SinkWindowCache,
     SnapKVCache,
     padded_positions,
@@ -28,6 +29,7 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "snap": lambda: SnapKVCache(6, window=3),
     "8 bits": lambda: Int8Cache(4),
     "window": lambda: SinkWindowCache(2, 5),
+    "segments": lambda: SegmentCache(4, 3),
     "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(4)),
 }
 PLACES: dict[str, range | Tensor | None] = {

@@ -11,16 +11,18 @@ from torch import Tensor
 from saccade import masks, positions
 from saccade.caches import (
     BlockSelectCache,
+    CompressiveCache,
     CrossCache,
     HeavyHitterCache,
     Int8Cache,
     KVCache,
     LayerCache,
     RecurrentCache,
+    SegmentCache,
     SinkWindowCache,
     SnapKVCache,
 )
-from saccade.mechanisms import Linear, Mechanism, Performer, Softmax
+from saccade.mechanisms import CompressiveMemory, Linear, Mechanism, Performer, Softmax
 
 CAUSAL = masks.Causal()
 MODES = {"gradients": torch.enable_grad, "none": torch.no_grad, "inference": torch.inference_mode}
@@ -32,13 +34,22 @@ KINDS: dict[str, tuple[Callable[[], LayerCache], Callable[[], Mechanism]]] = {
     "snap": (lambda: SnapKVCache(6, window=3), Softmax),
     "8 bits": (lambda: Int8Cache(4), Softmax),
     "window": (lambda: SinkWindowCache(2, 9), Softmax),
+    "segments": (lambda: SegmentCache(4, 7), Softmax),
     "turned": (lambda: SinkWindowCache(2, 9, rotary=positions.Rotary(4)), Softmax),
     "sums": (RecurrentCache, Linear),
+    "remembered": (CompressiveCache, lambda: CompressiveMemory(4, 3, update="delta").double().requires_grad_(False)),
     "estimated": (RecurrentCache, lambda: Performer(8)),
     "trained": (KVCache, lambda: Softmax(sink_logit=4)),
 }
 BETWEEN = ("crop", "reorder", "one item", "no tokens")
-REFUSED = {("heavy", "crop"), ("snap", "crop"), ("sums", "crop"), ("estimated", "crop"), ("turned", "one item")}
+REFUSED = {
+    ("heavy", "crop"),
+    ("snap", "crop"),
+    ("sums", "crop"),
+    ("estimated", "crop"),
+    ("remembered", "crop"),
+    ("turned", "one item"),
+}
 
 
 class Both(NamedTuple):

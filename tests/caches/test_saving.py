@@ -25,6 +25,7 @@ from saccade.caches import (
     LayerCache,
     MeanScorer,
     RecurrentCache,
+    SegmentCache,
     SinkWindowCache,
     SnapKVCache,
     fingerprint,
@@ -46,6 +47,7 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "snap": lambda: SnapKVCache(8, window=3),
     "8 bits": lambda: Int8Cache(4),
     "window": lambda: SinkWindowCache(2, 5),
+    "segments": lambda: SegmentCache(4, 3),
     "turned": lambda: SinkWindowCache(
         2, 5, rotary=Rotary(8, base=500.0, rotary_dim=4, scaling=YaRN(2.0, trained_len=9))
     ),

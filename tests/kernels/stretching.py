@@ -25,6 +25,7 @@ from saccade.masks import (
     Predicate,
     Prefix,
     Random,
+    Segments,
     ShiftedWindows,
     Strided,
     Window,
@@ -79,6 +80,8 @@ def _mask(mask: Mask, factor: int, side: int) -> Mask:  # noqa: C901, PLR0911, P
             return Global(tuple(p * factor for p in mask.positions), sees=mask.sees, seen=mask.seen)
         case Prefix():
             return Prefix(mask.length * factor)
+        case Segments():
+            return Segments(mask.segment * factor, mask.memory * factor)
         case Blocks():
             return dataclasses.replace(mask, block_size=mask.block_size * factor)
         case Random():

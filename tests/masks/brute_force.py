@@ -41,6 +41,10 @@ def _prefix(mask: masks.Prefix) -> Rule:
     return lambda b, i, j: j < mask.length
 
 
+def _segments(mask: masks.Segments) -> Rule:
+    return lambda b, i, j: (i // mask.segment) * mask.segment - mask.memory <= j <= i
+
+
 def _random(mask: masks.Random) -> Rule:
     """Who sees whom is read off the public draw; its promises have tests of their own."""
 
@@ -161,6 +165,7 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
     masks.Global: _global,
     masks.Strided: _strided,
     masks.Prefix: _prefix,
+    masks.Segments: _segments,
     masks.Random: _random,
     masks.Blocks: _blocks,
     masks.Coarse: _coarse,

@@ -39,6 +39,7 @@ def _atoms(batch: int, rules: st.SearchStrategy[masks.Mask] | None) -> st.Search
         st.just(masks.Predicate(_every_third)),
         st.builds(masks.Strided, st.integers(1, 7)),
         st.builds(masks.Prefix, length),
+        st.builds(masks.Segments, st.integers(1, 9), st.integers(0, 12)),
         st.builds(masks.Random, st.integers(1, 3), st.integers(1, 6), st.integers(0, 9)),
         st.builds(masks.Neighborhood, side, side, st.tuples(st.integers(0, 3), st.integers(0, 3))),
         st.builds(masks.Axial, side, side, st.sampled_from(["rows", "columns", "both"])),

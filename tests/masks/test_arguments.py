@@ -136,6 +136,7 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
         {"positions": POSITIONS, "sees": FLAGS, "seen": FLAGS},
     ),
     "Strided": (masks.Strided, {"step": 2}, {"step": FROM_1}),
+    "Segments": (masks.Segments, {"segment": 2, "memory": 1}, {"segment": SIZES, "memory": SIZES | {"0"}}),
     "Random": (
         masks.Random,
         {"blocks_per_row": 2, "block_size": 2, "seed": 0},

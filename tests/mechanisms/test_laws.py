@@ -45,6 +45,22 @@ class Filter(mechanisms.Mechanism):
         return mechanisms.S4D(1, 4).reasons(mask)
 
 
+class Remembering(mechanisms.Mechanism):
+    """A memory of segments of 3 tokens, for any number of heads, all of which weigh it alike."""
+
+    def __init__(self, update: mechanisms.compressive.Update):
+        super().__init__()
+        self.update = update
+
+    def forward(self, query: Tensor, key: Tensor, **given: object) -> Matrix:
+        own = mechanisms.CompressiveMemory(max(1, query.shape[1]), 3, update=self.update)
+        torch.nn.init.constant_(own.gate, 0.3)
+        return own.to(query.dtype)(query, key, **given)
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return mechanisms.CompressiveMemory(1, 3).reasons(mask)
+
+
 PERFORMER = mechanisms.Performer(16, seed=3)
 MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     "linear": lambda kv_len: mechanisms.Linear(),
@@ -55,6 +71,8 @@ MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     **{name: (lambda kv_len, rule=rule: rule) for name, rule in RULES.items()},
     "differential": lambda kv_len: Difference(),
     "s4d": lambda kv_len: Filter(),
+    "memory": lambda kv_len: Remembering("linear"),
+    "memory, delta": lambda kv_len: Remembering("delta"),
     "top keys": lambda kv_len: mechanisms.TopK(DotProducts(), 3),
     "top blocks": lambda kv_len: mechanisms.TopK(BlockMeans(), 2, 3),
 }
@@ -77,6 +95,10 @@ OTHERWISE = {
         "honesty": "what keys hold is not read",
         "sensitivity": "an FFT mixes all values of 4,096 tokens, by rounding",
         "key_order": "weights are those of distances",
+    },
+    **{
+        name: {"ones": "the memory has nothing for the first segment", "key_order": "a segment holds neighbours"}
+        for name in ("memory", "memory, delta")
     },
     "top keys": dict.fromkeys(("sensitivity", "honesty"), "keys that were not chosen are not read"),
     "top blocks": {
@@ -135,7 +157,7 @@ def test_what_does_not_is_known(name: str, law: str) -> None:
 def test_masks_that_hide_keys_only_are_padding(name: str, mask: Mask) -> None:
     q, k, v = torch.randn(3, 2, 2, 11, 4, dtype=torch.float64)
     mechanism = MAKERS[name](11).double()
-    causal = Causal() if name in (*RULES, "s4d") else Full()
+    causal = Causal() if name in (*RULES, "s4d", "memory", "memory, delta") else Full()
     mask, padding = mask & causal, Padding([7]) & causal
     torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, mechanism(q, k, mask=padding) @ v)
     dense = mechanism(q, k, mask=mask).to_dense()

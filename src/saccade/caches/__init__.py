@@ -3,6 +3,7 @@
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, MakesMatrix, Traffic
+from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import EvictingCache, Held
 from saccade.caches.files.fingerprint import fingerprint
@@ -17,6 +18,7 @@ from saccade.caches.model_cache import Cache
 from saccade.caches.ragged import padded_positions
 from saccade.caches.recurrent import RecurrentCache
 from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
+from saccade.caches.segment import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
 from saccade.caches.snap_kv import SnapKVCache
 
@@ -28,6 +30,7 @@ __all__ = [
     "LatentCache",
     "IndexedCache",
     "SinkWindowCache",
+    "SegmentCache",
     "BlockSelectCache",
     "EvictingCache",
     "Held",
@@ -38,6 +41,7 @@ __all__ = [
     "BoundScorer",
     "MeanScorer",
     "RecurrentCache",
+    "CompressiveCache",
     "CrossCache",
     "Cache",
     "Traffic",

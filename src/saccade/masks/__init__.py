@@ -34,6 +34,7 @@ from saccade.masks.recipes import (
     sparse_transformer,
     streaming,
 )
+from saccade.masks.segments import Segments
 from saccade.masks.strided import Strided
 from saccade.masks.window import Window
 
@@ -48,6 +49,7 @@ __all__ = [
     "Window",
     "Global",
     "Strided",
+    "Segments",
     "Random",
     "Prefix",
     "Blocks",

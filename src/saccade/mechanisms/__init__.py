@@ -1,6 +1,7 @@
 """WHICH MATRIX comes of queries and keys."""
 
 from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.compressive import CompressiveMemory
 from saccade.mechanisms.delta import Delta
 from saccade.mechanisms.differential import Differential
 from saccade.mechanisms.gated_linear import GatedLinear
@@ -26,4 +27,5 @@ __all__ = [
     "Delta",
     "SSD",
     "S4D",
+    "CompressiveMemory",
 ]

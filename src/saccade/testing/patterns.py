@@ -14,6 +14,7 @@ from saccade.masks import (
     Padding,
     Prefix,
     Random,
+    Segments,
     ShiftedWindows,
     Strided,
     Window,
@@ -99,6 +100,22 @@ _BLOCKS = (
     Case("prefix-long", Prefix(20), lambda b, h, q, kv: True, q_len=3),
 )
 
+_SEGMENTS = (
+    Case("segments", Segments(3, 2), lambda b, h, q, kv: q // 3 * 3 - 2 <= kv <= q, q_len=9, kv_len=9),
+    Case("segments-alone", Segments(4, 0), lambda b, h, q, kv: q // 4 == kv // 4 and kv <= q, q_len=6, kv_len=11),
+    Case("segments-decode", Segments(4, 5), lambda b, h, q, kv: q // 4 * 4 - 5 <= kv <= q, q_len=1, kv_len=11),
+    Case("segments-more-queries", Segments(2, 1), lambda b, h, q, kv: q // 2 * 2 - 1 <= kv <= q, q_len=9, kv_len=5),
+    Case(
+        "segments-positions",
+        Segments(3, 1),
+        lambda b, h, q, kv: q // 3 * 3 - 1 <= kv <= q,
+        q_len=3,
+        kv_len=6,
+        q_positions=(7, 9, 10),
+        kv_positions=(1, 3, 4, 7, 9, 10),
+    ),
+)
+
 _DRAWS = (
     Case("random", *_RANDOM),
     Case("random-longer", *_RANDOM, kv_len=12),
@@ -137,7 +154,7 @@ _RECIPES = (
     Case("recipe-prefix-lm-extend", prefix_lm(4), lambda b, h, q, kv: kv <= q or kv < 4, q_len=6, kv_len=8),
 )
 
-PATTERNS: tuple[Case, ...] = (*_STRIDES, *_BLOCKS, *_DRAWS, *_RECIPES)
+PATTERNS: tuple[Case, ...] = (*_STRIDES, *_BLOCKS, *_SEGMENTS, *_DRAWS, *_RECIPES)
 
 LARGE_PATTERNS: tuple[Case, ...] = (
     Case("large-strided", *rules.strided(21), **rules.LARGE),

@@ -111,6 +111,7 @@ class Contents:
             "wide": (wide_dtype(dtype or torch.float32),),
             "positions": (torch.int64,),
             "int8": (torch.int8,),
+            "bool": (torch.bool,),
         }[leaf.dtype]
         fits = x.dim() == len(axes) and x.dtype in allowed and (x.numel() or max(x.shape, default=0) <= _NOBODY)
         if not fits or any(sizes.setdefault(axis, own) != own for axis, own in zip(axes, x.shape, strict=True)):

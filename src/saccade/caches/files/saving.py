@@ -12,6 +12,7 @@ from torch import Tensor
 from saccade import positions as encodings
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache
+from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.files.contents import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
@@ -22,6 +23,7 @@ from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
 from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
+from saccade.caches.segment import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
 from saccade.caches.snap_kv import SnapKVCache
 from saccade.errors import type_error, unsupported, value_error
@@ -38,9 +40,11 @@ _KINDS = {
         IndexedCache,
         BlockSelectCache,
         SinkWindowCache,
+        SegmentCache,
         HeavyHitterCache,
         SnapKVCache,
         Int8Cache,
+        CompressiveCache,
         CrossCache,
     )
 }

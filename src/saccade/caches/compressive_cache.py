@@ -1,0 +1,141 @@
+"""CompressiveCache: one sum over all segments that are over, and the tokens of the open one."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import integer
+from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.call import Call, Traffic
+from saccade.caches.files.contents import Contents
+from saccade.caches.memory import usable
+from saccade.caches.upcoming import Upcoming
+from saccade.errors import unsupported
+from saccade.positions.tokens import Positions
+
+__all__ = ["CompressiveCache", "RemembersSegments"]
+
+
+@runtime_checkable
+class RemembersSegments(Protocol):
+    """A matrix of the open segment's tokens and new ones, to which a memory stands for all segments before."""
+
+    def advance(
+        self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """The product; the memory after these tokens; where it holds a NaN or inf; and who is to be held."""
+        ...
+
+
+class CompressiveCache(LayerCache):
+    """What `saccade.mechanisms.CompressiveMemory` needs of the past: constant memory, however long the text.
+
+    It holds the sum that stands for all segments that are over, and the keys and values of the open segment, since a
+    segment is written as a whole. Equals the run with a `saccade.caches.KVCache`, and the full run; in a ragged batch
+    each item has segments of its own. A sum cannot be taken apart again: `crop` goes back to nothing or nowhere; `fork`
+    before a guess costs nothing.
+
+    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+
+    Args:
+        max_len: most tokens; None for any number. The memory is the same.
+
+    Raises:
+        ValueError: tokens that stand before earlier ones, or another batch than before.
+        UnsupportedError: a mechanism without segments, a crop to somewhere, or dropout.
+
+    Cost: memory of ``batch * kv_heads * (head_dim * (value_dim + 1) + segment * (head_dim + value_dim))`` elements at
+    most, and 8 bytes for each token held. A step reads and copies the open segment.
+
+    Example:
+        >>> import torch
+        >>> from saccade import masks, mechanisms
+        >>> q, k, v = (torch.randn(1, 2, 100, 8) for _ in range(3))
+        >>> memory, causal = mechanisms.CompressiveMemory(2, 16), masks.Causal()
+        >>> cache = memory.new_cache()
+        >>> parts = [cache.attend(memory, *(x[:, :, i : i + 1] for x in (q, k, v)), mask=causal) for i in range(100)]
+        >>> torch.allclose(torch.cat(parts, 2), memory(q, k, mask=causal) @ v, atol=1e-5)
+        True
+        >>> cache.nbytes
+        1120
+    """
+
+    settings = ("max_len",)
+    leaves: ClassVar[tuple[Leaf, ...]] = (
+        Leaf("keys", "batch kv_heads open head_dim"),
+        Leaf("values", "batch kv_heads open value_dim"),
+        Leaf("table", "batch|1 open", "positions"),
+        Leaf("memory", "batch kv_heads head_dim sums", "wide", is_optional=True),
+        Leaf("tainted", "batch kv_heads", "bool", is_optional=True),
+    )
+
+    _tokens: Upcoming
+
+    def __init__(self, max_len: int | None = None):
+        super().__init__()
+        self.max_len = None if max_len is None else integer("CompressiveCache", "max_len", max_len)
+
+    @property
+    def kv_positions(self) -> Tensor:
+        """Where the tokens of the open segment stand, int64 ``[batch | 1, open]``; -1 where none does."""
+        return self._state["table"] if self._state else torch.empty(1, 0, dtype=torch.int64)
+
+    def advance(self, call: Call) -> Tensor:
+        kind = type(call.mechanism).__name__
+        if call.dropout_p:
+            reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
+            raise unsupported(call.where, kind, [reason], hint="KVCache() keeps the tokens themselves")
+        held = {name: usable(x) for name, x in self._state.items()}
+        keys, values, where = call.key, call.value, call.positions
+        if held:
+            keys, values = torch.cat([held["keys"], keys], 2), torch.cat([held["values"], values], 2)
+            where = _joined(held["table"], call.table)
+        matrix = call.mechanism(call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=where)
+        if not isinstance(matrix, RemembersSegments):
+            reason = f"a {type(matrix).__name__} is no sum over segments that could be carried on"
+            raise unsupported(call.where, kind, [reason], hint="KVCache() fits every mechanism")
+        out, memory, tainted, is_open = matrix.advance(values, held.get("memory"), held.get("tainted"))
+        self._traffic = Traffic(
+            sum(x.nbytes for x in (keys, values, memory) if x is not None), call.key.nbytes + call.value.nbytes
+        )
+        if call.key.shape[2]:
+            kept = {"keys": keys.detach(), "values": values.detach(), "table": where.on(keys.device)}
+            self._state = _of_open(kept, is_open)
+            found = {"memory": memory, "tainted": tainted}
+            self._state |= {name: x.detach() for name, x in found.items() if x is not None}
+        return out
+
+    def _why_not_cropped(self, length: int) -> str:
+        return f"it holds one sum over the segments of {self.length} tokens, from which the last ones cannot be taken"
+
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        memory, table = state.get("memory"), state["table"]
+        if memory is not None and memory.shape[3] != state["values"].shape[3] + 1:
+            raise contents.misfit("tensor memory")
+        later = table[:, 1:] <= table[:, :-1].cummax(1).values if table.shape[1] else table
+        if bool((later & (table[:, 1:] >= 0)).any()) or self.length < table.shape[1]:
+            raise contents.misfit("table")
+
+
+def _joined(held: Tensor, new: Tensor) -> Positions:
+    """Where tokens stand that are held, and new ones behind them; as a run where that is one."""
+    rows = max(len(held), len(new))
+    table = torch.cat([held.expand(rows, -1), new.expand(rows, -1)], 1)
+    first = Positions(None, table).one_by_one()
+    return Positions(None, table) if first is None else Positions(range(first, first + table.shape[1]))
+
+
+def _of_open(held: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
+    """Only the tokens of the open segment of each item, in their order, and behind them nobody."""
+    count = int(is_open.sum(1).amax()) if len(is_open) else 0
+    order = (~is_open).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
+    if len(order) == 1:
+        return {name: x.index_select(1 if name == "table" else 2, order[0]) for name, x in held.items()}
+    table = held["table"].expand(len(order), -1).gather(1, order).masked_fill(~is_open.gather(1, order), -1)
+    wide = {name: held[name] for name in ("keys", "values")}
+    index = order[:, None, :, None]
+    found = {name: x.gather(2, index.expand(*x.shape[:2], -1, x.shape[3])) for name, x in wide.items()}
+    return found | {"table": table}

@@ -1,0 +1,159 @@
+"""CompressiveMemory: softmax within a segment, and one state for all segments before it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from saccade.arguments import instance, integer, number, one_of
+from saccade.attention import AttentionMatrix
+from saccade.caches.compressive_cache import CompressiveCache
+from saccade.errors import unsupported, value_error
+from saccade.finite import wide_dtype
+from saccade.masks import Causal, Full, Mask, Segments
+from saccade.matrix.algebra import Sum
+from saccade.mechanisms.approximate import Approximate, Inputs, parts_of
+from saccade.mechanisms.contents import is_readable
+from saccade.mechanisms.features.visible import Visible
+from saccade.mechanisms.segments.matrix import EarlierSegments
+from saccade.mechanisms.segments.tokens import Tokens
+from saccade.positions import Rotary
+
+__all__ = ["CompressiveMatrix", "CompressiveMemory"]
+
+Update = Literal["linear", "delta"]
+
+
+class CompressiveMatrix(Sum):
+    """``(1 - g) * own + g * earlier``: softmax within segments, and what a memory of those before them gives.
+
+    Args:
+        own: the softmax.
+        earlier: the memory's matrix.
+        gate: g, ``[heads, 1, 1]``.
+    """
+
+    def __init__(self, own: AttentionMatrix, earlier: EarlierSegments, gate: Tensor):
+        super().__init__((1.0 - gate, own), (gate, earlier))
+
+    def advance(
+        self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """The product where ``memory`` stands for all tokens before these, and what is to be remembered.
+
+        See `saccade.mechanisms.segments.matrix.EarlierSegments.advance`.
+        """
+        (rest, own), (gate, earlier) = self.terms
+        assert isinstance(earlier, EarlierSegments)
+        out, memory, tainted, is_open = earlier.advance(value, memory, tainted)
+        return (own.matmul(value) * rest + out * gate).to(value.dtype), memory, tainted, is_open
+
+
+class CompressiveMemory(Approximate):
+    r"""Softmax within the own segment, and linear attention to all segments before it: Infini-attention.
+
+    .. math:: A = (1 - g)\, \mathrm{softmax}(q k^\top)_{\text{own segment}} + g\, A_{\text{mem}}, \qquad
+              A_{\text{mem}} V = \frac{\sigma(Q) M_{s-1}}{\sigma(Q) z_{s-1}}, \qquad \sigma(x) = \mathrm{elu}(x) + 1
+
+    .. math:: M_s = M_{s-1} + \sigma(K)^\top \Big( V - \Big[ \frac{\sigma(K) M_{s-1}}{\sigma(K) z_{s-1}} \Big] \Big),
+              \qquad z_s = z_{s-1} + \sum_j \sigma(k_j), \qquad g = \mathrm{sigmoid}(\text{gate})
+
+    The bracket is that of ``update="delta"``, which writes what the memory does not yet recall. The matrix is a lazy
+    sum. In the first segment the memory is empty and gives 0, so that rows sum to 1 - g. Later they sum to 1 with the
+    linear update; with the delta rule weights have any sign, and rows any sum.
+
+    Args:
+        num_heads: of the queries; each has a gate.
+        segment: positions of a segment, counted from 0.
+        update: how a segment is written, "linear" or "delta".
+        scale: of the dot products within a segment; ``head_dim ** -0.5`` when None.
+        rotary: turns queries and keys within a segment alone, as in the paper, whose memory knows no positions; None
+            where that is done before, for both, or not at all.
+
+    Attributes:
+        gate: trainable, ``[num_heads]``; 0 at first, so that both halves weigh the same.
+
+    Raises:
+        ValueError: sizes out of range, an unknown update; on use, another number of heads.
+        UnsupportedError: a mask other than Causal and those that hide keys and do nothing else (Padding).
+
+    Cost: O(n * segment * head_dim) for the softmax and O(n * head_dim * value_dim) for the memory; a state for each
+    segment is kept for the backward pass. Decoding: `saccade.caches.CompressiveCache`, of constant size.
+
+    Example:
+        >>> from saccade.masks import Causal
+        >>> query = key = torch.zeros(1, 1, 4, 8)
+        >>> CompressiveMemory(1, 2)(query, key, mask=Causal())[0, 0].detach()
+        tensor([[0.5000, 0.0000, 0.0000, 0.0000],
+                [0.2500, 0.2500, 0.0000, 0.0000],
+                [0.2500, 0.2500, 0.5000, 0.0000],
+                [0.2500, 0.2500, 0.2500, 0.2500]])
+
+    Reference: Munkhdalai et al. 2024, arXiv:2404.07143, section 2.1.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        segment: int,
+        *,
+        update: Update = "linear",
+        scale: float | None = None,
+        rotary: Rotary | None = None,
+    ):
+        super().__init__()
+        where, hint = "CompressiveMemory", "MultiHeadAttention(rotary=...) turns what the memory sees too"
+        self.gate = nn.Parameter(torch.zeros(integer(where, "num_heads", num_heads)))
+        self.segment = Segments(integer(where, "segment", segment), 0).segment
+        self.update: Update = one_of(where, "update", update, ("linear", "delta"))
+        self.scale = None if scale is None else number(where, "scale", scale)
+        self.rotary = (
+            None
+            if rotary is None
+            else instance(where, "rotary", rotary, Rotary, "be a saccade Rotary or None", hint=hint)
+        )
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        parts = parts_of(mask)
+        found = [
+            f"{type(part).__name__} is neither Causal nor Padding: a memory holds whole segments of one text"
+            for part in parts
+            if not (isinstance(part, Causal | Full) or part.hides_keys_only)
+        ]
+        if not any(isinstance(part, Causal) for part in parts) and not found:
+            found.append(f"{type(mask).__name__} is not causal: a segment is read after it was written")
+        return tuple(found)
+
+    def new_cache(self, max_len: int | None = None) -> CompressiveCache:
+        """An empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
+        return CompressiveCache(max_len)
+
+    def _made(self, given: Inputs) -> CompressiveMatrix:
+        if len(self.gate) != given.shape[1]:
+            raise value_error("CompressiveMemory", "heads of query", f"be num_heads {len(self.gate)}", given.shape[1])
+        q, kv = given.written_out()
+        if None in given.starts and not is_readable(q, kv):
+            reason = "which segments there are is read off the positions, which may not be read here"
+            raise unsupported("CompressiveMemory", "a table of positions", [reason], hint="a range can be read")
+        query, key = given.query, given.key
+        if self.rotary is not None:
+            query, key = self.rotary(query, q), self.rotary(key, kv)
+        own = AttentionMatrix(
+            query,
+            key,
+            given.rule & Segments(self.segment, 0),
+            scale=self.scale,
+            q_positions=given.q_positions,
+            kv_positions=given.kv_positions,
+        )
+        visible = Visible.of(given)
+        rows, columns = Tokens.pair(given, q, kv, self.segment)
+        earlier = EarlierSegments(
+            given.query, given.key, rows, columns, hidden=visible.hidden_keys, is_delta=self.update == "delta"
+        )
+        return CompressiveMatrix(own, earlier, self.gate.to(wide_dtype(self.gate.dtype)).sigmoid()[:, None, None])
+
+    def extra_repr(self) -> str:
+        return f"{len(self.gate)}, segment={self.segment}, update={self.update!r}, scale={self.scale}"

@@ -1,0 +1,3 @@
+"""What a memory of whole segments is made of."""
+
+__all__: list[str] = []
