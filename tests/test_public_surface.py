@@ -23,6 +23,7 @@ PACKAGES = (
     ".statistics",
     ".caches",
     ".tasks",
+    ".learning",
     ".mechanisms",
     ".nn",
     ".vision",

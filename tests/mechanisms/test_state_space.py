@@ -7,9 +7,7 @@ import pytest
 import torch
 from scipy.signal import cont2discrete
 
-import saccade as sc
-from saccade import masks, mechanisms, nn
-from saccade.caches import RecurrentCache
+from saccade import masks, mechanisms
 from saccade.errors import UnsupportedError
 
 CHANNELS, BATCH, LENGTH = 3, 2, 61
@@ -122,46 +120,12 @@ def test_float32_is_close_over_long_texts():
     torch.testing.assert_close(near.double(), wide, atol=2e-4, rtol=1e-4)
 
 
-def layer():
-    torch.manual_seed(0)
-    return nn.StateSpace(8, 8).double()
-
-
-def test_a_layer_stands_where_self_attention_stands():
-    own = layer()
-    stack = nn.DecoderStack([nn.DecoderLayer(layer(), nn.FeedForward(8, 16)) for _ in range(2)]).double()
-    x = torch.randn(2, 30, 8, dtype=torch.float64)
-    with torch.no_grad():
-        matrix = own.matrix(x)
-        out = own.output_projection(torch.nn.functional.gelu((matrix @ x.mT[..., None])[..., 0].mT))
-        torch.testing.assert_close(own(x), out)
-        full, cache = stack(x), stack.new_cache()
-        parts = [stack(x[:, a:b], cache=cache) for a, b in ((0, 12), (12, 13), (13, 30))]
-        torch.testing.assert_close(torch.cat(parts, 1), full)
-        size = cache.nbytes
-        stack(x, cache=cache)
-        assert cache.nbytes == size
-        texts = [torch.randn(n, 8, dtype=torch.float64) for n in (5, 1, 9)]
-        packed = sc.pack(texts)
-        for text, mine in zip(texts, packed.unpack(own(packed.tokens, mask=packed.mask())), strict=True):
-            torch.testing.assert_close(mine, own(text[None])[0])
-        ragged = own(
-            torch.cat([x[:1, :6], x[:1, :6]]), positions=torch.tensor([[0, 1, 2, 3, 4, 5], [-1, -1, 0, 1, 2, 3]])
-        )
-        torch.testing.assert_close(ragged[1, 2:], own(x[:1, 2 - 2 + 2 : 6])[0])
-    encoder = nn.EncoderLayer(layer(), nn.FeedForward(8, 16)).double()
-    assert encoder(x).shape == x.shape
-    assert isinstance(own.new_cache(), RecurrentCache)
-
-
 REFUSED = {
     "not causal": (lambda u: rule()(u, u), "Full is not causal"),
     "window": (lambda u: rule()(u, u, mask=masks.Window(3, 0)), "so queries cannot choose"),
     "channels": (lambda u: rule()(u[:, :2], u[:, :2], mask=CAUSAL), "heads must be the 3 channels"),
     "odd": (lambda u: mechanisms.S4D(3, 7), "state_dim must be even"),
     "steps": (lambda u: mechanisms.S4D(3, 8, least_step=0.5), "most_step must be at least least_step 0.5"),
-    "bias": (lambda u: layer()(u[..., 0].mT, bias=torch.zeros(1)), "no scores to which it could be added"),
-    "width": (lambda u: layer()(u[..., 0].mT), "query must have shape [batch, len, 8]"),
 }
 
 

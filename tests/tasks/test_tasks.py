@@ -1,5 +1,6 @@
 """Tasks are the same for the same seed, have one answer, and can be told from the text alone."""
 
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -14,10 +15,18 @@ MAKERS: dict[str, Callable[[int], tasks.Recall]] = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
+OTHERS: dict[str, Callable[[int], tasks.Recall]] = {
+    "selective copying": lambda seed: tasks.selective_copying(200, 24, copied=5, vocab_size=12, seed=seed),
+    "listops": lambda seed: tasks.listops(200, 40, depth=3, seed=seed),
+}
+"""Tasks whose answers are worked out from the text."""
+
+
+@pytest.mark.parametrize("name", [*MAKERS, *OTHERS])
 def test_a_text_is_decided_by_its_seed(name: str) -> None:
     before = torch.get_rng_state()
-    one, again, other = MAKERS[name](3), MAKERS[name](3), MAKERS[name](4)
+    make = {**MAKERS, **OTHERS}[name]
+    one, again, other = make(3), make(3), make(4)
     assert torch.equal(one.tokens, again.tokens)
     assert torch.equal(one.targets, again.targets)
     assert not torch.equal(one.tokens, other.tokens)
@@ -36,6 +45,49 @@ def test_each_question_has_one_answer_which_stands_in_the_context(name: str) -> 
             before = [text[i + 1] for i in range(task.context_len - 1) if text[i] == text[place]]
             assert before == [target]
             assert text[place + 1] == target
+
+
+def test_what_is_copied_is_said_in_order() -> None:
+    task = OTHERS["selective copying"](5)
+    for text, targets in zip(task.tokens.tolist(), task.targets.tolist(), strict=True):
+        assert text[task.context_len :] == [1] * 5
+        assert targets[task.context_len :] == [token for token in text[: task.context_len] if token]
+        assert set(targets[: task.context_len]) == {tasks.IGNORED}
+
+
+def test_lists_come_out_as_the_interpreter_says() -> None:
+    task = OTHERS["listops"](5)
+    functions = {"max": max, "min": min, "low": statistics.median_low, "sum": lambda digits: sum(digits) % 10}
+    words = [*range(10), "max([", "min([", "low([", "sum(["]
+    depths, found = set(), set()
+    for text, targets in zip(task.tokens.tolist(), task.targets.tolist(), strict=True):
+        end = text.index(16)
+        assert not any(text[end + 1 :])
+        written = "".join(
+            "])," if token == 15 else str(words[token - 1]) + ("," if token < 11 else "") for token in text[:end]
+        )
+        assert targets[end] == 1 + eval(written.rstrip(","), dict(functions))
+        assert set(targets) == {tasks.IGNORED, targets[end]}
+        depths.add(max(written[:i].count("[") - written[:i].count("]") for i in range(len(written))))
+        found.add(targets[end])
+    assert depths == {1, 2, 3}
+    assert found == set(range(1, 11))
+
+
+def test_answers_can_be_taken_out() -> None:
+    for task in (MAKERS["mqar"](0), tasks.passkey(20, 64, key_len=1, vocab_size=64, seed=0)):
+        blind = task.without_answers()
+        behind = torch.zeros_like(task.tokens, dtype=torch.bool)
+        behind[:, 1:] = task.targets[:, :-1] >= 0
+        assert not blind.tokens[behind].any()
+        assert torch.equal(blind.tokens[~behind], task.tokens[~behind])
+        assert torch.equal(blind.targets, task.targets)
+    for make in OTHERS.values():
+        task = make(0)
+        assert torch.equal(task.without_answers().tokens, task.tokens)
+    for name in ("passkey", "induction"):
+        with pytest.raises(ValueError, match="not be asked for in other answers"):
+            MAKERS[name](0).without_answers()
 
 
 def test_accuracy_counts_what_is_asked() -> None:
@@ -68,6 +120,18 @@ def test_a_needle_is_as_strong_as_was_said() -> None:
         (lambda: tasks.mqar(True, 20, 3, vocab_size=60, seed=0), "examples must be an int of at least 1; got True"),
         (lambda: tasks.induction(1, 9, copied=1, vocab_size=60, seed=0), "copied must be from 2 to half of length 9"),
         (lambda: tasks.induction(1, 9, copied=3, vocab_size=6, seed=0), "vocab_size must have 6 tokens besides 0"),
+        (
+            lambda: tasks.listops(1, 7, depth=2, seed=0),
+            "length must be at least 8, a list of 5 digits and the question",
+        ),
+        (
+            lambda: tasks.selective_copying(1, 9, copied=5, vocab_size=9, seed=0),
+            "copied must be at most half of length 9; got 5",
+        ),
+        (
+            lambda: tasks.selective_copying(1, 10, copied=5, vocab_size=2, seed=0),
+            "vocab_size must hold a blank, a sign and a token to copy; got 2",
+        ),
         (lambda: tasks.passkey(1, 5, key_len=3, vocab_size=60, seed=0), "length must hold a key of 3 and its sign"),
         (lambda: tasks.passkey(1, 50, key_len=3, vocab_size=11, seed=0), "vocab_size must be at least 12; got 11"),
         (lambda: tasks.passkey(1, 50, key_len=3, vocab_size=30, seed=-1), "seed must be an int of at least 0; got -1"),

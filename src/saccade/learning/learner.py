@@ -61,10 +61,10 @@ class Learner(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, mixer: nn.Module, width: int):
         super().__init__()
-        left = _BESIDE * width**2 - sum(x.numel() for x in mixer.parameters())
-        hidden = left // (2 * width)
+        own, most = sum(x.numel() for x in mixer.parameters()), _BESIDE * width**2
+        hidden = (most - own) // (2 * width)
         if hidden < 1:
-            raise value_error("Learner", "mixer", f"have fewer than {_BESIDE * width**2} parameters", left)
+            raise value_error("Learner", "mixer", f"have fewer than {most} parameters", own)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.nearby = ShortConvolution(width, 4)
         self.mixer = mixer

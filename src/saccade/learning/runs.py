@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -84,7 +85,7 @@ def _trained(runs: list[Run], settings: Settings, workers: int) -> Iterator[tupl
     if not runs:
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin)
     try:
         waiting = {pool.submit(_run, run, settings): run for run in runs}
         for done in as_completed(waiting):
@@ -97,6 +98,19 @@ def _trained(runs: list[Run], settings: Settings, workers: int) -> Iterator[tupl
         pool.shutdown(cancel_futures=True)
 
 
+def _begin() -> None:
+    """One core, and no longer than the process that waits for the outcome, however that ends."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _run(run: Run, settings: Settings) -> Outcome:
     return train(MIXERS[run.mixer], QUESTIONS[run.question], run.seed, settings)
 
@@ -107,19 +121,25 @@ def _kept(path: Path, settings: Settings) -> Outcome | None:
         return None
     hint = f"remove {path.name}, or choose another folder"
     try:
-        kept = json.loads(path.read_text())
-        outcome = Outcome(**kept["outcome"])
-        same = kept["settings"] == dataclasses.asdict(settings)
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        outcome, others, checksum = Outcome(**kept["outcome"]), kept["settings"], kept["checksum"]
     except (ValueError, KeyError, TypeError) as error:
         raise value_error("run_all", "folder", "hold outcomes of runs", f"{path}: {error}", hint=hint) from None
-    if not same:
+    if checksum != _checksum(outcome._asdict(), others):
+        raise value_error("run_all", "folder", "hold outcomes of runs", f"{path}, which was changed", hint=hint)
+    if others != settings._asdict():
         raise value_error("run_all", "folder", f"hold runs of {settings}", f"{path} of others", hint=hint)
     return outcome
 
 
 def _keep(path: Path, outcome: Outcome, settings: Settings) -> None:
     """Write a file that is there whole or not at all."""
-    text = json.dumps({"settings": dataclasses.asdict(settings), "outcome": dataclasses.asdict(outcome)}, indent=1)
-    with NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False) as beside:
+    kept = {"outcome": outcome._asdict(), "settings": settings._asdict()}
+    text = json.dumps({**kept, "checksum": _checksum(**kept)}, indent=1)
+    with NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8") as beside:
         beside.write(text + "\n")
     os.replace(beside.name, path)
+
+
+def _checksum(outcome: dict[str, object], settings: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps([outcome, settings], sort_keys=True).encode()).hexdigest()

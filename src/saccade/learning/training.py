@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -21,8 +21,7 @@ SOLVED = 0.99
 """Where so many answers are right, a task is learned."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What all runs of a comparison share.
 
     Args:
@@ -48,8 +47,7 @@ class Settings:
 DEFAULT = Settings()
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a run ended.
 
     Args:

@@ -28,7 +28,7 @@ def selective_copying(examples: int, length: int, *, copied: int, vocab_size: in
     Example:
         >>> task = selective_copying(1, 9, copied=3, vocab_size=10, seed=0)
         >>> task.tokens.tolist(), task.targets[0, 6:].tolist()
-        ([[0, 5, 0, 5, 2, 0, 1, 1, 1]], [5, 5, 2])
+        ([[0, 0, 5, 9, 3, 0, 1, 1, 1]], [5, 9, 3])
 
     Reference: Gu and Dao 2023, arXiv:2312.00752, section 3.1.
     """
