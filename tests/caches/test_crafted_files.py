@@ -14,12 +14,14 @@ from saccade import masks, positions
 from saccade.caches import (
     BlockSelectCache,
     Cache,
+    CompressiveCache,
     CrossCache,
     HeavyHitterCache,
     Int8Cache,
     KVCache,
     LatentCache,
     LayerCache,
+    RecurrentCache,
     SegmentCache,
     SinkWindowCache,
     SnapKVCache,
@@ -29,7 +31,7 @@ from saccade.caches import (
     padded_positions,
     save_cache,
 )
-from saccade.mechanisms import Softmax
+from saccade.mechanisms import CompressiveMemory, Linear, Mechanism, Softmax
 
 KINDS: dict[str, Callable[[], LayerCache]] = {
     "all": KVCache,
@@ -42,8 +44,12 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "window": lambda: SinkWindowCache(2, 5),
     "segments": lambda: SegmentCache(4, 3),
     "turned": lambda: SinkWindowCache(2, 5, rotary=positions.Rotary(8, scaling=positions.YaRN(2.0, trained_len=9))),
+    "sums": RecurrentCache,
+    "memory": CompressiveCache,
     "context": CrossCache,
 }
+MECHANISMS: dict[type, Mechanism] = {RecurrentCache: Linear(), CompressiveCache: CompressiveMemory(4, 5)}
+"""Of caches that are not for `Softmax`."""
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -57,9 +63,11 @@ def _filled(kind: str, *, ragged: bool = False) -> LayerCache:
         cache.fill(*_qkv(5)[1:], kv_positions=padded_positions([5, 3]) if ragged else range(2, 7))
         return cache
     where = padded_positions([20, 13], side="left") if ragged else None
-    cache.attend(Softmax(), *_fitting(cache, *_qkv(20)), mask=masks.Causal(), positions=where)
-    for _ in range(3):
-        cache.attend(Softmax(), *_fitting(cache, *_qkv(1)), mask=masks.Causal())
+    mechanism = MECHANISMS.get(type(cache), Softmax())
+    with torch.no_grad():
+        cache.attend(mechanism, *_fitting(cache, *_qkv(20)), mask=masks.Causal(), positions=where)
+        for _ in range(3):
+            cache.attend(mechanism, *_fitting(cache, *_qkv(1)), mask=masks.Causal())
     return cache
 
 
@@ -79,6 +87,11 @@ def _craft(folder: Path, tree: object, tensors: dict[str, Tensor]) -> Path:
     return folder / "cache"
 
 
+def _is_linear(cache: RecurrentCache, key_width: int, width: int) -> bool:
+    """Whether it holds what `Linear` could have written."""
+    return cache._source is None and cache._memory.state.shape[2:] == (key_width, width + 1)
+
+
 def _goes_on(cache: Cache | LayerCache) -> None:
     """Use what was read; whatever is raised here was not seen when it was."""
     for one in cache.flat if isinstance(cache, Cache) else (cache,):
@@ -94,9 +107,15 @@ def _goes_on(cache: Cache | LayerCache) -> None:
             continue
         k, v = torch.randn(batch, heads, 1, key_width, **like), torch.randn(batch, heads, 1, width, **like)
         for _ in range(3):
-            if one.length != getattr(one, "max_len", None):
-                out = one.attend(Softmax(), *_fitting(one, q, k, v), mask=masks.Causal())
-                assert out.shape == (*q.shape[:3], width)
+            if one.length == getattr(one, "max_len", None):
+                continue
+            given = MECHANISMS.get(type(one), Softmax()), *_fitting(one, q, k, v)
+            # Of which features sums are, the mechanism alone can tell.
+            if isinstance(one, RecurrentCache) and not _is_linear(one, key_width, width):
+                with pytest.raises(ValueError, match="features must be those of the memory"):
+                    one.attend(*given, mask=masks.Causal())
+                break
+            assert one.attend(*given, mask=masks.Causal()).shape == (*q.shape[:3], width)
         one.fork().reorder([0] * min(batch, 1))
 
 
@@ -142,6 +161,8 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "nothing received": ("snap", lambda tree, tensors: tensors.pop("received")),
     "other codes": ("8 bits", lambda tree, tensors: tensors.update({"key.codes": tensors["key.codes"].float()})),
     "other blocks": ("8 bits", lambda tree, tensors: tree.update(block_size=5)),
+    "a source of code": ("sums", lambda tree, tensors: tree.update(source={"kind": "os.system"})),
+    "sums of other values": ("sums", lambda tree, tensors: tree.update(value_dim=5)),
     "a step of no time": ("context", lambda tree, tensors: tree.update(kv_positions=[0, 5, 0])),
     "another time": ("context", lambda tree, tensors: tree.update(kv_positions=[0, 6, 1])),
 }  # fmt: skip

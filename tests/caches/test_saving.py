@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ from saccade.caches import (
     padded_positions,
     save_cache,
 )
-from saccade.mechanisms import Softmax
+from saccade.mechanisms import Linear, Softmax
 from saccade.positions import Rotary, YaRN
 
 CAUSAL = masks.Causal()
@@ -177,6 +178,13 @@ def test_foreign_files_are_refused_with_the_reason(tmp_path: Path) -> None:
         load_cache(path, fingerprint="abc")
 
 
+class Sourced(Linear):
+    """Features of one's own, told apart by something that is in this process alone."""
+
+    def features(self, query: Tensor, key: Tensor) -> Any:
+        return *super().features(query, key)[:2], object
+
+
 def test_a_cache_is_for_the_model_that_made_it(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     _saved(path, "abc")
@@ -192,8 +200,12 @@ def test_a_cache_is_for_the_model_that_made_it(tmp_path: Path) -> None:
         load_cache(path, fingerprint=3)
     with pytest.raises(TypeError, match="cache must be a cache of a layer or a model; got dict"):
         save_cache({}, path)
-    with pytest.raises(NotImplementedError, match="it is none of the caches that hold tokens"):
-        save_cache(RecurrentCache(), path)
+    with pytest.raises(NotImplementedError, match="it is a cache of your own, and a file holds no code"):
+        save_cache(type("Own", (KVCache,), {})(), path)
+    sums, x = RecurrentCache(), torch.randn(1, 1, 3, 4)
+    sums.attend(Sourced(), x, x, x, mask=CAUSAL)
+    with pytest.raises(NotImplementedError, match="its features are told apart by a type, which no file"):
+        save_cache(sums, path)
 
     class Own(BlockScorer):
         summarize = BoundScorer.summarize

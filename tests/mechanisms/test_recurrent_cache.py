@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.caches import Cache, KVCache, RecurrentCache, padded_positions
+from saccade.caches import Cache, KVCache, RecurrentCache, load_cache, padded_positions, save_cache
 from saccade.masks import Causal, Documents, Mask, Padding
-from saccade.mechanisms import Linear, Mechanism, Softmax
+from saccade.mechanisms import Delta, GatedLinear, Linear, Mechanism, Performer, Softmax
 from saccade.nn import MultiHeadAttention
 from saccade.positions import Rotary
 
@@ -21,7 +22,12 @@ TOTAL, WIDTH = 23, 16
 MECHANISMS: dict[str, Callable[[], Mechanism]] = {
     "linear": Linear,
     "relu": lambda: Linear("squared_relu"),
+    "random": lambda: Performer(8),
+    "given": lambda: Performer(directions=torch.eye(4)),
+    "sums alone": lambda: GatedLinear(scale=0.5),
+    "delta": lambda: Delta(scale=0.3),
 }
+SUMS = ("linear", "relu")
 CAUSAL: list[Mask] = [
     Causal(),
     Causal() & Padding([TOTAL, 9, 15]),
@@ -100,7 +106,7 @@ def test_any_split_of_a_ragged_batch_is_each_item_alone(data: st.DataObject) -> 
         assert torch.as_tensor(cache.positions(1)).expand(3, 1).flatten().tolist() == done
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", SUMS)
 def test_memory_does_not_grow(name: str) -> None:
     layer, x = _layer(name, Causal()), _x()
     cache, sizes = RecurrentCache(), set()
@@ -115,10 +121,15 @@ def test_memory_does_not_grow(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [[2, 0, 0, 1], [1], [2, 1, 0]], ids=str)
 @pytest.mark.parametrize("lengths", [[4, 6, 5], [6, 6, 6]], ids=str)
-def test_reordered_items_go_on_as_if_they_had_always_stood_there(rows: list[int], lengths: list[int]) -> None:
-    layer, x = _layer("linear", Documents([5, 30], rule=Causal())), _x()
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_saved_and_reordered_items_go_on_as_if_they_had_always_stood_there(
+    name: str, rows: list[int], lengths: list[int], tmp_path: Path
+) -> None:
+    layer, x = _layer(name, Documents([5, 30], rule=Causal())), _x()
     full, cache = layer(x), RecurrentCache()
     layer(x[:, :6], positions=padded_positions(lengths), cache=cache)
+    save_cache(cache, tmp_path / "cache")
+    cache = load_cache(tmp_path / "cache")
     cache.reorder(rows)
     for step in range(2):
         at = [lengths[row] + step for row in rows]
@@ -126,8 +137,9 @@ def test_reordered_items_go_on_as_if_they_had_always_stood_there(rows: list[int]
         torch.testing.assert_close(out[:, 0], torch.stack([full[row, i] for row, i in zip(rows, at, strict=True)]))
 
 
-def test_a_fork_goes_its_own_way() -> None:
-    layer, x = _layer("linear", Causal()), _x()
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_fork_goes_its_own_way(name: str) -> None:
+    layer, x = _layer(name, Causal()), _x()
     full, cache = layer(x), RecurrentCache()
     layer(x[:, :6], cache=cache)
     guess = cache.fork()
@@ -136,8 +148,9 @@ def test_a_fork_goes_its_own_way() -> None:
     assert (guess.length, cache.length) == (10, 8)
 
 
-def test_it_goes_back_to_the_start_or_nowhere() -> None:
-    layer, x = _layer("linear", Causal()), _x()
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_it_goes_back_to_the_start_or_nowhere(name: str) -> None:
+    layer, x = _layer(name, Causal()), _x()
     cache = RecurrentCache()
     layer(x[:, :6], cache=cache)
     cache.crop(6)

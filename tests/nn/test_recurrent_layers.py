@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import saccade as sc
 from saccade import masks, mechanisms, nn
-from saccade.caches import RecurrentCache
+from saccade.caches import RecurrentCache, load_cache, save_cache
 from saccade.errors import UnsupportedError
 
 WIDTH, HEADS = 8, 2
@@ -94,7 +94,7 @@ def test_its_matrix_times_the_values_is_what_is_normed(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_stack_goes_on_where_it_was_left(name):
+def test_a_stack_goes_on_where_it_was_left(name, tmp_path):
     layers = [nn.DecoderLayer(layer(name), nn.FeedForward(WIDTH, 16)) for _ in range(2)]
     stack = nn.DecoderStack(layers).double()
     x = torch.randn(2, 50, WIDTH, dtype=torch.float64)
@@ -105,6 +105,11 @@ def test_a_stack_goes_on_where_it_was_left(name):
     stack(x, cache=cache)
     assert cache.nbytes == size
     assert isinstance(layer(name).new_cache(), RecurrentCache)
+    begun = stack.new_cache()
+    stack(x[:, :20], cache=begun)
+    begun.reorder([1, 0])
+    save_cache(begun, tmp_path / "cache")
+    torch.testing.assert_close(stack(x[[1, 0], 20:], cache=load_cache(tmp_path / "cache")), full[[1, 0], 20:])
 
 
 @torch.no_grad()

@@ -214,7 +214,9 @@ class LayerCache(AnswersCalls):
             tokens = Positions.of(given, "load_cache", length=sizes["columns"], batch=like.batch)
             self._tokens, _ = _NO_TOKENS.extended(tokens, like.batch, like.device)
         else:
-            self._tokens = Upcoming(contents.position("length"), contents.upcoming(like.batch, state["table"]))
+            self._tokens = Upcoming(contents.position("length"), contents.upcoming(like.batch, state.get("table")))
+        if self.max_len is not None and self.length > self.max_len:
+            raise contents.misfit("max_len")
         self._check_restored(contents, state)
         self._state, self._like = state, like
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Like, Traffic
 from saccade.caches.memory import usable
 from saccade.errors import unsupported
+
+if TYPE_CHECKING:
+    from saccade.caches.files.contents import Contents
 
 __all__ = ["Memory", "Recurrent", "RecurrentCache"]
 
@@ -130,6 +133,22 @@ class RecurrentCache(LayerCache):
         held = {name: usable(x) for name, x in self._state.items()}
         return Memory(held["state"], held.get("peak"), held.get("segment"), held["tainted"], self._source)
 
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        numbers, tensors = super().state()
+        if self._like is not None:
+            sizes = {"head_dim": self._like.head_dim, "value_dim": self._like.value_dim}
+            numbers |= {**sizes, "source": _listed(self._source)}
+        return numbers, tensors
+
+    def _sizes(self, contents: Contents) -> dict[str, int]:
+        return {name: contents.count(name) for name in ("head_dim", "value_dim")}
+
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        self._source = _hashable(contents)
+        # A denominator, if there is one, is one more column.
+        if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
+            raise contents.misfit("value_dim")
+
     def _why_not_cropped(self, length: int) -> str:
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
@@ -138,3 +157,30 @@ class RecurrentCache(LayerCache):
         is_wide = held.dtype == torch.float64, new.dtype == torch.float64
         dtype = held.dtype if is_wide[0] == is_wide[1] else new.dtype
         super()._check_like(where, held, new._replace(head_dim=held.head_dim, dtype=dtype))
+
+
+def _listed(source: Hashable) -> Any:
+    """A source as JSON: lists for tuples.
+
+    Raises:
+        UnsupportedError: something else is in it than numbers, strings and None.
+    """
+    if isinstance(source, tuple):
+        return [_listed(part) for part in source]
+    if not isinstance(source, str | int | float | None):
+        reason = f"its features are told apart by a {type(source).__name__}, which no file of a cache holds"
+        raise unsupported("save_cache", "RecurrentCache", [reason], hint="features that are told apart by numbers")
+    return source
+
+
+def _hashable(contents: Contents) -> Hashable:
+    """The source that a file tells of."""
+
+    def made(told: object) -> Hashable:
+        if isinstance(told, list):
+            return tuple(map(made, told))
+        if not isinstance(told, str | int | float | None):
+            raise contents.misfit("source")
+        return told
+
+    return made(contents.value("source"))

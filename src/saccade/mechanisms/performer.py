@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Hashable
 from typing import Any
@@ -148,7 +149,9 @@ class Performer(FeatureMechanism):
         """Equal for equal directions, as far as anybody may look."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
-        return (hash(self.directions.cpu().numpy().tobytes()) if is_readable(self.directions) else None,)
+        if not is_readable(self.directions):
+            return (None,)
+        return (hashlib.sha256(self.directions.cpu().numpy().tobytes()).hexdigest(),)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # A state that does not tell of calls is of a time when none did: they are counted from here on.

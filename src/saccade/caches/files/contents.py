@@ -103,12 +103,12 @@ class Contents:
         if not self.has(leaf.name):
             raise MisfitError(f"lacks the tensor {self._name}{leaf.name} of a {self.kind}")
         x, axes = self._tensors[self._name + leaf.name], leaf.axes.split()
-        if axes[0] == "batch|1":
-            x = torch.atleast_2d(x)
+        if axes[0] == "batch|1" and x.dim():
+            x = torch.atleast_2d(x) if len(axes) > 1 else x
             axes[0] = "batch" if len(x) != 1 else "1"
         allowed = {
             "float": _FLOATS if dtype is None else (dtype,),
-            "wide": (wide_dtype(dtype or torch.float32),),
+            "wide": (torch.float32, torch.float64) if dtype is None else (wide_dtype(dtype),),
             "positions": (torch.int64,),
             "int8": (torch.int8,),
             "bool": (torch.bool,),
@@ -146,8 +146,9 @@ class Contents:
             return range(first, first + columns)
         return self.leaf(Leaf("positions", "batch columns", "positions"), {"batch": batch, "columns": columns})
 
-    def upcoming(self, batch: int, reached: Tensor) -> int | Tensor:
+    def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
         """Where the next token of each item stands: behind those that stand at ``reached``, ``[batch | 1, ...]``."""
+        reached = torch.empty(1, 0, dtype=torch.int64) if reached is None else reached
         after: int | Tensor = self.position("next") if not self.has("next") else 0
         if self.has("next"):
             after = self.leaf(Leaf("next", "batch", "positions"), {"batch": batch})

@@ -22,6 +22,7 @@ from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
+from saccade.caches.recurrent import RecurrentCache
 from saccade.caches.scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.segment import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
@@ -45,6 +46,7 @@ _KINDS = {
         SnapKVCache,
         Int8Cache,
         CompressiveCache,
+        RecurrentCache,
         CrossCache,
     )
 }
@@ -178,7 +180,7 @@ def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
     """
     kind = type(cache).__name__
     if _KINDS.get(kind) is not type(cache):
-        reason = "it is none of the caches that hold tokens, or one of your own"
+        reason = "it is a cache of your own, and a file holds no code"
         raise unsupported(where, kind, [reason], hint="read the text anew, with a cache that can be saved")
     settings = {name: getattr(cache, name) for name in cache.settings}
     if "scorer" in settings:

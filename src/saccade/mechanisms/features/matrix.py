@@ -126,7 +126,7 @@ class FeatureMatrix(LinearTimeMatrix):
             ValueError: a mask that is not causal, or a memory of other features or another mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
-        check_memory(self, self._order, self.visible, memory, self._key.shape[3])
+        check_memory(self, self._order, self.visible, memory, (self._key.shape[3], value.shape[3] + 1))
         with torch.autocast(self.device.type, enabled=False):
             bad = ~torch.isfinite(value.detach()).all(-1)
             bad = bad if self._tainted is None else bad | self._tainted

@@ -120,7 +120,7 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
     """
     if logs is None:
         return Line(segments=segments)
-    if segments is None:
+    if segments is None or not logs.numel():
         peak = logs.cummax(-1).values
     else:
         # Segments are lifted above one another, so that a maximum so far never comes from another one.
@@ -153,9 +153,9 @@ class Continued(Protocol):
 
 
 def check_memory(
-    matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, features: int
+    matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
-    """Raise unless new tokens can go on where a memory ends."""
+    """Raise unless new tokens can go on where a memory ends; ``sizes`` are those of its state for one head."""
     where = f"{type(matrix).__name__}.advance"
     if not visible.causal:
         hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
@@ -165,7 +165,7 @@ def check_memory(
         raise value_error(where, "positions", "be those of the keys, in order", "others")
     if memory is None:
         return
-    if memory.source not in (None, matrix.source) or memory.state.shape[2] != features:
+    if memory.source not in (None, matrix.source) or memory.state.shape[2:] != sizes:
         hint = "new features were drawn since, or the rule is another; a memory holds for one"
         raise value_error(where, "features", "be those of the memory", "others", hint=hint)
     if (memory.segment is None) != (visible.kv_documents is None):

@@ -154,7 +154,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         if memory is not None and memory.segment is None and self._rule.segments is not None:
             memory = memory._replace(segment=self._rule.segments[:: self.shape[1], :1].flatten())  # of the first text
-        check_memory(self, self._order, self.visible, memory, self._rule.key.shape[2])
+        check_memory(self, self._order, self.visible, memory, (self._rule.key.shape[2], value.shape[3]))
         bad = ~torch.isfinite(value.detach()).all(-1)
         bad = bad if self._tainted is None else bad | self._tainted
         if self.visible.hidden_keys is not None:

@@ -94,7 +94,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         count = 2 * self.modes.weight.shape[1]
         if memory is not None and memory.segment is None and self.visible.kv_documents is not None:
             memory = memory._replace(segment=self.visible.kv_documents[:, :1].flatten())
-        check_memory(self, self._order, self.visible, memory, count)
+        check_memory(self, self._order, self.visible, memory, (count, value.shape[3]))
         batch, channels, _, width = value.shape
         bad = ~torch.isfinite(value.detach()).all(-1)
         if self.visible.hidden_keys is not None:
