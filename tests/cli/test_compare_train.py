@@ -36,7 +36,7 @@ def test_it_trains_and_prints_a_table_and_does_so_once(run, tmp_path):
 
 
 def test_everything_is_trained_unless_names_are_given(train, tmp_path):
-    result = train("--markdown", "--runs", "all")
+    result = train("--markdown", "--runs", "all", "--out", "learned.png")
     assert result.exit_code == 0, result.output
     lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in result.stdout.splitlines()]
     assert lines[0] == list(QUESTIONS)
@@ -46,6 +46,8 @@ def test_everything_is_trained_unless_names_are_given(train, tmp_path):
     assert row == ["Linformer", "learned, 600", "-", "learned, 600", "learned, 600", "-"]
     assert len(list((tmp_path / "all").iterdir())) == 294 == len(planned(list(MIXERS), list(QUESTIONS), 3))
     assert "294 runs, 147 minutes of one core" in result.stdout
+    assert result.stdout.endswith("wrote learned.png\n")
+    assert (tmp_path / "learned.png").read_bytes().startswith(b"\x89PNG")
 
 
 WRONG = {

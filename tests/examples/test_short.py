@@ -45,3 +45,9 @@ def test_a_map_of_thousands_of_tokens_is_drawn(capsys, monkeypatch, tmp_path):
     assert "shape=[1, 5, 8000, 8000]" in text
     assert len(re.findall(r"token [\d,]+, .*: \d+ looks", text)) == 4
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_mixers_are_trained_beside_ours(capsys, monkeypatch, tmp_path):
+    found = dict(re.findall(r"(\w+): (\d+)% right", said("own_mixer", capsys, monkeypatch, tmp_path)))
+    assert int(found["mine"]) > 90
+    assert int(found["full"]) > 90 > 50 > int(found["window"])

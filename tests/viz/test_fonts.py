@@ -89,6 +89,6 @@ def test_nothing_is_opened_when_the_default_covers(only_bundled_fonts, monkeypat
 def test_invisible_characters_are_escaped_and_long_labels_cut():
     assert drawable_labels(["a\nb", "electroencephalography", "x" * 500])[0] == [
         r"a\nb",
-        "electroencephalog…",
-        "x" * 17 + "…",
+        "electroencephalogr…",
+        "x" * 18 + "…",
     ]

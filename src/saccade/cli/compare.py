@@ -12,7 +12,7 @@ from saccade.attention import AttentionMatrix
 from saccade.cli.learn import learn
 from saccade.cli.loading import MINILM, ModelName, load, shown_name
 from saccade.cli.refusal import loaded, refuse, refuse_beside
-from saccade.cli.writing import writing
+from saccade.cli.writing import put
 from saccade.learning.training import DEFAULT
 from saccade.masks import Mask
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
@@ -35,7 +35,9 @@ def compare(
     layer: Annotated[int, typer.Option(help="The layer whose queries and keys are taken, counted from 0.")] = 0,
     features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
     landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
-    out: Annotated[Path | None, typer.Option(help="The file for a picture of error against time.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file for a picture: error against time, or what was learned.")
+    ] = None,
     train: Annotated[
         bool, typer.Option("--train", help="Train small models on recall instead, one for each way to mix tokens.")
     ] = False,
@@ -63,10 +65,10 @@ def compare(
         _compare(text or [], model_name, layer, features, landmarks, out)
         return
     why = "reads no text"
-    refuse_beside(context, "--train", ("--model", "--layer", "--features", "--landmarks", "--out"), why)
+    refuse_beside(context, "--train", ("--model", "--layer", "--features", "--landmarks"), why)
     if text:
         refuse("compare", f"TEXT must be left out where --train is given, which {why}")
-    learn(only or [], seeds, steps, runs, workers, as_markdown=markdown)
+    learn(only or [], seeds, steps, runs, workers, out, as_markdown=markdown)
 
 
 def _compare(text: list[str], model_name: str, layer: int, features: int, landmarks: int, out: Path | None) -> None:
@@ -93,13 +95,7 @@ def _compare(text: list[str], model_name: str, layer: int, features: int, landma
     typer.echo(str(comparison))
     if out is not None:
         title = f"Layer {layer} of {visible(shown_name(model_name))}, {length} tokens"
-        figure = viz.tradeoff(comparison, title=title)
-        try:
-            with writing("compare", "--out", out, "picture file"):
-                path = viz.save(figure, out)
-        except ValueError as error:
-            refuse("compare", f"--out must be a picture file that can be written; got {out} ({error})")
-        typer.echo(f"wrote {visible(str(path))}")
+        put("compare", viz.tradeoff(comparison, title=title), out)
 
 
 def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:

@@ -11,18 +11,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from saccade import viz
 from saccade.cli.progress import progress
 from saccade.cli.refusal import refuse
-from saccade.cli.writing import writing
+from saccade.cli.writing import put, writing
 from saccade.learning import MIXERS, QUESTIONS, Outcome, Run, Settings, planned, run_all
-from saccade.learning.table import legend, rows
+from saccade.learning.table import legend, names, rows, shares
 from saccade.text import visible
 
 __all__ = ["learn"]
 
 
-def learn(only: Sequence[str], seeds: int, steps: int, runs: Path, workers: int | None, *, as_markdown: bool) -> None:
-    """Train small models, and print what they learned."""
+def learn(
+    only: Sequence[str],
+    seeds: int,
+    steps: int,
+    runs: Path,
+    workers: int | None,
+    out: Path | None,
+    *,
+    as_markdown: bool,
+) -> None:
+    """Train small models, print what they learned, and draw it where a file is named."""
     mixers, questions = _chosen(only, MIXERS), _chosen(only, QUESTIONS)
     for name in only:
         if name not in (*MIXERS, *QUESTIONS):
@@ -43,6 +53,18 @@ def learn(only: Sequence[str], seeds: int, steps: int, runs: Path, workers: int 
         except ValueError as error:
             refuse("compare", str(error).replace("run_all: folder", "--runs", 1))
     _print(outcomes, as_markdown=as_markdown)
+    if out is not None:
+        columns, rows_of = names(outcomes)
+        figure = viz.heatmap(
+            [list(line) for line in zip(*shares(outcomes), strict=True)],
+            x_labels=columns,
+            y_labels=rows_of,
+            x_name="",
+            y_name="",
+            annotate=True,
+            limits=(0.0, 1.0),
+        )
+        put("compare", figure, out)
 
 
 def _chosen(only: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+import typer
+
+from saccade import viz
 from saccade.cli.refusal import fail, refuse
+from saccade.text import visible
 
-__all__ = ["all_or_none", "folder_for", "writing"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["all_or_none", "folder_for", "put", "writing"]
 
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # which no other name would help with
 
@@ -22,6 +30,16 @@ def writing(command: str, option: str, path: Path, kind: str = "folder") -> Iter
     except OSError as error:
         end = fail if error.errno in _FAILURES else refuse
         end(command, f"{option} must be a {kind} that can be written; got {path} ({error.strerror})")
+
+
+def put(command: str, figure: "Figure", out: Path) -> None:
+    """Write a picture to the file that ``--out`` names, and say so; end where it cannot be written."""
+    try:
+        with writing(command, "--out", out, "picture file"):
+            path = viz.save(figure, out)
+    except ValueError as error:
+        refuse(command, f"--out must be a picture file that can be written; got {out} ({error})")
+    typer.echo(f"wrote {visible(str(path))}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,7 @@ from saccade.learning.runs import Run
 from saccade.learning.training import SOLVED, Outcome
 from saccade.tasks import IGNORED
 
-__all__ = ["legend", "rows"]
+__all__ = ["legend", "names", "rows", "shares"]
 
 _NOT_ASKED = "-"
 _SAMPLE = 2000  # texts in which the commonest answer is counted
@@ -21,14 +22,23 @@ def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
 
     A cell says in how many steps all seeds learned a task, or the mean share of right answers and its range.
     """
-    mixers, questions = (
-        list(dict.fromkeys(names)) for names in ([x.mixer for x in outcomes], [x.question for x in outcomes])
-    )
+    mixers, questions = names(outcomes)
     lines = [["", *questions]]
-    for mixer in mixers:
-        cells = [[outcomes[run] for run in outcomes if run[:2] == (mixer, question)] for question in questions]
-        lines.append([mixer, *map(_cell, cells)])
+    lines += [[mixer, *(_cell(_of(outcomes, mixer, question)) for question in questions)] for mixer in mixers]
     return [*lines, ["the commonest answer", *(f"{_guessed(question):.2f}" for question in questions)]]
+
+
+def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
+    """Mixers, and questions, in the order in which they came."""
+    both = [run.mixer for run in outcomes], [run.question for run in outcomes]
+    return list(dict.fromkeys(both[0])), list(dict.fromkeys(both[1]))
+
+
+def shares(outcomes: Mapping[Run, Outcome]) -> list[list[float]]:
+    """Mean shares of right answers, a row for each mixer; NaN where a question was not asked."""
+    mixers, questions = names(outcomes)
+    found = [[[x.accuracy for x in _of(outcomes, one, other)] for other in questions] for one in mixers]
+    return [[statistics.mean(own) if own else math.nan for own in line] for line in found]
 
 
 def legend(outcomes: Mapping[Run, Outcome]) -> str:
@@ -38,6 +48,10 @@ def legend(outcomes: Mapping[Run, Outcome]) -> str:
         f"Share of right answers to fresh texts, mean over {seeds} seed{'' if seeds == 1 else 's'} (least to most), or "
         f"in how many steps all learned ({SOLVED:.0%} right). {len(outcomes)} runs, {minutes:.0f} minutes of one core."
     )
+
+
+def _of(outcomes: Mapping[Run, Outcome], mixer: str, question: str) -> list[Outcome]:
+    return [outcomes[run] for run in outcomes if run[:2] == (mixer, question)]
 
 
 def _cell(own: Sequence[Outcome]) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MissingGlyphsWarning", "covering_families", "drawable_labels", "drawable_title"]
 
-LABEL_WIDTH = 18  # columns; a longer label would take more room than the picture
+LABEL_WIDTH = 19  # columns; a longer label would take more room than the picture
 
 # Upright faces that read well next to Latin text, best first; any other installed font comes after them.
 _PREFERRED = (
