@@ -152,12 +152,14 @@ class EarlierSegments(LinearTimeMatrix):
         """In line: queries over what they sum to, keys, and keys over what they sum to in the state before them."""
         lines, keys = self._rows.in_line(self._features(self._query, self._spoilt)), self._keys(None)
         norm = keys.new_zeros(*keys.shape[:2], keys.shape[3], 1)
-        totals = [lines[..., :0, :1], keys[..., :0, :1]]
+        totals = [lines[..., :0, :1]], [keys[..., :0, :1]]
         for own, written in zip(self._rows.spans, self._columns.spans, strict=True):
-            totals[0] = torch.cat([totals[0], product(lines[:, :, own], norm)], 2)
-            totals[1] = torch.cat([totals[1], keys[:, :, written] @ norm], 2)
+            totals[0].append(product(lines[:, :, own], norm))
+            totals[1].append(keys[:, :, written] @ norm)
             norm = norm + keys[:, :, written].sum(2)[..., None]
-        lines, recalled = (_divided(torch.cat(pair, 3)) for pair in zip((lines, keys), totals, strict=True))
+        lines, recalled = (
+            _divided(torch.cat([x, torch.cat(found, 2)], 3)) for x, found in zip((lines, keys), totals, strict=True)
+        )
         return lines, keys, recalled
 
     def _rows_of(self, parts: tuple[Tensor, ...], items: slice, heads: slice, groups: slice, own: slice) -> Tensor:
