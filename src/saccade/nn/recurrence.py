@@ -10,14 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.arguments import instance, integer, one_of
-from saccade.caches import LayerCache
 from saccade.errors import value_error
 from saccade.masks import Mask
-from saccade.matrix import Matrix
 from saccade.mechanisms import SSD, Delta, GatedLinear, Mechanism
-from saccade.nn.recurrent_layer import RecurrentLayer
-from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.nn.recurrent_layer import Read, RecurrentLayer
 
 __all__ = ["Recurrence"]
 
@@ -32,7 +28,8 @@ class Recurrence(RecurrentLayer):
 
     The norm divides each head by its root mean square. Queries and keys go through silu; with `Delta` they have length
     1 afterwards. ``beta`` is a sigmoid. A decay, and SSD's step, is a softplus that starts between 0.001 and 0.1; a
-    head's rate multiplies it, 1 to ``num_heads`` at first. With `SSD` each head adds a learned multiple of its values.
+    head's rate multiplies it, 1 to ``num_heads`` at first. With `SSD` each head adds a learned multiple of its values,
+    which is no part of the matrix.
 
     Stands where self-attention stands: in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded texts, and
     with a cache of constant size. A token sees what comes before it. What published layers have beside it, a short
@@ -102,59 +99,19 @@ class Recurrence(RecurrentLayer):
                 steps = torch.logspace(*_FIRST_STEPS, len(gate.bias))
                 gate.bias.data.copy_(steps.expm1().log())  # whose softplus the steps are
 
-    def forward(
-        self,
-        query: Tensor,
-        *,
-        mask: object = None,
-        positions: GivenPositions = None,
-        bias: Tensor | Bias | None = None,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
-        """Write, and read.
-
-        Args:
-            query: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
-            mask: the facts of this batch: packed texts, padding; joined with the layer's by ``&``.
-            positions: where the tokens stand, in order; -1 for no token. Only their order counts.
-            bias: None; there are no scores to which one could be added.
-            cache: what the layer remembers of earlier calls, as `new_cache` makes it.
-
-        Returns:
-            ``[batch, len, embed_dim]``.
-        """
-        joined, own = self._facts(query, mask, positions, bias, cache)
-        read, key, value, gate = self._heads(query)
-        bound = partial(self.mechanism, **self._gates(query))
-        if cache is None:
-            out = bound(read, key, mask=joined, q_positions=own, kv_positions=own).matmul(value)
-        else:
-            out = cache.attend(bound, read, key, value, mask=joined, positions=own)
-        if self.skip is not None:
-            out = out + self.skip[:, None, None] * value
-        out = F.rms_norm(out, out.shape[-1:]) * F.silu(gate)
-        return self.output_projection(out.transpose(1, 2).flatten(2))
-
-    def matrix(
-        self,
-        query: Tensor,
-        *,
-        mask: object = None,
-        positions: GivenPositions = None,
-        bias: Tensor | Bias | None = None,
-    ) -> Matrix:
-        """The matrix, ``[batch, num_heads, len, len]``, not built; SSD's multiples of values are not in it."""
-        joined, own = self._facts(query, mask, positions, bias, None)
-        read, key, _, _ = self._heads(query)
-        return self.mechanism(read, key, **self._gates(query), mask=joined, q_positions=own, kv_positions=own)
-
-    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys, values and the output's gate, ``[batch, num_heads, len, head_dim]`` each."""
+    def _read(self, x: Tensor) -> Read:
         query, key, value, gate = self.inputs(x).unflatten(2, (4, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         query, key = F.silu(query), F.silu(key)
         if self.write is not None:
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
-        return query, key, value, gate
+        return Read(partial(self.mechanism, **self._gates(x)), query, key, value, F.silu(gate))
+
+    def _merged(self, out: Tensor, read: Read) -> Tensor:
+        if self.skip is not None:
+            out = out + self.skip[:, None, None] * read.value
+        assert read.gate is not None  # `_read` gives one
+        normed = F.rms_norm(out, out.shape[-1:]) * read.gate
+        return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
         """What the mechanism is told of each token."""

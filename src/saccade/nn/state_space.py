@@ -6,13 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.arguments import flag, integer
-from saccade.caches import LayerCache
 from saccade.masks import Mask
-from saccade.matrix import Matrix
 from saccade.mechanisms import S4D
-from saccade.nn.recurrent_layer import RecurrentLayer
-from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.nn.recurrent_layer import Read, RecurrentLayer
 
 __all__ = ["StateSpace"]
 
@@ -56,47 +52,12 @@ class StateSpace(RecurrentLayer):
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.reset_parameters()
 
-    def forward(
-        self,
-        query: Tensor,
-        *,
-        mask: object = None,
-        positions: GivenPositions = None,
-        bias: Tensor | Bias | None = None,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
-        """Mix.
+    def _read(self, x: Tensor) -> Read:
+        channels = x.mT[..., None]  # as heads
+        return Read(self.mechanism, channels, channels, channels)
 
-        Args:
-            query: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
-            mask: the facts of this batch: packed texts, padding; joined with the layer's by ``&``.
-            positions: where the tokens stand, in order; -1 for no token. Only their order counts.
-            bias: None; there are no scores to which one could be added.
-            cache: what the layer remembers of earlier calls, as `new_cache` makes it.
-
-        Returns:
-            ``[batch, len, embed_dim]``.
-        """
-        joined, own = self._facts(query, mask, positions, bias, cache)
-        channels = query.mT[..., None]
-        if cache is None:
-            mixed = self.mechanism(channels, channels, mask=joined, q_positions=own, kv_positions=own).matmul(channels)
-        else:
-            mixed = cache.attend(self.mechanism, channels, channels, channels, mask=joined, positions=own)
-        return self.output_projection(F.gelu(mixed[..., 0].mT))
-
-    def matrix(
-        self,
-        query: Tensor,
-        *,
-        mask: object = None,
-        positions: GivenPositions = None,
-        bias: Tensor | Bias | None = None,
-    ) -> Matrix:
-        """The matrix of every channel, ``[batch, embed_dim, len, len]``, not built."""
-        joined, own = self._facts(query, mask, positions, bias, None)
-        channels = query.mT[..., None]  # as heads
-        return self.mechanism(channels, channels, mask=joined, q_positions=own, kv_positions=own)
+    def _merged(self, out: Tensor, read: Read) -> Tensor:
+        return self.output_projection(F.gelu(out[..., 0].mT))
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, mask={self.mask}"
