@@ -50,4 +50,5 @@ def test_a_map_of_thousands_of_tokens_is_drawn(capsys, monkeypatch, tmp_path):
 def test_own_mixers_are_trained_beside_ours(capsys, monkeypatch, tmp_path):
     found = dict(re.findall(r"(\w+): (\d+)% right", said("own_mixer", capsys, monkeypatch, tmp_path)))
     assert int(found["mine"]) > 90
-    assert int(found["full"]) > 90 > 50 > int(found["window"])
+    assert int(found["full"]) > 90
+    assert int(found["window"]) < 50
