@@ -16,6 +16,7 @@ from saccade import masks, mechanisms, models, positions, scores, vision
 from saccade.nn import (
     AttentionBlock,
     AttentionPool,
+    ColumnAttention,
     DecoderLayer,
     DecoderStack,
     DifferentialAttention,
@@ -25,7 +26,9 @@ from saccade.nn import (
     LatentAttention,
     MultiHeadAttention,
     Recurrence,
+    RowAttention,
     StateSpace,
+    TriangleAttention,
     from_torch,
     to_torch,
 )
@@ -61,8 +64,15 @@ SOURCES: Makes = {
     "Recurrence of SSD": lambda: Recurrence(16, 4, mechanisms.SSD(4)),
     "EncoderLayer": lambda: EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8), norm="rms"),
     "DecoderLayer": lambda: DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)),
+    "SignalEncoder": lambda: models.SignalEncoder(16, 8, 2, 1, mask=masks.sliding_window(2)),
     "EncoderStack": lambda: EncoderStack([EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8))]),
     "DecoderStack": lambda: DecoderStack([DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8))]),
+}
+TABLES: Makes = {
+    "RowAttention": lambda: RowAttention(16, 4),
+    "ColumnAttention": lambda: ColumnAttention(16, 4),
+    "TriangleAttention": lambda: TriangleAttention(16, 4),
+    "TriangleAttention around the end": lambda: TriangleAttention(16, 4, "end"),
 }
 MAPS: Makes = {
     "ChannelAttention": lambda: vision.ChannelAttention(16, 4),
@@ -98,6 +108,7 @@ MATRICES: Makes = {
     "ALiBi": lambda: mechanisms.Softmax(bias=positions.ALiBi(4)),
     "Clipped": lambda: mechanisms.Softmax(bias=positions.Clipped(4, 3)),
     "T5": lambda: mechanisms.Softmax(bias=positions.T5(4)),
+    "ShawKeys of heads": lambda: mechanisms.Softmax(bias=positions.ShawKeys(4, 3, num_heads=4)),
     "ShawKeys": lambda: mechanisms.Softmax(bias=positions.ShawKeys(4, 3)),
     "GridTable": lambda: mechanisms.Softmax(bias=positions.GridTable(4, 1, 7)),
 }
@@ -105,6 +116,9 @@ PLACES: Makes = {"Sinusoidal": lambda: positions.Sinusoidal(16), "Learned": lamb
 MODELS: Makes = {
     "Encoder": lambda: models.Encoder(models.EncoderConfig(**SIZES, num_layers=1)),
     "Decoder": lambda: models.Decoder(models.DecoderConfig(**SIZES, num_layers=1)),
+    "Decoder of notes": lambda: models.Decoder(
+        models.DecoderConfig(**SIZES, num_layers=1, position_encoding="relative")
+    ),
     "Decoder untied": lambda: models.Decoder(
         models.DecoderConfig(**SIZES, num_layers=1, position_encoding="learned", tied=False)
     ),
@@ -116,16 +130,19 @@ MODELS: Makes = {
 }
 CASES: Makes = {
     **SOURCES,
+    **TABLES,
     **MAPS,
     **MATRICES,
     **PLACES,
     **MODELS,
     "Rotary": lambda: positions.Rotary(16, scaling=positions.YaRN(2.0, trained_len=9)),
+    "RelationTable": lambda: positions.RelationTable(4, 9),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
 CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
+TABLE = torch.randn(2, 5, 5, 16, generator=torch.Generator().manual_seed(4))
 MAP = torch.randn(2, 16, 4, 5, generator=torch.Generator().manual_seed(3))
 
 
@@ -134,13 +151,13 @@ def _out(name: str, module: nn.Module) -> Tensor:
     if name in MATRICES:
         facts = {"mask": CAUSAL} if name in CAUSAL_ONLY else {}
         return module(*(QKV[1:] if name == "S4D" else QKV[:2]), **facts) @ QKV[2]
-    if name in PLACES:
-        return module(range(5))
-    if name.startswith("Rotary"):
-        return module(X[:, None], range(3, 8))
+    if name in PLACES or name.startswith("Rotary"):
+        return module(*(() if name in PLACES else (X[:, None],)), range(3, 8))
     if name.startswith("EncoderDecoder"):
         return module(TOKENS, TOKENS)
-    return module(TOKENS if name in MODELS else MAP if name in MAPS else X)
+    if name == "RelationTable":
+        return module(TOKENS[:, None])
+    return module(TOKENS if name in MODELS else MAP if name in MAPS else TABLE if name in TABLES else X)
 
 
 def _made(name: str) -> nn.Module:
@@ -226,7 +243,7 @@ class Adapter(nn.Module):
 
 def _wrapped(module: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
     for name, part in module.named_children():
-        if isinstance(part, nn.Linear | nn.Conv2d):
+        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d):
             setattr(module, name, wrap(part))
         else:
             _wrapped(part, wrap)
@@ -247,16 +264,16 @@ class Doubled(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("name", [*SOURCES, *MAPS, *MODELS])
+@pytest.mark.parametrize("name", [*SOURCES, *TABLES, *MAPS, *MODELS])
 def test_projections_may_be_wrapped(name: str) -> None:
     out = _out(name, _wrapped(_made(name), Adapter))
     torch.testing.assert_close(out, _out(name, _wrapped(_made(name), Doubled)))
-    if any(isinstance(x, nn.Linear | nn.Conv2d) for x in _made(name).modules()):
+    if any(isinstance(x, nn.Linear | nn.Conv1d | nn.Conv2d) for x in _made(name).modules()):
         assert not torch.equal(out, _out(name, _made(name)))
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
-@pytest.mark.parametrize("name", [*SOURCES, *MAPS, *MODELS])
+@pytest.mark.parametrize("name", [*SOURCES, *TABLES, *MAPS, *MODELS])
 def test_linear_layers_may_be_rounded(name: str) -> None:
     from torch.ao.quantization import quantize_dynamic  # noqa: PLC0415  to be removed from torch; then this test goes
 

@@ -30,6 +30,9 @@ CAUSAL = [
     masks.Causal() & masks.Blocks((torch.arange(64).reshape(8, 8) % 3 != 1).tolist(), 3),
     masks.Documents([4, 9, 30], rule=masks.Causal() & (masks.Window(3, 0) | masks.Global([0]))),
     masks.prefix_lm(PREFIX),
+    masks.image_rows(PREFIX, 4, 5),
+    masks.image_columns(PREFIX, 5, 4),
+    masks.image_neighbors(PREFIX, 4, 5, (1, 2)),
     masks.Causal() & ~masks.Window(2, 0),  # the first rows see nothing
     masks.Predicate(lambda b, h, q, kv: (kv <= q) & ((q + kv + h) % 3 != 0)),
     masks.Causal() & masks.Dense(torch.arange(TOTAL**2).reshape(TOTAL, TOTAL) % 5 != 0),

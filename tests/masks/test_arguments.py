@@ -117,6 +117,10 @@ POSITIONS = INT_LISTS | {"[]", "()", "{1, 2}", "empty tensor"}
 LAYOUTS = {"[[True]]", "bool array", "bool tensor"}
 TENSORS = {"bool tensor, 0-D", "bool tensor, 1-D", "bool tensor", "bool tensor on meta"}
 PARTS = {"(mask,)"}
+IMAGE = (
+    {"text_len": 2, "height": 2, "width": 3},
+    {"text_len": SIZES | {"0"}, "height": SIZES, "width": SIZES},
+)
 
 # By name: the function, arguments that are right, and what each of them takes.
 CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]] = {
@@ -208,6 +212,9 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
     ),
     "sparse_transformer": (masks.sparse_transformer, {"step": 2}, {"step": FROM_1}),
     "prefix_lm": (masks.prefix_lm, {"length": 2}, {"length": COUNTS}),
+    "image_rows": (masks.image_rows, *IMAGE),
+    "image_columns": (masks.image_columns, *IMAGE),
+    "image_neighbors": (masks.image_neighbors, IMAGE[0] | {"radius": 1}, IMAGE[1] | {"radius": UNLIMITED | {"(2, 1)"}}),
     "PerItem": (masks.PerItem, {"rules": (masks.Causal(),)}, {"rules": PARTS}),
     "from_attention_mask": (
         masks.from_attention_mask,

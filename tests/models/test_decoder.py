@@ -19,6 +19,7 @@ CONFIGS = {
     "pattern": {"mask": masks.Window(2, 2) | masks.Global([0])},
     "yarn": {"rotary_scaling": positions.YaRN(2.0, 8), "rotary_base": 500.0},
     "gpt2": {"position_encoding": "learned", "attention_bias": True, **PLAIN_NETWORK},
+    "relative": {"position_encoding": "relative", "norm": "layer", **PLAIN_NETWORK},
     "alibi": {"position_encoding": "alibi", "norm": "layer_without_bias", "gated": False, "activation": "relu"},
 }
 
@@ -80,6 +81,11 @@ def by_hand(model, tokens):
             scores = own_q @ own_k.T / math.sqrt(head_dim)
             if config.position_encoding == "alibi":
                 scores = scores - 2 ** (-8 * (head + 1) / heads) * (place[:, None] - place).abs()
+            if config.position_encoding == "relative":
+                vectors = state[f"{here}.attention.mechanism.bias.weight"][head]
+                apart = (place[:, None] - place).clamp(0, config.max_len - 1)  # keys behind are hidden
+                far = (own_q[:, None] * vectors[config.max_len - 1 - apart]).sum(-1)
+                scores = scores + far / math.sqrt(head_dim)
             outs.append(scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ own_v)
         x = x + linear(torch.cat(outs, -1), f"{here}.attention.output_projection")
         y = norm(x, f"{here}.feed_forward_norm")
@@ -230,7 +236,7 @@ def test_failed_calls_leave_the_cache_as_it_was():
         ({"num_kv_heads": 0}, "num_kv_heads must be an int of at least 1; got 0"),
         ({"num_heads": 5}, "num_heads must divide embed_dim 16; got 5"),
         ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads 4; got 3"),
-        ({"position_encoding": "none"}, "position_encoding must be one of 'rotary', 'alibi', 'learned'; got 'none'"),
+        ({"position_encoding": "none"}, "position_encoding must be one of 'rotary', .*, 'relative'; got 'none'"),
         ({"activation": "swish"}, "activation must be one of 'gelu', .*; got 'swish'"),
         ({"norm": "batch"}, "norm must be one of 'layer', .*; got 'batch'"),
         ({"num_heads": 16}, r"embed_dim / num_heads must be even for rotary positions; got 16 / 16"),

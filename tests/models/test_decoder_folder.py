@@ -248,6 +248,7 @@ def test_end_tokens_are_read_and_written(folder, tmp_path):
     [
         {"position_encoding": "alibi", "norm": "layer_without_bias", "gated": False, "activation": "relu"},
         {"position_encoding": "learned", "num_kv_heads": 2},
+        {"position_encoding": "relative", "gated": False},
         {
             "rotary_scaling": positions.YaRN(2.0, 8, attention_factor=1.5),
             "norm": "layer",

@@ -46,7 +46,7 @@ def _without_cache(model: Decoder) -> Callable[..., Tensor]:
 
 
 @pytest.mark.parametrize("form", [lambda m: m, _without_cache], ids=["cache", "anew"])
-@pytest.mark.parametrize("encoding", ["rotary", "learned", "alibi"])
+@pytest.mark.parametrize("encoding", ["rotary", "learned", "alibi", "relative"])
 def test_greedy_is_the_likeliest_token_each_time(
     encoding: str, form: Callable[[Decoder], Callable[..., Tensor]]
 ) -> None:

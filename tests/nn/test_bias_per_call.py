@@ -11,6 +11,8 @@ from saccade.errors import UnsupportedError
 from saccade.nn import AttentionBlock, DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward
 from saccade.nn import MultiHeadAttention as Attention
 from saccade.positions import ALiBi
+from saccade.recording import record
+from saccade.statistics import Pooled
 
 
 def inputs():
@@ -97,3 +99,22 @@ def test_what_cannot_be_added_is_refused(name):
     wrong, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError, UnsupportedError), match=re.escape(words)):
         wrong(*inputs())
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        mechanisms.Softmax(),
+        mechanisms.TopK(mechanisms.scorers.DotProducts(), 3),
+        mechanisms.Differential(2),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_recording_hears_it(mechanism):
+    x, bias = inputs()
+    attention = Attention(8, 2, mask=masks.Causal(), mechanism=mechanism).double()
+    with torch.no_grad(), record(attention, keep=Pooled(3)) as recording:
+        attention(x, bias=bias)
+    torch.testing.assert_close(
+        recording["MultiHeadAttention"].ask(Pooled(3))[0], attention.matrix(x, bias=bias).ask(Pooled(3))[0]
+    )

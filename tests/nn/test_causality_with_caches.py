@@ -29,6 +29,8 @@ EARLIER = [
     masks.Dense(torch.ones(9, 9, dtype=torch.bool).tril()),
     masks.Predicate(lambda b, h, q, kv: kv <= q),
     masks.sparse_transformer(3),
+    masks.image_rows(3, 2, 3),
+    masks.image_columns(3, 2, 3),
 ]
 
 

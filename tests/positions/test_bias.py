@@ -20,6 +20,7 @@ BIASES = {
     "t5": lambda: positions.T5(3, num_buckets=8, max_distance=20),
     "t5-causal": lambda: positions.T5(3, num_buckets=8, max_distance=20, bidirectional=False),
     "shaw": lambda: ShawKeys(8, reach=4),
+    "shaw-heads": lambda: ShawKeys(8, (4, 1), num_heads=3),
     "grid": lambda: GridTable(3, 3, 4),
 }
 
@@ -181,6 +182,8 @@ def test_a_query_of_another_width_and_a_table_without_a_query_are_refused() -> N
     bias = ShawKeys(8, 2)
     with pytest.raises(ValueError, match=r"ShawKeys: query must have head_dim 8; got 4\."):
         bias.values(torch.arange(3), torch.zeros(1, 1, 2, 4), 1.0)
+    with pytest.raises(ValueError, match=r"ShawKeys: query must have 3 heads; got 2\."):
+        ShawKeys(8, 2, num_heads=3).values(torch.arange(3), torch.zeros(1, 2, 2, 8), 1.0)
     with pytest.raises(UnsupportedError, match=r"ShawKeys\.table.*\n.*depend on the query\nHint: values\(") as caught:
         bias.table(torch.arange(3))
     assert len(caught.value.reasons) == 1
@@ -209,7 +212,7 @@ def test_values_have_their_shape_in_every_dtype(name: str) -> None:
         bias = _filled(BIASES[name]()).to(dtype)
         query = torch.randn(2, 3, 4, 8, dtype=dtype)
         values = bias.values(torch.arange(-5, 6), query, 1.0)
-        expected = (2, 3, 4, 11) if name == "shaw" else (1, 3, 1, 11)
+        expected = (2, 3, 4, 11) if name.startswith("shaw") else (1, 3, 1, 11)
         assert values.shape == expected
         assert values.isfinite().all()
 
@@ -291,6 +294,7 @@ def test_distances_of_another_kind_are_refused(name: str) -> None:
         (lambda: positions.T5(2, 32, 8), "T5: max_distance must be an int of at least 9; got 8."),
         (lambda: positions.T5(2, 32, math.inf), "T5: max_distance must be an int of at least 9; got inf."),
         (lambda: ShawKeys(0, 2), "ShawKeys: head_dim must be an int of at least 1; got 0."),
+        (lambda: ShawKeys(4, 2, 0), "ShawKeys: num_heads must be an int of at least 1; got 0."),
         (lambda: ShawKeys(4, 1.5), "ShawKeys: reach must be an int of at least 0; got 1.5."),
         (lambda: GridTable(0, 2, 2), "GridTable: num_heads must be an int of at least 1; got 0."),
         (lambda: GridTable(1, 0, 2), "GridTable: height must be an int of at least 1; got 0."),
@@ -310,6 +314,7 @@ def test_printing_tells_the_sizes() -> None:
         "T5(3, num_buckets=8, max_distance=20, bidirectional=True)",
         "T5(3, num_buckets=8, max_distance=20, bidirectional=False)",
         "ShawKeys(8, reach=4)",
+        "ShawKeys(8, reach=(4, 1), num_heads=3)",
         "GridTable(3, height=3, width=4)",
     ]
 

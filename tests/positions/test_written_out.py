@@ -13,6 +13,7 @@ BIASES = {
     "clipped": lambda: positions.Clipped(HEADS, 3),
     "shaw": lambda: positions.ShawKeys(D, 3),
     "shaw, two reaches": lambda: positions.ShawKeys(D, (4, 1)),
+    "shaw, each head": lambda: positions.ShawKeys(D, (4, 1), HEADS),
     "grid": lambda: positions.GridTable(HEADS, 2, 4),
 }
 SCORES = {

@@ -28,6 +28,9 @@ from saccade.masks.prefix import Prefix
 from saccade.masks.random_blocks import Random
 from saccade.masks.recipes import (
     bigbird,
+    image_columns,
+    image_neighbors,
+    image_rows,
     longformer,
     prefix_lm,
     sliding_window,
@@ -68,6 +71,9 @@ __all__ = [
     "streaming",
     "sparse_transformer",
     "prefix_lm",
+    "image_rows",
+    "image_columns",
+    "image_neighbors",
     "as_mask",
     "from_attention_mask",
     "from_block_mask",

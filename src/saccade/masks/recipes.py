@@ -11,13 +11,25 @@ from saccade.masks.arguments import POSITION_BITS, SIZE_BITS
 from saccade.masks.causal import Causal
 from saccade.masks.coarse import Coarse
 from saccade.masks.global_tokens import Global, global_positions
+from saccade.masks.grid.axial import Axial
+from saccade.masks.grid.neighborhood import Neighborhood, radii_of
 from saccade.masks.mask import Mask
 from saccade.masks.prefix import Prefix
 from saccade.masks.random_blocks import DRAW_BITS, SEED_BITS, Random
 from saccade.masks.strided import Strided
 from saccade.masks.window import Window
 
-__all__ = ["bigbird", "longformer", "prefix_lm", "sliding_window", "sparse_transformer", "streaming"]
+__all__ = [
+    "bigbird",
+    "image_columns",
+    "image_neighbors",
+    "image_rows",
+    "longformer",
+    "prefix_lm",
+    "sliding_window",
+    "sparse_transformer",
+    "streaming",
+]
 
 _GLOBAL_BITS = 20  # each global token is kept as a position of its own
 
@@ -170,3 +182,95 @@ def prefix_lm(length: int) -> Mask:
     """
     integer("prefix_lm", "length", length, 0, below=1 << POSITION_BITS)
     return Causal() | Prefix(length)
+
+
+@answers("image_rows")
+def image_rows(text_len: int, height: int, width: int) -> Mask:
+    """A text, then the cells of an image row by row: a cell sees the text, and the cells of its row up to itself.
+
+    >>> print(image_rows(2, 2, 3).picture(8))
+    1 . . . . . . .
+    1 1 . . . . . .
+    1 1 1 . . . . .
+    1 1 1 1 . . . .
+    1 1 1 1 1 . . .
+    1 1 . . . 1 . .
+    1 1 . . . 1 1 .
+    1 1 . . . 1 1 1
+
+    What stands behind the image sees the text alone; without a text it is refused. In the paper a row goes on over its
+    beginning, up to the cell above the query's own: ``Causal() & (Prefix(n) | Window(width, 0).after(n))``.
+
+    Args:
+        text_len: positions before the first cell, at least 0.
+        height, width: rows and columns of the image, ints of at least 1.
+
+    Cost: ``text_len + width`` keys per query at most.
+
+    Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
+    """
+    _check_image("image_rows", text_len, height, width)
+    return _behind_text(text_len, Axial(height, width, "rows"))
+
+
+@answers("image_columns")
+def image_columns(text_len: int, height: int, width: int) -> Mask:
+    """A text, then the cells of an image row by row: a cell sees the text, and the cells above it and itself.
+
+    >>> print(image_columns(2, 2, 3).picture(8))
+    1 . . . . . . .
+    1 1 . . . . . .
+    1 1 1 . . . . .
+    1 1 . 1 . . . .
+    1 1 . . 1 . . .
+    1 1 1 . . 1 . .
+    1 1 . 1 . . 1 .
+    1 1 . . 1 . . 1
+
+    Args:
+        text_len, height, width: see `image_rows`.
+
+    Cost: ``text_len + height`` keys per query at most; columns are run on every ``width``-th row and key, as views.
+
+    Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
+    """
+    _check_image("image_columns", text_len, height, width)
+    return _behind_text(text_len, Axial(height, width, "columns"))
+
+
+@answers("image_neighbors")
+def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[int, int]) -> Mask:
+    """A text, then the cells of an image row by row: a cell sees the text, and earlier cells near itself.
+
+    >>> print(image_neighbors(2, 2, 3, 1).picture(8))
+    1 . . . . . . .
+    1 1 . . . . . .
+    1 1 1 . . . . .
+    1 1 1 1 . . . .
+    1 1 . 1 1 . . .
+    1 1 1 1 . 1 . .
+    1 1 1 1 1 1 1 .
+    1 1 . 1 1 . 1 1
+
+    Args:
+        text_len, height, width: see `image_rows`.
+        radius: rows above, and columns on either side, that a cell sees besides its own; see `Neighborhood`. The
+            paper's kernel of 11 x 11 cells is a radius of 5; there it goes on over the ends of rows.
+
+    Cost: about ``text_len + 2 * radius ** 2`` keys per query, and those that a tile spans.
+
+    Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
+    """
+    _check_image("image_neighbors", text_len, height, width)
+    return _behind_text(text_len, Neighborhood(height, width, radii_of("image_neighbors", radius)))
+
+
+def _check_image(where: str, text_len: int, height: int, width: int) -> None:
+    integer(where, "text_len", text_len, 0, below=1 << SIZE_BITS)
+    integer(where, "height", height, below=1 << SIZE_BITS)
+    integer(where, "width", width, below=1 << SIZE_BITS)
+
+
+def _behind_text(text_len: int, rule: Mask) -> Mask:
+    """A rule on cells behind a text that all see, each token no later one."""
+    return Causal() & (Prefix(text_len) | rule.after(text_len)) if text_len else Causal() & rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -15,6 +16,8 @@ from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["Mechanism"]
+
+M = TypeVar("M", bound="Mechanism")
 
 
 class Mechanism(AnswersCalls, nn.Module):
@@ -50,6 +53,11 @@ class Mechanism(AnswersCalls, nn.Module):
         raise unsupported(
             name, "bias", [f"{name} has no scores to which it could be added"], hint="mechanism=Softmax() adds it"
         )
+
+    def _stood_in_for_by(self, other: M) -> M:
+        """``other``, which runs for this one in one call: who listens to this one hears it."""
+        other._forward_hooks = self._forward_hooks
+        return other
 
     @abstractmethod
     def forward(

@@ -113,7 +113,7 @@ class Differential(Mechanism):
         made.bias = bias
         for name, parameter in self.named_parameters():
             setattr(made, name, parameter)
-        return made
+        return self._stood_in_for_by(made)
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, layer={self.layer}, scale={self.scale}"

@@ -94,7 +94,7 @@ class Softmax(Mechanism):
             raise unsupported("Softmax", "bias", [reason], hint="Softmax() without one takes that of each call")
         made = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
         made.bias, made.sink_logit = bias, self.sink_logit
-        return made
+        return self._stood_in_for_by(made)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale}, softcap={self.softcap}, impl={self.impl!r}"

@@ -103,7 +103,8 @@ class TopK(Mechanism):
         return KVCache(max_len) if self.index_key is None else IndexedCache(max_len)
 
     def with_bias(self, bias: Tensor | Bias) -> TopK:
-        return TopK(self.scorer, self.k, self.block_size, softmax=self.softmax.with_bias(bias))
+        made = TopK(self.scorer, self.k, self.block_size, softmax=self.softmax.with_bias(bias))
+        return self._stood_in_for_by(made)
 
     def forward(
         self,

@@ -6,6 +6,7 @@ from saccade.models.decoder import Decoder
 from saccade.models.encoder import Encoder
 from saccade.models.encoder_decoder import EncoderDecoder, Given
 from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
+from saccade.models.signal_encoder import SignalEncoder
 
 __all__ = [
     "Encoder",
@@ -18,6 +19,7 @@ __all__ = [
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "Given",
+    "SignalEncoder",
     "generate",
     "stream",
     "Step",

@@ -97,7 +97,9 @@ class DecoderConfig(Config):
         num_kv_heads: key and value heads per layer; as many as query heads when None.
         mask: which earlier tokens a token sees, such as ``masks.sliding_window(1024)``; all when None. The layers
             get `causal_mask`, which hides later tokens whatever this mask allows.
-        position_encoding: how tokens know where they stand: ``"rotary"``, ``"alibi"`` or ``"learned"``.
+        position_encoding: how tokens know where they stand: ``"rotary"``, ``"alibi"``, ``"learned"``, or
+            ``"relative"``, for which each head has a vector for each distance below ``max_len``, added to its keys: see
+            `saccade.positions.ShawKeys`.
         rotary_base, rotary_scaling: of rotary positions; see `saccade.positions.Rotary`.
         activation, gated, feed_forward_bias: of the feed-forward networks; see `saccade.nn.FeedForward`.
         attention_bias: whether the projections of the attention have a bias.
@@ -116,7 +118,7 @@ class DecoderConfig(Config):
     feed_forward_dim: int
     num_kv_heads: int | None = None
     mask: Mask | None = None
-    position_encoding: Literal["rotary", "alibi", "learned"] = "rotary"
+    position_encoding: Literal["rotary", "alibi", "learned", "relative"] = "rotary"
     rotary_base: float = 10000.0
     rotary_scaling: Scaling | None = None
     activation: Activation = "silu"

@@ -28,7 +28,7 @@ from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.tokens import check_tokens, in_own_texts
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
-from saccade.positions import ALiBi, Learned, Rotary
+from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.tokens import GivenPositions, Positions
 
 if TYPE_CHECKING:
@@ -243,11 +243,15 @@ def _form(where: str, told: Mapping[str, Any]) -> DecoderFormat:
 
 
 def _layer(config: DecoderConfig) -> DecoderLayer:
-    rotary = None
+    rotary: Rotary | None = None
+    bias: Bias | None = None
+    head_dim = config.embed_dim // config.num_heads
     if config.position_encoding == "rotary":
-        head_dim = config.embed_dim // config.num_heads
         rotary = Rotary(head_dim, base=config.rotary_base, scaling=config.rotary_scaling)
-    bias = ALiBi(config.num_heads) if config.position_encoding == "alibi" else None
+    elif config.position_encoding == "alibi":
+        bias = ALiBi(config.num_heads)
+    elif config.position_encoding == "relative":
+        bias = ShawKeys(head_dim, (config.max_len - 1, 0), config.num_heads)
     attention = MultiHeadAttention(
         config.embed_dim,
         config.num_heads,

@@ -153,7 +153,7 @@ class DecoderFormat(FileFormat):
         """The config.json of a model that there are no reasons against."""
 
     def sides(self, config: DecoderConfig) -> tuple[str, ...]:
-        learned = ("max_len",) if config.position_encoding == "learned" else ()
+        learned = ("max_len",) if config.position_encoding in ("learned", "relative") else ()
         return ("vocab_size", "embed_dim", "feed_forward_dim", *learned)
 
     def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:

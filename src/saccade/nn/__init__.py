@@ -12,11 +12,16 @@ from saccade.nn.pool import AttentionPool
 from saccade.nn.recurrence import Recurrence
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.nn.state_space import StateSpace
+from saccade.nn.table_attention import ColumnAttention, RowAttention
+from saccade.nn.triangle_attention import TriangleAttention
 
 __all__ = [
     "MultiHeadAttention",
     "LatentAttention",
     "DifferentialAttention",
+    "RowAttention",
+    "ColumnAttention",
+    "TriangleAttention",
     "StateSpace",
     "Recurrence",
     "AttentionBlock",

@@ -5,6 +5,8 @@ from saccade.positions.bias import Bias
 from saccade.positions.clipped import Clipped
 from saccade.positions.grid_table import GridTable
 from saccade.positions.learned import Learned
+from saccade.positions.path_lengths import path_lengths
+from saccade.positions.relation_table import RelationTable
 from saccade.positions.rotary import Rotary
 from saccade.positions.rotary_given import Frequencies, RotaryTables
 from saccade.positions.rotary_scaling import NTK, Linear, Llama3, Scaling, YaRN
@@ -19,6 +21,8 @@ __all__ = [
     "T5",
     "ShawKeys",
     "GridTable",
+    "RelationTable",
+    "path_lengths",
     "Rotary",
     "RotaryTables",
     "Scaling",

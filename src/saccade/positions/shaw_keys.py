@@ -19,22 +19,25 @@ class ShawKeys(Bias):
     .. math:: s\, q_i^\top (k_j + a_{j-i}) = s\, q_i^\top k_j + s\, q_i^\top a_{j-i}, \qquad
               a_d = w_{\mathrm{clip}(d,\, -r,\, r) + r}
 
-    Note the order, which is the paper's: the vector's index grows with the *key's* position. The vectors are shared by
-    all heads, and start at 0. The paper's second table, added to the values, is no part of the matrix and not offered.
+    Note the order, which is the paper's: the vector's index grows with the *key's* position. The vectors start at 0;
+    all heads share them, or each head has its own, as in the Music Transformer. The paper's second table, added to the
+    values, is no part of the matrix and not offered.
 
     Args:
         head_dim: width of queries and keys of one head.
         reach: largest distance with a vector of its own, at least 0; the paper's k. Or two of them: back to earlier
             keys, and ahead to later ones; ``(r, 0)`` is enough under a causal mask.
+        num_heads: number of query heads, where each has vectors of its own; None where all share them.
 
     Attributes:
-        weight: ``[back + 1 + ahead, head_dim]``, from the earliest key in reach to the latest.
+        weight: ``[back + 1 + ahead, head_dim]``, from the earliest key in reach to the latest; with ``num_heads`` an
+            axis for them before.
 
     Raises:
         ValueError: a size is no int, or too small; a query of another width.
 
-    Cost: ``(2 * reach + 1) * head_dim`` parameters; ``2 * reach + 1`` numbers for each query and head, so ``reach``
-    should be far below the length.
+    Cost: ``(2 * reach + 1) * head_dim`` parameters, for each head or for all; ``2 * reach + 1`` numbers for each query
+    and head, so ``reach`` should be far below the length.
 
     Example:
         >>> bias = ShawKeys(4, reach=2)
@@ -42,12 +45,13 @@ class ShawKeys(Bias):
         >>> bias.values(torch.arange(-2, 3), query, 0.5).shape
         torch.Size([1, 3, 6, 5])
 
-    Reference: Shaw et al. 2018, arXiv:1803.02155, section 3.
+    Reference: Shaw et al. 2018, arXiv:1803.02155, section 3; vectors of each head: Huang et al. 2018, "Music
+    Transformer", arXiv:1809.04281, section 3.4.
     """
 
     reach: int
 
-    def __init__(self, head_dim: int, reach: int | tuple[int, int]):
+    def __init__(self, head_dim: int, reach: int | tuple[int, int], num_heads: int | None = None):
         super().__init__()
         self.head_dim = integer("ShawKeys", "head_dim", head_dim)
         given = reach if isinstance(reach, tuple | list) else (reach, reach)
@@ -55,18 +59,24 @@ class ShawKeys(Bias):
             raise value_error("ShawKeys", "reach", "be an int, or two: back and ahead", shown(reach))
         self.back, self.ahead = (integer("ShawKeys", "reach", own, 0) for own in given)
         self.reach = max(self.back, self.ahead)
-        self.weight = nn.Parameter(torch.zeros(self.back + 1 + self.ahead, head_dim))
+        self.num_heads = None if num_heads is None else integer("ShawKeys", "num_heads", num_heads)
+        own = () if num_heads is None else (num_heads,)
+        self.weight = nn.Parameter(torch.zeros(*own, self.back + 1 + self.ahead, head_dim))
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
         check_distances("ShawKeys", distances)
         if query.shape[-1] != self.head_dim:
             facts = [describe("query", query)]
             raise value_error("ShawKeys", "query", f"have head_dim {self.head_dim}", query.shape[-1], facts=facts)
+        if self.num_heads not in (None, query.shape[1]):
+            facts = [describe("query", query)]
+            raise value_error("ShawKeys", "query", f"have {self.num_heads} heads", query.shape[1], facts=facts)
         # Scores are float32 or wider, also under autocast.
         wide = torch.promote_types(torch.promote_types(query.dtype, self.weight.dtype), torch.float32)
-        vectors = self.weight[self.back - distances.clamp(-self.ahead, self.back)].to(wide)
+        vectors = self.weight[..., self.back - distances.clamp(-self.ahead, self.back), :].to(wide)
         with torch.autocast(query.device.type, enabled=False):
-            return (query.to(wide) * scale) @ vectors.T
+            return (query.to(wide) * scale) @ vectors.mT
 
     def extra_repr(self) -> str:
-        return f"{self.head_dim}, reach={self.back if self.back == self.ahead else (self.back, self.ahead)}"
+        reach = self.back if self.back == self.ahead else (self.back, self.ahead)
+        return f"{self.head_dim}, reach={reach}" + ("" if self.num_heads is None else f", num_heads={self.num_heads}")

@@ -176,8 +176,9 @@ def _bucket(distance: int, n: int, max_distance: int) -> int:
 
 
 def _shaw_keys(bias: ShawKeys, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
-    vectors = bias.weight.double()[torch.clip(kv - q, -bias.back, bias.ahead) + bias.back]
-    return scale * (query[:, :, :, None] * vectors[:, None]).sum(-1)
+    of_heads = bias.weight.double() if bias.num_heads else bias.weight.double()[None]
+    vectors = of_heads[:, torch.clip(kv - q, -bias.back, bias.ahead) + bias.back].movedim(0, 1)
+    return scale * (query[:, :, :, None] * vectors).sum(-1)
 
 
 def _grid_table(bias: GridTable, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:

@@ -74,6 +74,7 @@ _RELATIVE = (
     Case("shaw-keys-predicate", *rules.MIXED, relative=seeded(lambda: ShawKeys(8, 1))),
     Case("shaw-keys-shuffled", *rules.window(2, 2), relative=seeded(lambda: ShawKeys(8, 3)), **SHUFFLED),
     Case("shaw-keys-past-only", *rules.CAUSAL, relative=seeded(lambda: ShawKeys(8, (3, 0)))),
+    Case("shaw-keys-of-heads", *rules.CAUSAL, relative=seeded(lambda: ShawKeys(8, (3, 0), num_heads=4))),
     Case("shaw-keys-two-reaches", *rules.window(4, 4), relative=seeded(lambda: ShawKeys(8, (1, 3)))),
     Case("clipped-more-queries", None, None, q_len=9, kv_len=4, relative=seeded(lambda: Clipped(4, 3))),
 )

@@ -19,6 +19,9 @@ from saccade.masks import (
     Strided,
     Window,
     bigbird,
+    image_columns,
+    image_neighbors,
+    image_rows,
     longformer,
     prefix_lm,
     sliding_window,
@@ -152,6 +155,27 @@ _RECIPES = (
     Case("recipe-sparse-transformer-extend", *rules.sparse(3), q_len=4, kv_len=11),
     Case("recipe-prefix-lm", prefix_lm(3), lambda b, h, q, kv: kv <= q or kv < 3),
     Case("recipe-prefix-lm-extend", prefix_lm(4), lambda b, h, q, kv: kv <= q or kv < 4, q_len=6, kv_len=8),
+    Case(
+        "recipe-image-rows",
+        image_rows(2, 3, 3),
+        lambda b, h, q, kv: kv <= q and (kv < 2 or (q - 2) // 3 == (kv - 2) // 3),
+        q_len=11,
+        kv_len=11,
+    ),
+    Case(
+        "recipe-image-columns-extend",
+        image_columns(3, 3, 2),
+        lambda b, h, q, kv: kv <= q and (kv < 3 or q % 2 == kv % 2),
+        q_len=7,
+        kv_len=9,
+    ),
+    Case(
+        "recipe-image-neighbors",
+        image_neighbors(1, 2, 5, (1, 2)),
+        lambda b, h, q, kv: kv <= q and (kv < 1 or _is_near(q - 1, kv - 1)),
+        q_len=11,
+        kv_len=11,
+    ),
 )
 
 PATTERNS: tuple[Case, ...] = (*_STRIDES, *_BLOCKS, *_SEGMENTS, *_DRAWS, *_RECIPES)

@@ -11,7 +11,7 @@ from saccade.errors import shown, value_error
 from saccade.masks.arguments import SIZE_BITS
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
 
-__all__ = ["Neighborhood"]
+__all__ = ["Neighborhood", "radii_of"]
 
 _UNLIMITED = 1 << SIZE_BITS  # wider than any grid: sums of coordinates and radii must stay within int64
 
@@ -62,13 +62,18 @@ class Neighborhood(Grid):
         object.__setattr__(self, "height", height)
         object.__setattr__(self, "width", width)
         check_grid(self)
-        both = radius if isinstance(radius, tuple | list) else (radius, radius)
-        if len(both) != 2:
-            raise value_error("Neighborhood", "radius", "be one int, or (vertical, horizontal)", shown(radius))
-        hint = "it counts the cells on each side of the query's own; two are (vertical, horizontal)"
-        radii = tuple(min(integer("Neighborhood", "radius", r, 0, hint=hint), _UNLIMITED) for r in both)
-        object.__setattr__(self, "radius", radii)
+        object.__setattr__(self, "radius", radii_of("Neighborhood", radius))
 
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
         vertical, horizontal = self.radius
         return [Rectangle(y - vertical, y + vertical + 1, x - horizontal, x + horizontal + 1)]
+
+
+def radii_of(where: str, radius: int | tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns that a cell sees on each side, checked."""
+    both = radius if isinstance(radius, tuple | list) else (radius, radius)
+    if len(both) != 2:
+        raise value_error(where, "radius", "be one int, or (vertical, horizontal)", shown(radius))
+    hint = "it counts the cells on each side of the query's own; two are (vertical, horizontal)"
+    vertical, horizontal = (min(integer(where, "radius", r, 0, hint=hint), _UNLIMITED) for r in both)
+    return vertical, horizontal

@@ -1,0 +1,84 @@
+"""TriangleAttention: pairs attend to pairs that they share a node with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from saccade.arguments import Shapes, one_of
+from saccade.matrix import Matrix
+from saccade.nn.table_attention import TableAttention
+
+__all__ = ["TriangleAttention"]
+
+_PAIRS = Shapes("pairs [batch, n, n, embed_dim]")
+
+
+class TriangleAttention(TableAttention):
+    r"""Pairs of nodes attend to pairs that begin (or end) at the same node, by a bias from the third side.
+
+    .. math:: \text{start:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{ik}}{\sqrt{d}} + b_{jk}\Big),
+              \qquad
+              \text{end:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{kj}}{\sqrt{d}} + b_{ki}\Big)
+
+    for each head, with :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B`. All else is as in `RowAttention`: the pair
+    (i, j) is the token in row i and column j, normed first, and what comes out, gated, is to be added to the pairs.
+
+    Args:
+        embed_dim: width of the pairs.
+        num_heads: divides ``embed_dim``.
+        around: the node that pairs share: "start" (pairs of a row) or "end" (pairs of a column).
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit.
+
+    Cost: O(batch · n³ · embed_dim) time; memory O(batch · n² · (embed_dim + num_heads)).
+
+    Example:
+        >>> import torch
+        >>> layer, pairs = TriangleAttention(16, 4, around="end"), torch.randn(1, 5, 5, 16)
+        >>> layer(pairs).shape, layer.matrix(pairs).shape
+        (torch.Size([1, 5, 5, 16]), (5, 4, 5, 5))
+
+    Reference: Jumper et al. 2021, "Highly accurate protein structure prediction with AlphaFold", supplement, algorithms
+    13 and 14.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, around: Literal["start", "end"] = "start"):
+        super().__init__(embed_dim, num_heads)
+        self.around = one_of("TriangleAttention", "around", around, ("start", "end"))
+        self.bias_projection = nn.Linear(embed_dim, num_heads, bias=False)
+
+    def forward(self, pairs: Tensor, *, real: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            pairs: ``[batch, n, n, embed_dim]``.
+            real: bool ``[batch, n, n]``: which pairs are there; others are not attended to. All when None.
+
+        Returns:
+            ``[batch, n, n, embed_dim]``. Where nothing may be attended to, it is the output's bias.
+        """
+        x, bias, real = self._turned(pairs, real)
+        return self._around(self._attended(x, bias, real))
+
+    def matrix(self, pairs: Tensor, *, real: Tensor | None = None) -> Matrix:
+        """Who attends to whom around each node, ``[n, batch * num_heads, n, n]``, not built; see `forward`.
+
+        Head h of item b is head ``b * num_heads + h``. Around node i, row j is the pair (i, j) and column k the pair
+        (i, k); with "end", they are the pairs (j, i) and (k, i).
+        """
+        return self._matrix(*self._turned(pairs, real))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, around={self.around!r}"
+
+    def _turned(self, pairs: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The normed pairs, a row for each node that they share, with the bias of a row and which pairs are there."""
+        self._check(pairs, real, _PAIRS)
+        x = self._around(self.norm(pairs))
+        return x, self.bias_projection(x), None if real is None else self._around(real)
+
+    def _around(self, x: Tensor) -> Tensor:
+        return x if self.around == "start" else x.transpose(1, 2)
