@@ -16,7 +16,8 @@ print(sorted(after))
 
 _BLOCKED = """
 import sys
-for name in ("matplotlib", "typer", "rich", "safetensors", "tokenizers", "transformers", "hypothesis", "pytest"):
+extras = "matplotlib typer rich safetensors tokenizers transformers hypothesis pytest scipy"
+for name in extras.split():
     sys.modules[name] = None
 import torch, saccade
 x = torch.ones(1, 1, 3, 4)

@@ -113,6 +113,16 @@ MATRICES: Makes = {
     "GridTable": lambda: mechanisms.Softmax(bias=positions.GridTable(4, 1, 7)),
 }
 PLACES: Makes = {"Sinusoidal": lambda: positions.Sinusoidal(16), "Learned": lambda: positions.Learned(16, 16)}
+PICTURE: dict[str, Any] = {"image_size": (4, 6), "patch_size": 2, "num_layers": 1, "channels": 16}
+PICTURE |= {name: SIZES[name] for name in ("embed_dim", "num_heads", "feed_forward_dim")}
+FINDER = {**WRITER, "channels": 16, "num_classes": 3, "num_queries": 4}
+FINDER = {name: size for name, size in FINDER.items() if name not in ("vocab_size", "max_len")}
+
+
+def _seer(**changes: Any) -> models.VisionTransformer:
+    return models.VisionTransformer(models.VisionTransformerConfig(**PICTURE, **changes))
+
+
 MODELS: Makes = {
     "Encoder": lambda: models.Encoder(models.EncoderConfig(**SIZES, num_layers=1)),
     "Decoder": lambda: models.Decoder(models.DecoderConfig(**SIZES, num_layers=1)),
@@ -126,6 +136,15 @@ MODELS: Makes = {
     "EncoderDecoder of waves": lambda: models.EncoderDecoder(
         models.EncoderDecoderConfig(**WRITER, position_encoding="sinusoidal")
     ),
+    "VisionTransformer": lambda: _seer(num_classes=5),
+    "VisionTransformer of waves": lambda: _seer(
+        position_encoding="sinusoidal", pooling="mean", embedding_norm=True, activation="quick_gelu"
+    ),
+    "DualEncoder": lambda: models.DualEncoder(
+        _seer(), models.Decoder(models.DecoderConfig(**SIZES, num_layers=1)), embed_dim=8
+    ),
+    "SetDecoder": lambda: models.SetDecoder(models.SetDecoderConfig(**FINDER)),
+    "SetDecoder with a backbone": lambda: models.SetDecoder(models.SetDecoderConfig(**FINDER), nn.Conv2d(16, 16, 1)),
     "Given": lambda: torch.no_grad()(models.EncoderDecoder(models.EncoderDecoderConfig(**WRITER)).eval().given)(TOKENS),
 }
 CASES: Makes = {
@@ -144,6 +163,14 @@ QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) f
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 TABLE = torch.randn(2, 5, 5, 16, generator=torch.Generator().manual_seed(4))
 MAP = torch.randn(2, 16, 4, 5, generator=torch.Generator().manual_seed(3))
+IMAGES = torch.randn(2, 16, 4, 6, generator=torch.Generator().manual_seed(4))
+GIVEN: dict[str, tuple[Tensor, ...]] = {
+    "EncoderDecoder": (TOKENS, TOKENS),
+    "VisionTransformer": (IMAGES,),
+    "DualEncoder": (IMAGES, TOKENS),
+    "SetDecoder": (MAP,),
+    "RelationTable": (TOKENS[:, None],),
+}
 
 
 def _out(name: str, module: nn.Module) -> Tensor:
@@ -153,11 +180,9 @@ def _out(name: str, module: nn.Module) -> Tensor:
         return module(*(QKV[1:] if name == "S4D" else QKV[:2]), **facts) @ QKV[2]
     if name in PLACES or name.startswith("Rotary"):
         return module(*(() if name in PLACES else (X[:, None],)), range(3, 8))
-    if name.startswith("EncoderDecoder"):
-        return module(TOKENS, TOKENS)
-    if name == "RelationTable":
-        return module(TOKENS[:, None])
-    return module(TOKENS if name in MODELS else MAP if name in MAPS else TABLE if name in TABLES else X)
+    plain = (TOKENS if name in MODELS else MAP if name in MAPS else TABLE if name in TABLES else X,)
+    out = module(*next((given for kind, given in GIVEN.items() if name.startswith(kind)), plain))
+    return out if isinstance(out, Tensor) else torch.cat(out, -1)
 
 
 def _made(name: str) -> nn.Module:

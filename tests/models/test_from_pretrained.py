@@ -152,7 +152,7 @@ def test_every_reason_is_listed(folder):
     [
         ("model_type", "distilbert", "model_type is 'distilbert', not 'bert'"),
         ("position_embedding_type", "relative_key_query", "position_embedding_type is 'relative_key_query'"),
-        ("hidden_act", "quick_gelu", "hidden_act is 'quick_gelu'"),
+        ("hidden_act", "mish", "hidden_act is 'mish'"),
         ("is_decoder", True, "is_decoder is true"),
     ],
 )

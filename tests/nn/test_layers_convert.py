@@ -280,3 +280,10 @@ def test_other_modules_are_refused():
         from_torch(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"to_torch: module must be a saccade\.nn\.MultiHeadAttention, .*; got Linear"):
         to_torch(nn.Linear(2, 2))
+
+
+def test_quick_gelu_goes_to_torch_and_back():
+    ours = scattered(EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8, activation="quick_gelu"))).eval()
+    x = torch.randn(2, 5, 16)
+    torch.testing.assert_close(to_torch(ours)(x), ours(x))
+    assert from_torch(to_torch(ours)).feed_forward.activation == "quick_gelu"

@@ -3,10 +3,15 @@
 from saccade.models.bundled import manuals, manuals_card, minilm
 from saccade.models.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from saccade.models.decoder import Decoder
+from saccade.models.dual_encoder import DualEncoder
 from saccade.models.encoder import Encoder
 from saccade.models.encoder_decoder import EncoderDecoder, Given
 from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
+from saccade.models.set_decoder import SetDecoder
+from saccade.models.set_matching import Found, Objects, SetLoss, match_sets, set_loss
 from saccade.models.signal_encoder import SignalEncoder
+from saccade.models.vision_config import SetDecoderConfig, VisionTransformerConfig
+from saccade.models.vision_transformer import VisionTransformer
 
 __all__ = [
     "Encoder",
@@ -20,6 +25,16 @@ __all__ = [
     "EncoderDecoderConfig",
     "Given",
     "SignalEncoder",
+    "VisionTransformer",
+    "VisionTransformerConfig",
+    "DualEncoder",
+    "SetDecoder",
+    "SetDecoderConfig",
+    "Found",
+    "Objects",
+    "match_sets",
+    "set_loss",
+    "SetLoss",
     "generate",
     "stream",
     "Step",

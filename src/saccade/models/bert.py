@@ -27,7 +27,7 @@ _NOT_THE_ENCODER = ("pooler.", "embeddings.position_ids", "cls.", "classifier.",
 class Bert(FileFormat):
     """Learned positions, norms after each sum; Devlin et al. 2019, arXiv:1810.04805."""
 
-    layers = ("layers", "encoder.layer")
+    stacks = {"num_layers": ("layers", "encoder.layer")}
     names = {
         "embeddings.word": "embeddings.word_embeddings",
         "embeddings.position": "embeddings.position_embeddings",

@@ -14,7 +14,7 @@ from saccade.nn.feed_forward import Activation
 from saccade.nn.norms import Norm
 from saccade.positions import Scaling
 
-__all__ = ["Config", "DecoderConfig", "EncoderConfig", "EncoderDecoderConfig"]
+__all__ = ["Config", "DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "Positive", "Probability"]
 
 Positive = Annotated[float, {"above": 0}]
 Probability = Annotated[float, {"least": 0, "below": 1}]
@@ -27,25 +27,33 @@ _NUMBERS: dict[Any, Any] = {bool: flag, int: integer, float: number}
 class Config:
     """The base of the frozen dataclasses that hold a model's sizes: each field is checked by its annotation.
 
+    Each has an ``embed_dim`` and a number of heads that divides it.
+
     An ``int`` is at least 1, a ``bool`` is True or False, a ``Literal`` one of its names; ``| None`` allows None.
     """
-
-    vocab_size: int
-    max_len: int
-    embed_dim: int
-    num_heads: int
 
     def __post_init__(self) -> None:
         where, hints = type(self).__name__, get_type_hints(type(self), include_extras=True)
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
             object.__setattr__(self, field.name, _checked(where, field.name, given, hints[field.name]))
-        if self.embed_dim % self.num_heads:
-            raise value_error(where, "num_heads", f"divide embed_dim {self.embed_dim}", self.num_heads)
+        width, heads = (getattr(self, name) for name in ("embed_dim", "num_heads"))
+        if width % heads:
+            raise value_error(where, "num_heads", f"divide embed_dim {width}", heads)
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig(Config):
+class TextConfig(Config):
+    """The base of the configs of models that read tokens."""
+
+    vocab_size: int
+    max_len: int
+    embed_dim: int
+    num_heads: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig(TextConfig):
     """Everything about an `Encoder` but its weights.
 
     Attributes:
@@ -83,7 +91,7 @@ class EncoderConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig(Config):
+class DecoderConfig(TextConfig):
     """Everything about a `Decoder` but its weights. The defaults are those of Llama.
 
     Attributes:
@@ -159,7 +167,7 @@ class DecoderConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderDecoderConfig(Config):
+class EncoderDecoderConfig(TextConfig):
     """Everything about an `EncoderDecoder` but its weights. The defaults are those of the first paper.
 
     Attributes:

@@ -33,6 +33,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
@@ -67,7 +68,8 @@ class FileFormat(ABC):
 
     Attributes:
         sizes: keys that config.json must have, and our names for them.
-        layers: what the names of a layer's weights begin with, ours and theirs; the layer's number follows.
+        stacks: for each field of our config that counts layers, what the names of these layers' weights begin with,
+            ours and theirs; the layer's number follows.
         names: our names of the parts of a model and of a layer, and theirs.
     """
 
@@ -79,7 +81,7 @@ class FileFormat(ABC):
         "num_hidden_layers": "num_layers",
         "intermediate_size": "feed_forward_dim",
     }
-    layers: ClassVar[tuple[str, str]] = ("stack.layers", "stack.layers")
+    stacks: ClassVar[Mapping[str, tuple[str, str]]] = {"num_layers": ("stack.layers", "stack.layers")}
     names: ClassVar[Mapping[str, str]]
 
     @abstractmethod
@@ -115,11 +117,11 @@ class FileFormat(ABC):
 
     def _their_name(self, own: str) -> str:
         part, _, kind = own.rpartition(".")
-        ours, theirs = self.layers
-        if not part.startswith(f"{ours}."):
-            return f"{self.names[part]}.{kind}"
-        number, _, inner = part.removeprefix(f"{ours}.").partition(".")
-        return f"{theirs}.{number}.{self.names[inner]}.{kind}"
+        for ours, theirs in self.stacks.values():
+            if part.startswith(f"{ours}."):
+                number, _, inner = part.removeprefix(f"{ours}.").partition(".")
+                return f"{theirs}.{number}.{self.names[inner]}.{kind}"
+        return f"{self.names[part]}.{kind}"
 
     def _is_transposed(self, name: str) -> bool:
         """Whether a tensor of a file is the transpose of ours."""

@@ -22,7 +22,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def _is_list(kind: type) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(type(one) is kind for one in value)
+    return lambda value: isinstance(value, list | tuple) and all(type(one) is kind for one in value)
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -31,6 +31,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "vocab_size max_position_embeddings hidden_size num_attention_heads num_hidden_layers intermediate_size "
         "type_vocab_size pad_token_id num_key_value_heads head_dim sliding_window "
         "n_positions n_embd n_head n_layer n_inner original_max_position_embeddings "
+        "num_channels projection_dim d_model num_queries encoder_layers decoder_layers encoder_ffn_dim decoder_ffn_dim "
+        "encoder_attention_heads decoder_attention_heads "
         "max_len embed_dim num_heads num_kv_heads num_layers feed_forward_dim window",
     ),
     "be a number": (
@@ -38,19 +40,23 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob rms_norm_eps attention_dropout "
         "layer_norm_epsilon resid_pdrop embd_pdrop attn_pdrop norm_eps dropout_p attention_dropout_p "
         "rope_theta factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale mscale_all_dim "
-        "partial_rotary_factor",
+        "partial_rotary_factor dropout activation_dropout",
     ),
     "be true or false": (
         lambda value: isinstance(value, bool),
         "tie_word_embeddings attention_bias mlp_bias use_sliding_window is_decoder add_cross_attention "
-        "scale_attn_weights scale_attn_by_inverse_layer_idx gated feed_forward_bias tied truncate",
+        "scale_attn_weights scale_attn_by_inverse_layer_idx gated feed_forward_bias tied truncate "
+        "qkv_bias auxiliary_loss",
     ),
     "be a name": (
         lambda value: isinstance(value, str),
         "model_type hidden_act activation_function position_embedding_type position_encoding activation norm "
         "rope_type type",
     ),
-    "be an int or a list of ints": (lambda value: is_integer(value) or _is_list(int)(value), "eos_token_id"),
+    "be an int or a list of ints": (
+        lambda value: is_integer(value) or _is_list(int)(value),
+        "eos_token_id image_size patch_size",
+    ),
     "be a list of ints": (_is_list(int), "end_tokens"),
     "be a list of names": (_is_list(str), "layer_types"),
 }

@@ -23,7 +23,7 @@ class GPT2(DecoderFormat):
         "n_head": "num_heads",
         "n_layer": "num_layers",
     }
-    layers = ("stack.layers", "transformer.h")
+    stacks = {"num_layers": ("stack.layers", "transformer.h")}
     names = {
         "embedding": "transformer.wte",
         "position": "transformer.wpe",

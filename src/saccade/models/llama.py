@@ -29,7 +29,7 @@ class Llama(DecoderFormat):
     Mistral's has a sliding window (Jiang et al. 2023, arXiv:2310.06825), Qwen2's a bias in three of the projections.
     """
 
-    layers = ("stack.layers", "model.layers")
+    stacks = {"num_layers": ("stack.layers", "model.layers")}
     names = {
         "embedding": "model.embed_tokens",
         "stack.final_norm": "model.norm",

@@ -15,7 +15,7 @@ from saccade.errors import type_error, unsupported, value_error
 from saccade.models.file_format import Entry, FileFormat
 from saccade.models.folder import check_types, read_tokenizer, read_weights
 
-__all__ = ["built", "load", "words_of"]
+__all__ = ["built", "check_fit", "check_tensors", "load", "words_of"]
 
 M = TypeVar("M", bound=nn.Module)
 _ANY = 1 << 20  # a side of this length can be made without harm, and is compared with the weights later
@@ -54,12 +54,16 @@ def built(
     Raises:
         TypeError: no state dict, or a dtype that is no float's.
     """
-    instance(where, "state_dict", weights, Mapping, "be a state dict of tensors")
-    for name, x in weights.items():
-        instance(where, f"state_dict[{name!r}]", x, Tensor, "be a tensor")
+    check_tensors(where, weights)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise type_error(where, "dtype", "be a dtype of floats", dtype)
     return _filled(where, _config(where, told, form, make), weights, form, make, dtype, lambda: tokenizer)
+
+
+def check_tensors(where: str, weights: object) -> None:
+    """Raise unless a state dict is a mapping to tensors."""
+    for name, x in instance(where, "state_dict", weights, Mapping, "be a state dict of tensors").items():
+        instance(where, f"state_dict[{name!r}]", x, Tensor, "be a tensor")
 
 
 def words_of(where: str, config: object) -> Mapping[str, Any]:
@@ -90,41 +94,45 @@ def _filled(
     tokenizer: Callable[[], Any],
 ) -> M:
     """A model of a config, with weights that fit it."""
-    _check_sizes(where, config, form.sides(config), weights)
-    shapes = _shapes(make, config, form.layers[0])
+    _check_sizes(where, config, form, weights)
+    shapes = _shapes(make, config, form)
     state = _our_weights(where, form.entries(shapes), form.plain(where, weights, config), shapes, dtype)
     own = tokenizer()
     with torch.device("meta"):  # shapes only: the weights are about to be replaced
-        model = make(config, own)
+        model = make(config) if own is None else make(config, own)
     model.load_state_dict(state, assign=True)
     return model.eval()
 
 
-def _check_sizes(where: str, config: Any, sides: tuple[str, ...], weights: Mapping[str, Tensor]) -> None:
+def _check_sizes(where: str, config: Any, form: FileFormat, weights: Mapping[str, Tensor]) -> None:
     """Refuse a config.json that speaks of more than the files hold: nothing of such a size is made then.
 
-    A layer has at least one tensor, and each of the ``sides`` is the length of some tensor's side. Which one does not
-    fit is told later, unless it is huge.
+    A layer has at least one tensor, and each of the format's ``sides`` is the length of some tensor's side. Which one
+    does not fit is told later, unless it is huge.
     """
     rule = "tell of sizes that the weights have"
-    if config.num_layers > len(weights):
-        raise value_error(where, "config.json", rule, f"{config.num_layers} layers, and {len(weights)} tensors")
+    for layers in (getattr(config, count) for count in form.stacks):
+        if layers > len(weights):
+            raise value_error(where, "config.json", rule, f"{layers} layers, and {len(weights)} tensors")
     longest = max((max(x.shape) for x in weights.values() if x.numel() and x.dim()), default=0)
-    for name in sides:
+    for name in form.sides(config):
         if getattr(config, name) > max(longest, _ANY):
             got = f"{name} {getattr(config, name)}, and tensors of at most {longest}"
             raise value_error(where, "config.json", rule, got)
 
 
-def _shapes(make: type[nn.Module], config: Any, layers: str) -> dict[str, Tensor]:
-    """A model's weights without memory. Layers are alike: one is made, however many there are."""
+def _shapes(make: type[nn.Module], config: Any, form: FileFormat) -> dict[str, Tensor]:
+    """A model's weights without memory. The layers of a stack are alike: one is made, however many there are."""
     with torch.device("meta"):
-        state = make(dataclasses.replace(config, num_layers=1)).state_dict()
-    first, found = f"{layers}.0.", dict[str, Tensor]()
+        state = make(dataclasses.replace(config, **dict.fromkeys(form.stacks, 1))).state_dict()
+    found = dict[str, Tensor]()
     for name, x in state.items():
-        inner = name.removeprefix(first)
-        numbers = range(config.num_layers) if inner != name else ()
-        found |= {f"{layers}.{number}.{inner}": x for number in numbers} or {name: x}
+        own = {name: x}
+        for count, (layers, _) in form.stacks.items():
+            inner = name.removeprefix(f"{layers}.0.")
+            if inner != name:
+                own = {f"{layers}.{number}.{inner}": x for number in range(getattr(config, count))}
+        found |= own
     return found
 
 
@@ -148,7 +156,7 @@ def _our_weights(
         ValueError: tensors are missing, are too many, have other shapes or hold no floats; each is named.
     """
     entries = list(entries)
-    _check_fit(where, published, {entry.name: entry.shape(state) for entry in entries})
+    check_fit(where, published, {entry.name: entry.shape(state) for entry in entries})
     found = {}
     for entry in entries:
         # Copies: the tensors of the file are views of it, and the file may be changed while the model lives.
@@ -160,7 +168,7 @@ def _our_weights(
     return found
 
 
-def _check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+def check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
     """Refuse weights that are not exactly those of the model, and say which ones are not."""
     facts = [f"missing     {name}" for name in shapes if name not in weights]
     facts += [f"unexpected  {name}" for name in weights if name not in shapes]

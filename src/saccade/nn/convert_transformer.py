@@ -29,6 +29,7 @@ _DECODER = (
 )
 _FUNCTIONS: dict[Any, Activation] = {
     ACTIVATIONS["gelu_tanh"]: "gelu_tanh",
+    ACTIVATIONS["quick_gelu"]: "quick_gelu",
     torch.relu: "relu",
     F.relu: "relu",
     F.gelu: "gelu",

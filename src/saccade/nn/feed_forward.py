@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,11 +16,18 @@ from saccade.engine import dropout
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    """An approximation of gelu by a sigmoid; Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
+    return x * torch.sigmoid(1.702 * x)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": _quick_gelu,
     "relu": F.relu,
     "silu": F.silu,
 }
@@ -36,7 +44,8 @@ class FeedForward(AnswersCalls, nn.Module):
     Args:
         embed_dim: width of the model.
         hidden_dim: width inside; often four times ``embed_dim``, or 8/3 times where it is gated, for as many weights.
-        activation: ``"gelu"``, ``"gelu_tanh"`` (its approximation, as in GPT-2), ``"relu"`` or ``"silu"``.
+        activation: ``"gelu"``, ``"gelu_tanh"`` (its approximation, as in GPT-2), ``"quick_gelu"`` (another, as in
+            CLIP), ``"relu"`` or ``"silu"``.
         gated: whether a second projection is multiplied in.
         dropout_p: of the inner channels, in training only.
         projection_bias: whether the linear layers have a bias.
