@@ -14,34 +14,25 @@ Needs ``pip install 'saccade[all]' scikit-learn``.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import math
-import os
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+import study
 from saccade import caches, masks, models, nn, positions, viz
 from saccade.viz.fonts import covering_families
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """Everything that decides a run's numbers; a checkpoint made with others is not used."""
+class Settings(study.Settings):
+    """Everything that decides a run's numbers."""
 
     width: int = 40
     patch: int = 4
@@ -50,13 +41,9 @@ class Settings:
     num_encoder_layers: int = 3
     num_decoder_layers: int = 2
     steps: int = 3000
-    batch_size: int = 32
-    learning_rate: float = 2e-3
     warm_up: int = 200
-    save_every: int = 100
     train_digits: int = 1297
     test_pictures: int = 1000
-    seeds: tuple[int, ...] = (0, 1, 2)
 
 
 QUICK = Settings(
@@ -256,96 +243,21 @@ def write(captioner: Captioner, images: Tensor, language: str) -> list[list[int]
     return models.generate(captioner.eval().given(images), start, LONGEST, stop=END)
 
 
-class Run:
-    """One seed: trained, or read back as far as it was trained before."""
+def run_of(seed: int, settings: Settings, digits: Digits, out: Path) -> study.Run:
+    """One seed, which learns from other pictures in every step."""
 
-    def __init__(self, seed: int, settings: Settings, out: Path):
-        self.seed, self.settings, self.path = seed, settings, out / f"seed{seed}.safetensors"
-        torch.manual_seed(seed)
-        self.captioner = Captioner(settings)
-        self.optimizer = torch.optim.AdamW(self.captioner.parameters(), weight_decay=0.05)
-        self.step, self.seconds, self.starts_over = 0, 0.0, False
-        if self.path.exists():
-            self._resume()
-
-    def train(self, digits: Digits, after_step: Callable[[float], None]) -> None:
-        """Train what is left, with a checkpoint every so often."""
-        while self.step < self.settings.steps:
-            started = time.perf_counter()
-            loss = self._learn(digits)
-            self.step += 1
-            self.seconds += time.perf_counter() - started
-            if self.step % self.settings.save_every == 0 or self.step == self.settings.steps:
-                self._save()
-            after_step(loss)
-
-    def _learn(self, digits: Digits) -> float:
-        # What is drawn depends on seed and step alone, so a resumed run needs no random state.
-        rng = np.random.default_rng([self.seed, self.step])
-        pictures = compose(digits, self.settings.batch_size, self.settings, rng, held_out=False)
+    def loss(captioner: Captioner, rng: np.random.Generator) -> Tensor:
+        pictures = compose(digits, settings.batch_size, settings, rng, held_out=False)
         captions = [as_tokens(number, language) for language in IN_WORDS for number in pictures.numbers]
         longest = max(map(len, captions))
         tokens = torch.tensor([own + [-1] * (longest - len(own)) for own in captions])
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self._rate()
-        self.captioner.train()
         # Each picture is encoded once, and written under in every language. What pads a caption stands after it, where
         # nothing that counts can see it.
-        encoded = self.captioner.encode(pictures.images).repeat(len(IN_WORDS), 1, 1)
-        logits = Given(self.captioner, encoded)(tokens[:, :-1].clamp(min=0))
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=-1)
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.captioner.parameters(), 1.0)
-        self.optimizer.step()
-        return loss.item()
+        encoded = captioner.encode(pictures.images).repeat(len(IN_WORDS), 1, 1)
+        logits = Given(captioner, encoded)(tokens[:, :-1].clamp(min=0))
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=-1)
 
-    def _rate(self) -> float:
-        """Up in a line, then down along a cosine."""
-        up = min(1.0, (self.step + 1) / self.settings.warm_up)
-        return up * (1 + math.cos(math.pi * self.step / self.settings.steps)) / 2
-
-    def _save(self) -> None:
-        tensors = {f"captioner.{name}": own for name, own in self.captioner.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": own for name, own in state.items()}
-        told = {"settings": fingerprint(self.settings), "step": str(self.step), "seconds": repr(self.seconds)}
-        write_whole(self.path, lambda beside: save_file(tensors, beside, metadata=told))
-
-    def _resume(self) -> None:
-        with safe_open(self.path, "pt") as file:
-            told = file.metadata() or {}
-            if told.get("settings") != fingerprint(self.settings):
-                self.starts_over = True
-                return
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
-        weights: dict[str, Tensor] = {}
-        states: dict[int, dict[str, Tensor]] = {}
-        for name, own in tensors.items():
-            part, _, rest = name.partition(".")
-            if part == "captioner":
-                weights[rest] = own
-            else:
-                index, _, key = rest.partition(".")
-                states.setdefault(int(index), {})[key] = own
-        self.captioner.load_state_dict(weights)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": states})
-        self.step, self.seconds = int(told["step"]), float(told["seconds"])
-
-
-def fingerprint(settings: Settings) -> str:
-    """What a checkpoint must have been made with; how many seeds are asked for does not matter to one of them."""
-    return json.dumps(dataclasses.asdict(dataclasses.replace(settings, seeds=(), save_every=0)))
-
-
-def write_whole(path: Path, put: Callable[[Path], object]) -> None:
-    """Write beside the destination and rename what is complete: a run that is killed leaves no half file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        put(beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    return study.Run("captioner", seed, lambda: Captioner(settings), loss, settings, out)
 
 
 def told_where(train: Digits, test: Digits, pictures: Pictures) -> dict[str, list[bool]]:
@@ -367,30 +279,18 @@ def told_where(train: Digits, test: Digits, pictures: Pictures) -> dict[str, lis
 
 def summarise(name: str, by_seed: dict[str, list[bool]], pictures: Pictures) -> dict[str, Any]:
     """One row: the share of captions that are right to the last word, over seeds and by length of the number."""
-    shares = {seed: statistics.mean(right) for seed, right in by_seed.items()}
     of_length: dict[int, list[bool]] = {1: [], 2: [], 3: [], 4: []}
     for right in by_seed.values():
         for number, own in zip(pictures.numbers, right, strict=True):
             of_length[len(str(number))].append(own)
-    return {
-        "who": name,
-        "exact": statistics.mean(shares.values()),
-        "lowest": min(shares.values()),
-        "highest": max(shares.values()),
-        "by_seed": shares,
-        "by_length": {str(size): statistics.mean(own) for size, own in of_length.items() if own},
-    }
+    shares = {f"of {size}": float(np.mean(own)) for size, own in of_length.items() if own}
+    return study.summary(name, {seed: float(np.mean(right)) for seed, right in by_seed.items()}, **shares)
 
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
     """The rows as a person reads them."""
-    table = Table(title="captions that are right to the last word", title_justify="left")
-    for heading in ("", "mean", "lowest", "highest", "1 digit", "2 digits", "3 digits", "4 digits"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for row in rows:
-        shares = [row["exact"], row["lowest"], row["highest"], *(row["by_length"].get(size) for size in "1234")]
-        table.add_row(row["who"], *("–" if share is None else f"{100 * share:.1f} %" for share in shares))
-    return table
+    headings = {f"of {size}": f"{size} digit{'s' if size > 1 else ''}" for size in (1, 2, 3, 4)}
+    return study.as_table("captions that are right to the last word", rows, **headings)
 
 
 COLUMNS = {
@@ -451,55 +351,35 @@ def draw(image: Tensor, words: list[str], columns: dict[str, Tensor]) -> Any:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train, measure, write; returns the rows of the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/numbers"), help="folder to write to (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a few seconds, to see that it runs; its numbers mean little"
-    )
+    parser = study.parser(__doc__, "out/numbers")
     parser.add_argument("--picture", type=int, default=0, help="the test picture of the figure (default: %(default)s)")
     parser.add_argument("--language", choices=list(IN_WORDS), default="en", help="of the figure (default: %(default)s)")
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     if not 0 <= given.picture < settings.test_pictures:
         parser.error(f"--picture must be at least 0 and below {settings.test_pictures}; got {given.picture}.")
-    torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console()
     train, test = load(settings)
     # The same pictures for every seed.
     pictures = compose(test, settings.test_pictures, settings, np.random.default_rng(0), held_out=True)
-    runs = [Run(seed, settings, given.out) for seed in settings.seeds]
-    if any(run.starts_over for run in runs):
-        console.print(f"{given.out} holds checkpoints of other settings; these runs start over")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("steps", total=len(runs) * settings.steps, completed=sum(run.step for run in runs))
-        for run in runs:
-            run.train(
-                train,
-                lambda loss, seed=run.seed: progress.update(
-                    task, advance=1, description=f"seed {seed}, loss {loss:.3f}"
-                ),
-            )
+    runs = [run_of(seed, settings, train, given.out) for seed in settings.seeds]
+    study.train_all(runs, console)
 
     rows = []
     for language in IN_WORDS:
         wanted = [as_tokens(number, language)[1:-1] for number in pictures.numbers]
-        written = {str(run.seed): write(run.captioner, pictures.images, language) for run in runs}
+        written = {str(run.seed): write(run.module, pictures.images, language) for run in runs}
         by_seed = {seed: [a == b for a, b in zip(own, wanted, strict=True)] for seed, own in written.items()}
         rows.append(summarise(language, by_seed, pictures))
         console.print(f"{pictures.numbers[given.picture]}: {as_text(written[str(runs[0].seed)][given.picture])}")
     for name, right in told_where(train, test, pictures).items():
         rows.append(summarise(f"{name}, told where digits stand", {"-": right}, pictures))
     console.print(as_table(rows))
-    told = {"settings": dataclasses.asdict(settings), "minutes": sum(run.seconds for run in runs) / 60, "rows": rows}
-    text = json.dumps(told | {"torch": torch.__version__}, indent=2) + "\n"
-    write_whole(given.out / "results.json", lambda beside: beside.write_text(text, encoding="utf-8"))
+    results = study.write_results(given.out, settings, runs, rows)
     image = pictures.images[given.picture]
-    figure = viz.save(draw(image, *looks(runs[0].captioner, image, given.language)), given.out / "looks.png")
-    console.print(f"wrote {given.out / 'results.json'} and {figure}")
+    figure = viz.save(draw(image, *looks(runs[0].module, image, given.language)), given.out / "looks.png")
+    console.print(f"wrote {results} and {figure}")
     return rows
 
 

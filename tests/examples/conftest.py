@@ -15,6 +15,7 @@ def example(request: pytest.FixtureRequest):
     module = importlib.util.module_from_spec(spec)
     # As dataclasses and forward references want it: found by its name.
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # where an example finds what it shares with others
         patch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)
         yield module

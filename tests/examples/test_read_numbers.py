@@ -202,31 +202,33 @@ def test_what_a_word_looks_at_is_a_distribution_over_the_picture(example, captio
 @pytest.mark.filterwarnings("ignore::saccade.viz.MissingGlyphsWarning")
 def test_a_stopped_run_goes_on_and_ends_the_same(example, monkeypatch, tmp_path, capsys):
     steps = []
-    learn, save = example.Run._learn, example.Run._save
+    run_class = example.study.Run
+    learn, save = run_class._learn, run_class._save
 
-    def counting(run, digits):
+    def counting(run):
         steps.append(run.step)
-        return learn(run, digits)
+        return learn(run)
 
     def stop(run):
         save(run)
         raise KeyboardInterrupt("after a checkpoint")
 
-    monkeypatch.setattr(example.Run, "_learn", counting)
+    monkeypatch.setattr(run_class, "_learn", counting)
     whole = example.main(["--quick", "--out", str(tmp_path / "whole")])
     assert steps == list(range(12))
     steps.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(example.Run, "_save", stop)
+        patch.setattr(run_class, "_save", stop)
         with pytest.raises(KeyboardInterrupt, match="after a checkpoint"):
             example.main(["--quick", "--out", str(tmp_path / "stopped")])
     assert steps == list(range(5))
     assert example.main(["--quick", "--out", str(tmp_path / "stopped")]) == whole
     assert steps == list(range(12))
-    one, other = (example.Run(0, example.QUICK, tmp_path / folder) for folder in ("whole", "stopped"))
+    train, _ = example.load(example.QUICK)
+    one, other = (example.run_of(0, example.QUICK, train, tmp_path / folder) for folder in ("whole", "stopped"))
     assert one.step == other.step == 12
-    for name, own in one.captioner.state_dict().items():
-        assert torch.equal(own, other.captioner.state_dict()[name])
+    for name, own in one.module.state_dict().items():
+        assert torch.equal(own, other.module.state_dict()[name])
 
     assert not list(tmp_path.rglob("*.part"))
     told = json.loads((tmp_path / "whole" / "results.json").read_text(encoding="utf-8"))
@@ -239,9 +241,9 @@ def test_a_stopped_run_goes_on_and_ends_the_same(example, monkeypatch, tmp_path,
 def test_a_checkpoint_of_other_settings_is_not_used(example, tmp_path):
     settings = dataclasses.replace(example.QUICK, steps=1)
     train, _ = example.load(settings)
-    example.Run(0, settings, tmp_path).train(train, lambda loss: None)
-    assert example.Run(0, dataclasses.replace(settings, seeds=(0, 1)), tmp_path).step == 1
-    other = example.Run(0, dataclasses.replace(settings, learning_rate=1e-4), tmp_path)
+    example.run_of(0, settings, train, tmp_path).train()
+    assert example.run_of(0, dataclasses.replace(settings, seeds=(0, 1)), train, tmp_path).step == 1
+    other = example.run_of(0, dataclasses.replace(settings, learning_rate=1e-4), train, tmp_path)
     assert other.step == 0
     assert other.starts_over
 
@@ -258,9 +260,9 @@ def test_training_learns_from_other_pictures_in_every_step(example, monkeypatch,
         return pictures
 
     monkeypatch.setattr(example, "compose", watching)
-    example.Run(0, settings, tmp_path).train(train, losses.append)
+    example.run_of(0, settings, train, tmp_path).train(losses.append)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
-    example.Run(1, dataclasses.replace(settings, steps=1), tmp_path).train(train, losses.append)
+    example.run_of(1, dataclasses.replace(settings, steps=1), train, tmp_path).train(losses.append)
     assert len(seen) == 41
 
 
@@ -277,8 +279,8 @@ def test_classifiers_read_a_number_right_when_every_digit_is(example):
 def test_a_row_says_shares_by_seed_and_by_length(example):
     pictures = example.Pictures(torch.zeros(4, 8, 40), [7, 12, 15, 1000], [])
     row = example.summarise("who", {"0": [True] * 4, "1": [True, False, True, False]}, pictures)
-    assert (row["exact"], row["lowest"], row["highest"]) == (0.75, 0.5, 1.0)
-    assert row["by_length"] == {"1": 1.0, "2": 0.75, "4": 0.5}
+    assert (row["mean"], row["lowest"], row["highest"]) == (0.75, 0.5, 1.0)
+    assert {size: row.get(f"of {size}") for size in range(1, 5)} == {1: 1.0, 2: 0.75, 3: None, 4: 0.5}
 
 
 def test_a_picture_that_is_not_there_is_refused(example, capsys, tmp_path):

@@ -1,0 +1,204 @@
+"""What the larger examples share: seeds that train with checkpoints and go on where they were stopped, and their table.
+
+An example brings a module, and a loss that draws its texts or pictures from a random generator of its own; see
+``read_numbers.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+Loss = Callable[[Any, np.random.Generator], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a run learns; an example adds its own numbers. A checkpoint made with others is not used."""
+
+    steps: int = 1000
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    warm_up: int = 100
+    weight_decay: float = 0.05
+    save_every: int = 100
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+Own = TypeVar("Own", bound=Settings)
+
+
+class Run:
+    """One seed: trained, or read back as far as it was trained before.
+
+    What is drawn in a step depends on the seed and the step alone, so that a run which was stopped needs no random
+    state, and ends with the same weights as one that was not.
+
+    Args:
+        name: of the run, and of its file.
+        seed: of the weights, and of all that is drawn.
+        make: the module.
+        loss: of the module, with the step's generator.
+        settings: numbers.
+        out: the folder of its file.
+    """
+
+    def __init__(self, name: str, seed: int, make: Callable[[], torch.nn.Module], loss: Loss, settings: Any, out: Path):
+        self.name, self.seed, self.settings, self.path = name, seed, settings, out / f"{name}-seed{seed}.safetensors"
+        torch.manual_seed(seed)
+        self.module, self.loss = make(), loss
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), weight_decay=settings.weight_decay)
+        self.step, self.seconds, self.starts_over = 0, 0.0, False
+        if self.path.exists():
+            self._resume()
+
+    def train(self, after_step: Callable[[float], object] = lambda loss: None) -> None:
+        """Train what is left, with a checkpoint every so often."""
+        while self.step < self.settings.steps:
+            started = time.perf_counter()
+            loss = self._learn()
+            self.step += 1
+            self.seconds += time.perf_counter() - started
+            if self.step % self.settings.save_every == 0 or self.step == self.settings.steps:
+                self._save()
+            after_step(loss)
+        self.module.eval()
+
+    def _learn(self) -> float:
+        torch.manual_seed(self.seed * 1_000_003 + self.step)  # dropout
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self._rate()
+        self.module.train()
+        loss = self.loss(self.module, np.random.default_rng([self.seed, self.step]))
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.item()
+
+    def _rate(self) -> float:
+        """Up in a line, then down along a cosine."""
+        up = min(1.0, (self.step + 1) / self.settings.warm_up)
+        return up * (1 + math.cos(math.pi * self.step / self.settings.steps)) / 2
+
+    def _save(self) -> None:
+        tensors = {f"module.{name}": own for name, own in self.module.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": own for name, own in state.items()}
+        told = {"settings": fingerprint(self.settings), "step": str(self.step), "seconds": repr(self.seconds)}
+        write_whole(self.path, lambda beside: save_file(tensors, beside, metadata=told))
+
+    def _resume(self) -> None:
+        with safe_open(self.path, "pt") as file:
+            told = file.metadata() or {}
+            if told.get("settings") != fingerprint(self.settings):
+                self.starts_over = True
+                return
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+        weights: dict[str, Tensor] = {}
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, own in tensors.items():
+            part, _, rest = name.partition(".")
+            if part == "module":
+                weights[rest] = own
+            else:
+                index, _, key = rest.partition(".")
+                states.setdefault(int(index), {})[key] = own
+        self.module.load_state_dict(weights)
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": states})
+        self.step, self.seconds = int(told["step"]), float(told["seconds"])
+
+
+def fingerprint(settings: Any) -> str:
+    """What a checkpoint must have been made with; how many seeds are asked for does not matter to one of them."""
+    return json.dumps(dataclasses.asdict(dataclasses.replace(settings, seeds=(), save_every=0)))
+
+
+def write_whole(path: Path, put: Callable[[Path], object]) -> None:
+    """Write beside the destination and rename what is complete: a run that is killed leaves no half file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        put(beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def parser(doc: str | None, out: str) -> argparse.ArgumentParser:
+    """The arguments that all examples have: ``--out`` and ``--quick``."""
+    own = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    own.add_argument("--out", type=Path, default=Path(out), help="folder to write to (default: %(default)s)")
+    own.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs; its numbers mean little")
+    return own
+
+
+def train_all(runs: Sequence[Run], console: Console) -> None:
+    """Train what is left of all runs, one after the other, on one thread; a bar shows how far they are."""
+    torch.set_num_threads(1)
+    if any(run.starts_over for run in runs):
+        console.print(f"{runs[0].path.parent} holds checkpoints of other settings; these runs start over")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        total, done = sum(run.settings.steps for run in runs), sum(run.step for run in runs)
+        task = progress.add_task("steps", total=total, completed=done)
+        for run in runs:
+            told = f"{run.name}, seed {run.seed}"
+            run.train(lambda loss, told=told: progress.update(task, advance=1, description=f"{told}, loss {loss:.3f}"))
+
+
+def summary(who: str, by_seed: Mapping[str, float], **others: Any) -> dict[str, Any]:
+    """One row of a table: a measure over seeds, with its spread."""
+    found = by_seed.values()
+    spread = {"mean": statistics.mean(found), "lowest": min(found), "highest": max(found)}
+    return {"who": who, **spread, "by_seed": dict(by_seed), **others}
+
+
+def as_table(title: str, rows: Sequence[Mapping[str, Any]], form: str = "{:.1%}", **columns: str) -> Table:
+    """The rows as a person reads them.
+
+    Args:
+        title: stands above.
+        rows: as `summary` makes them.
+        form: of the measure.
+        columns: headings of further numbers, by their name in the rows.
+    """
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("", "mean", "lowest", "highest", *columns.values()):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        shown = [row["mean"], row["lowest"], row["highest"], *(row.get(name) for name in columns)]
+        table.add_row(row["who"], *("–" if value is None else form.format(value) for value in shown))
+    return table
+
+
+def write_results(out: Path, settings: Any, runs: Sequence[Run], rows: Sequence[Mapping[str, Any]]) -> Path:
+    """``results.json``: the rows, what they were made with, and how long it took."""
+    minutes = sum(run.seconds for run in runs) / 60
+    told = {
+        "settings": dataclasses.asdict(settings),
+        "minutes": minutes,
+        "rows": list(rows),
+        "torch": torch.__version__,
+    }
+    path = out / "results.json"
+    text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+    return path
