@@ -47,6 +47,7 @@ def test_a_map_of_thousands_of_tokens_is_drawn(capsys, monkeypatch, tmp_path):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_own_mixers_are_trained_beside_ours(capsys, monkeypatch, tmp_path):
     found = dict(re.findall(r"(\w+): (\d+)% right", said("own_mixer", capsys, monkeypatch, tmp_path)))
     assert int(found["mine"]) > 90
