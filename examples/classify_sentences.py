@@ -190,11 +190,11 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         for name, own in runs.items()
     ]
     rows += [study.summary(name, {"-": share}) for name, share in baselines(train, test).items()]
-    console.print(study.as_table(f"{len(test.words):,} held-out sentences that are judged right", rows))
-    results = study.write_results(given.out, settings, [run for own in runs.values() for run in own], rows)
     words = re.findall(r"[a-z]+(?:'[a-z]+)?|[^\w\s]", given.sentence.lower())[: settings.most_words]
     figure = viz.save(draw(runs["attention"][0].module, words, known), given.out / "looks.png")
-    console.print(f"wrote {results} and {figure}")
+    title = f"{len(test.words):,} held-out sentences that are judged right"
+    trained = [run for own in runs.values() for run in own]
+    study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure])
     return rows
 
 

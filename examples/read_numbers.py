@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -287,11 +286,7 @@ def summarise(name: str, by_seed: dict[str, list[bool]], pictures: Pictures) -> 
     return study.summary(name, {seed: float(np.mean(right)) for seed, right in by_seed.items()}, **shares)
 
 
-def as_table(rows: list[dict[str, Any]]) -> Table:
-    """The rows as a person reads them."""
-    headings = {f"of {size}": f"{size} digit{'s' if size > 1 else ''}" for size in (1, 2, 3, 4)}
-    return study.as_table("captions that are right to the last word", rows, **headings)
-
+HEADINGS = {f"of {size}": f"{size} digit{'s' if size > 1 else ''}" for size in (1, 2, 3, 4)}
 
 COLUMNS = {
     "en": ("mean of all heads, layer {layer}", "sharpest: head {head}, layer {layer}"),
@@ -375,11 +370,10 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         console.print(f"{pictures.numbers[given.picture]}: {as_text(written[str(runs[0].seed)][given.picture])}")
     for name, right in told_where(train, test, pictures).items():
         rows.append(summarise(f"{name}, told where digits stand", {"-": right}, pictures))
-    console.print(as_table(rows))
-    results = study.write_results(given.out, settings, runs, rows)
     image = pictures.images[given.picture]
     figure = viz.save(draw(image, *looks(runs[0].module, image, given.language)), given.out / "looks.png")
-    console.print(f"wrote {results} and {figure}")
+    title = "captions that are right to the last word"
+    study.finish(given.out, title, settings, runs, rows, console=console, figures=[figure], **HEADINGS)
     return rows
 
 

@@ -189,16 +189,41 @@ def as_table(title: str, rows: Sequence[Mapping[str, Any]], form: str = "{:.1%}"
     return table
 
 
-def write_results(out: Path, settings: Any, runs: Sequence[Run], rows: Sequence[Mapping[str, Any]]) -> Path:
-    """``results.json``: the rows, what they were made with, and how long it took."""
-    minutes = sum(run.seconds for run in runs) / 60
+def finish(
+    out: Path,
+    title: str,
+    settings: Any,
+    runs: Sequence[Run],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    console: Console,
+    form: str = "{:.1%}",
+    figures: Sequence[Path] = (),
+    **columns: str,
+) -> None:
+    """Print the table, and write ``results.json``: the rows, what they were made with, and how long it took.
+
+    Args:
+        out: the folder of the file.
+        title: what is measured, and on what.
+        settings: of the runs.
+        runs: all that were trained.
+        rows: as `summary` makes them, ours first, what stands beside it after that.
+        console: to print to.
+        form: of the measure.
+        figures: that were drawn, in ``out``.
+        columns: headings of further numbers, by their name in the rows.
+    """
+    console.print(as_table(title, rows, form, **columns))
     told = {
-        "settings": dataclasses.asdict(settings),
-        "minutes": minutes,
+        "title": title,
+        "form": form,
         "rows": list(rows),
+        "minutes": sum(run.seconds for run in runs) / 60,
+        "settings": dataclasses.asdict(settings),
+        "figures": [path.name for path in figures],
         "torch": torch.__version__,
     }
-    path = out / "results.json"
-    text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+    path, text = out / "results.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n"
     write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
-    return path
+    console.print(f"wrote {' and '.join(map(str, [path, *figures]))}")
