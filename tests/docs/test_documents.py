@@ -66,9 +66,12 @@ def named(path: Path) -> str:
 
 
 def with_python() -> list[object]:
-    """Documents with code; in Chinese ones it is that of the English ones, so that running one of the two says both."""
+    """Documents with code; in Chinese ones it is that of the English ones, so that running one of the two says both.
+
+    What trains, or checks hundreds of cases, takes most of a minute.
+    """
     found = [document for document in DOCUMENTS if "```python" in document.read_text("utf-8")]
-    slow = {document for document in found if "zh" in document.parts}
+    slow = {own for own in found if "zh" in own.parts or own.name in ("learning.md", "conformance.md")}
     return [
         pytest.param(document, id=named(document), marks=[pytest.mark.slow] if document in slow else [])
         for document in found

@@ -18,6 +18,8 @@ from saccade.testing.laws import conduct, invariance, locality
 GENERAL = [law for group in (locality, invariance, conduct) for law in group.LAWS if law.name != "half_precision"]
 GENERAL += [law for law in testing.LAWS if law.name in ("gradcheck", "dtypes")]
 BASIC = [case for case in testing.CASES if case.q_len <= 20]
+LONG = ("top keys", "top blocks", "differential")
+"""Mechanisms with which a case takes long: a fourth of all cases is tried each time, all of them in the slow tests."""
 
 
 class Difference(mechanisms.Mechanism):
@@ -126,9 +128,9 @@ class Executed:
         shape = (*query.shape[:3], key.shape[2])
         return self.make(key.shape[2]).reasons(as_mask(mask, shape, where="test"))
 
-    def check(self, laws: list[testing.Law]) -> testing.Report:
+    def check(self, laws: list[testing.Law], cases: list[testing.Case] = BASIC) -> testing.Report:
         options = {"reasons": self.reasons, "masks": "objects", "offers": ()}
-        return testing.check(self, laws=laws, cases=BASIC, dtypes=[torch.float64], **options)
+        return testing.check(self, laws=laws, cases=cases, dtypes=[torch.float64], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +139,13 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["saccade.attention.selected"], "_SMALLEST", 2)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_what_holds_for_every_attention_holds(name: str) -> None:
-    report = Executed(name).check([law for law in GENERAL if law.name not in OTHERWISE.get(name, {})])
+@pytest.mark.parametrize(
+    ("name", "cases"),
+    [pytest.param(name, BASIC[::4] if name in LONG else BASIC, id=name) for name in MAKERS]
+    + [pytest.param(name, BASIC, id=f"{name}, all cases", marks=pytest.mark.slow) for name in LONG],
+)
+def test_what_holds_for_every_attention_holds(name: str, cases: list[testing.Case]) -> None:
+    report = Executed(name).check([law for law in GENERAL if law.name not in OTHERWISE.get(name, {})], cases)
     assert report.raise_if_broken().ok
     tried = {result.law for result in report.kept} | set(OTHERWISE.get(name, {}))
     assert {"isolation", "honesty", "linear", "gqa", "batch", "heads", "pure", "gradcheck", "zero_lengths"} <= tried

