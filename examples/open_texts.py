@@ -67,7 +67,8 @@ def chinese() -> Source:
 
 def without_notes(text: str) -> str:
     """The stories alone: the notes of a later edition, which stand after each of them, are not in the public domain."""
-    text = re.sub(r"^\s*□?\s*注释.*?(?=^\s*-{5,}|\Z)|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^\s*□?\s*注释.*?(?=^\s*-{5,}|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"_分节阅读_\d+|-{5,}|[①-⒛]|（[⒈-⒛]）", "", text)
 
 
