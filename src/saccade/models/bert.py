@@ -65,6 +65,12 @@ class Bert(FileFormat):
             words["activation"] = ACTIVATIONS[words["activation"]]
         return EncoderConfig(**words)
 
+    def write_config(self, config: EncoderConfig) -> dict[str, Any]:
+        """The config.json of an encoder."""
+        published = next(name for name, own in ACTIVATIONS.items() if own == config.activation)
+        words = {theirs: getattr(config, ours) for theirs, ours in (self.sizes | _OPTIONAL).items()}
+        return {"model_type": "bert", "architectures": ["BertModel"], **words, "hidden_act": published}
+
     def sides(self, config: EncoderConfig) -> tuple[str, ...]:
         return ("vocab_size", "max_len", "num_token_types", "embed_dim", "feed_forward_dim")
 

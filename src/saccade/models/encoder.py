@@ -15,7 +15,7 @@ from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
-from saccade.models.folder import check_types, read_config
+from saccade.models.folder import check_types, read_config, write_folder
 from saccade.models.initial_weights import start_small
 from saccade.models.loading import built, load, words_of
 from saccade.models.showing import figure_of
@@ -111,6 +111,23 @@ class Encoder(AnswersCalls, nn.Module):
         where = "Encoder.from_state_dict"
         told = words_of(where, config)
         return built(where, told, state_dict, Bert(), cls, dtype, tokenizer)
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a folder as BERT's are written; transformers' ``BertModel`` reads it too.
+
+        Files are written under other names and then renamed, so that a reader finds an old file or a new one, never
+        half of one.
+
+        Args:
+            path: the folder; made if there is none. Files of other names in it are left alone.
+
+        Raises:
+            ImportError: safetensors is not installed.
+        """
+        form = Bert()
+        state = {own: weight.detach().cpu() for own, weight in self.state_dict().items()}
+        where, words = "Encoder.save_pretrained", form.write_config(self.config)
+        write_folder(where, Path(path), words, form.write_weights(state), self.tokenizer)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
         """Encode.
