@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from saccade.cli.report import SCHEMA
-from saccade.models import minilm
+from saccade.models import EncoderDecoder, EncoderDecoderConfig, minilm
 
 TEXT = "the cat sat on the mat"
 
@@ -144,6 +144,27 @@ def test_two_texts_show_what_is_looked_at_while_writing(run, tmp_path, kind):
     entropy = torch.special.entr(out.cross_attentions[1][0, 3]).sum(-1).mean().item()
     own = next(one for one in told["heads"] if (one["layer"], one["head"]) == (1, 3))
     assert own["values"]["entropy"] == pytest.approx(entropy, rel=1e-4)
+
+
+def test_an_encoder_decoder_of_ours_is_looked_at_too(run, tmp_path):
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.from_file(str(Path(save(tmp_path / "t5", pair_of("t5"))) / "tokenizer.json"))
+    sizes = {"max_len": 64, "embed_dim": 16, "num_heads": 4, "feed_forward_dim": 16}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 2}
+    config = EncoderDecoderConfig(vocab_size=tokenizer.get_vocab_size(), **sizes, **layers)
+    model = EncoderDecoder(config, tokenizer).eval()
+    model.save_pretrained(tmp_path / "ours")
+    given = ("look", "--model", str(tmp_path / "ours"), TEXT)
+    result = run(*given, "--to", "mat the cat", "--layer", "1")
+    assert result.exit_code == 0, result.output
+    assert "layer 1, head" in result.output
+    told = json.loads(run(*given, "--to", "mat the cat", "--stats", "json").output)
+    source, target = (torch.tensor([tokenizer.encode(text).ids]) for text in (TEXT, "mat the cat"))
+    with torch.no_grad():
+        entropy = model.cross_matrices(source, target)[1].entropy()[0, 3].mean().item()
+    own = next(one for one in told["heads"] if (one["layer"], one["head"]) == (1, 3))
+    assert own["values"]["entropy"] == pytest.approx(entropy, rel=1e-4)
+    assert json.loads(run(*given, "--stats", "json").output)["attention"] == "self"
 
 
 def test_two_texts_are_not_cut_into_windows(run, tmp_path):

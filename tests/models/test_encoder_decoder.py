@@ -1,6 +1,7 @@
 """An encoder-decoder equals torch's, knows no padding, and writes with a cache what it writes without."""
 
 import copy
+import json
 import math
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from saccade.caches import padded_positions
-from saccade.models import EncoderDecoder, EncoderDecoderConfig, beam_search, generate
+from saccade.errors import UnsupportedError
+from saccade.models import Decoder, EncoderDecoder, EncoderDecoderConfig, beam_search, generate
 from saccade.nn import to_torch
 
 SIZES = {
@@ -217,3 +219,48 @@ def test_bad_calls_are_named(call, kind, message):
     model = new_model()
     with pytest.raises(kind, match=message):
         call(model)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_folder_gives_the_model_back(name, tmp_path):
+    model = new_model(name, end_tokens=(2,)).float()
+    model.save_pretrained(tmp_path)
+    read = EncoderDecoder.from_pretrained(tmp_path)
+    assert read.config == model.config
+    assert not read.training
+    source, tokens = some_tokens(2, 7), some_tokens(2, 5, seed=2)
+    assert torch.equal(read(source, tokens), model(source, tokens))
+    assert not list(tmp_path.glob("*.part"))
+    with pytest.raises(UnsupportedError, match="saccade-encoder-decoder"):
+        Decoder.from_pretrained(tmp_path)
+
+
+def test_folders_that_are_not_its_own_are_refused(tmp_path):
+    new_model().save_pretrained(tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    for change, message in [
+        ({"model_type": "bert"}, "model_type is 'bert'"),
+        ({"colour": 1}, "it has colour, which this version does not know"),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps({**told, **change}))
+        with pytest.raises(UnsupportedError, match=message):
+            EncoderDecoder.from_pretrained(tmp_path)
+    del told["embed_dim"]
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="no embed_dim"):
+        EncoderDecoder.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**told, "embed_dim": 16, "num_encoder_layers": 10**9}))
+    with pytest.raises(ValueError, match="1000000000 layers"):
+        EncoderDecoder.from_pretrained(tmp_path)
+
+
+def test_matrices_of_the_text_that_is_read():
+    model, source = new_model(), some_tokens(2, 7)
+    found = model.matrices(source)
+    seen = []
+    for layer in model.encoder.layers:
+        layer.attention.mechanism.register_forward_hook(lambda m, args, matrix: seen.append(matrix.to_dense()))
+    model.encode(source)
+    assert [matrix.shape for matrix in found] == [(2, 4, 7, 7)] * 3
+    for matrix, own in zip(found, seen, strict=True):
+        torch.testing.assert_close(matrix.to_dense(), own)

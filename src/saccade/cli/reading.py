@@ -14,13 +14,14 @@ from saccade.cli.transformers_model import TransformersModel, load_transformers
 from saccade.cli.windows import Window, windows_of
 from saccade.errors import UnsupportedError, value_error
 from saccade.matrix import Matrix
-from saccade.models import Decoder, Encoder
+from saccade.models import Decoder, Encoder, EncoderDecoder
 from saccade.models.folder import read_config
+from saccade.models.pair_format import PairFormat
 from saccade.text import Word, words
 
 __all__ = ["Model", "Subject", "load_model", "subject_of"]
 
-Model = Encoder | Decoder | TransformersModel
+Model = Encoder | Decoder | EncoderDecoder | TransformersModel
 
 
 class Subject(NamedTuple):
@@ -53,7 +54,9 @@ def load_model(name: str) -> Model:
         ValueError, ImportError, UnsupportedError, OSError: neither knows it.
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
-        read_config("look", Path(name))  # what nobody can read is not left to others
+        told = read_config("look", Path(name))  # what nobody can read is not left to others
+        if told.get("model_type") == PairFormat.model_type:
+            return EncoderDecoder.from_pretrained(name)
     try:
         return load(name)
     except (ValueError, UnsupportedError, KeyError):
@@ -88,7 +91,8 @@ def subject_of(
     """
     if model.tokenizer is None:
         raise value_error("look", "--model", "have a tokenizer.json", name)
-    if other is not None and not (isinstance(model, TransformersModel) and model.is_pair):
+    is_pair = isinstance(model, EncoderDecoder) or (isinstance(model, TransformersModel) and model.is_pair)
+    if other is not None and not is_pair:
         raise value_error("look", "--to", "be left out where a model reads one text (no encoder-decoder)", name)
     most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
     most, unknown = min(most, at_once or most), _unknown(model)
@@ -101,13 +105,14 @@ def subject_of(
     if other is None:
         with torch.no_grad():
             return Subject(found, found, model.matrices(tokens), False, windows, shown, most, unknown)
-    assert isinstance(model, TransformersModel)
+    assert isinstance(model, EncoderDecoder | TransformersModel)
     written = _read(model.tokenizer, unknown, most, "--to", other)
     for argument, own in (("TEXT", windows), ("--to", written)):
         if len(own) > 1:
             got = f"{own[-1].stop}, {name} reads no more"
             raise value_error("look", argument, f"have at most {most} tokens beside another text", got)
-    matrices = model.cross_matrices(tokens, torch.tensor([written[0].tokens]))
+    with torch.no_grad():
+        matrices = model.cross_matrices(tokens, torch.tensor([written[0].tokens]))
     return Subject(written[0].words, found, matrices, True, windows, shown, most, unknown)
 
 

@@ -68,7 +68,7 @@ class Bert(FileFormat):
     def write_config(self, config: EncoderConfig) -> dict[str, Any]:
         """The config.json of an encoder."""
         published = next(name for name, own in ACTIVATIONS.items() if own == config.activation)
-        words = {theirs: getattr(config, ours) for theirs, ours in (self.sizes | _OPTIONAL).items()}
+        words = {theirs: getattr(config, ours) for theirs, ours in {**self.sizes, **_OPTIONAL}.items()}
         return {"model_type": "bert", "architectures": ["BertModel"], **words, "hidden_act": published}
 
     def sides(self, config: EncoderConfig) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,12 +17,18 @@ from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.config import EncoderDecoderConfig
+from saccade.models.folder import check_types, read_config, write_folder
 from saccade.models.initial_weights import start_small, weaken_parts
+from saccade.models.loading import load
+from saccade.models.pair_format import PairFormat
 from saccade.models.tokens import check_tokens, in_own_texts
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
 from saccade.positions.tokens import GivenPositions, Positions
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ["EncoderDecoder", "Given"]
 
@@ -33,6 +41,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
 
     Args:
         config: its sizes.
+        tokenizer: makes tokens of text; only kept, as ``model.tokenizer``, and saved with the weights.
 
     Attributes:
         encoder, decoder: the layers, a `saccade.nn.EncoderStack` and a `saccade.nn.DecoderStack`.
@@ -58,11 +67,12 @@ class EncoderDecoder(AnswersCalls, nn.Module):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.
     """
 
-    def __init__(self, config: EncoderDecoderConfig):
+    def __init__(self, config: EncoderDecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
         self.config = instance(
             "EncoderDecoder", "config", config, EncoderDecoderConfig, "be a saccade.models.EncoderDecoderConfig"
         )
+        self.tokenizer = tokenizer
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         self.position = _position(config)
         self.dropout = nn.Dropout(config.dropout_p)
@@ -72,6 +82,39 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         self.decoder = DecoderStack(decoder_layers, final_norm=_final_norm(config))
         start_small(self)
         weaken_parts(self, config.num_encoder_layers + config.num_decoder_layers)
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
+        """Load a model from a folder that `save_pretrained` wrote, in float32 and eval mode.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            UnsupportedError: a model of another kind.
+            ValueError: a file is missing or broken, or the weights do not fit the configuration.
+            ImportError: safetensors or tokenizers is not installed.
+        """
+        where, folder = "EncoderDecoder.from_pretrained", Path(path)
+        told = read_config(where, folder)
+        check_types(where, told)
+        return load(where, folder, told, PairFormat(), cls)
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a folder, in a format of our own.
+
+        Files are written under other names and then renamed, so that a reader finds an old file or a new one, never
+        half of one.
+
+        Args:
+            path: the folder; made if there is none. Files of other names in it are left alone.
+
+        Raises:
+            ImportError: safetensors is not installed.
+        """
+        words = PairFormat().write_config(self.config)
+        state = {name: weight.detach().cpu() for name, weight in self.state_dict().items()}
+        write_folder("EncoderDecoder.save_pretrained", Path(path), words, state, self.tokenizer)
 
     def forward(
         self,
@@ -148,6 +191,15 @@ class EncoderDecoder(AnswersCalls, nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
         return F.linear(hidden, self.embedding.weight)
+
+    def matrices(self, source: Tensor, *, source_positions: GivenPositions = None) -> list[Matrix]:
+        """Say who attends to whom in the text that is read, in every layer of the encoder; lazy.
+
+        Args:
+            source, source_positions: as in `forward`.
+        """
+        x = self._embedded("source", source, None, source_positions, None)
+        return self.encoder.matrices(x, positions=source_positions)
 
     def cross_matrices(
         self,
