@@ -4,24 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.caches.rules import BIASES, HEAD_DIM, HEADS, RULES, TOTAL, WIDTH
 from torch import Tensor
 
 from saccade import masks
 from saccade.caches import SinkWindowCache, padded_positions
 from saccade.mechanisms import Linear, Softmax
 from saccade.nn import MultiHeadAttention
-from saccade.positions import ALiBi, Rotary, YaRN
-
-TOTAL, HEADS, HEAD_DIM = 23, 4, 4
-WIDTH = HEADS * HEAD_DIM
-RULES = [
-    masks.Causal(),
-    masks.sliding_window(9),
-    masks.Causal() & ~masks.Window(1, 0),
-    masks.Documents([4, 9, 30], rule=masks.Causal()),
-    masks.Predicate(lambda b, h, q, kv: (kv <= q) & ((q + kv + h) % 3 != 0)),
-]
-BIASES = {"plain": Softmax, "alibi": lambda: Softmax(bias=ALiBi(HEADS)), "sink": lambda: Softmax(sink_logit=HEADS)}
+from saccade.positions import Rotary, YaRN
 
 
 def _layer(rule: masks.Mask, name: str = "plain", rotary: Rotary | None = None) -> MultiHeadAttention:

@@ -57,3 +57,7 @@ def test_what_cannot_be_asked_is_refused():
         train(MIXERS["Linformer"], QUESTIONS["induction"], 0, SHORT)
     with pytest.raises(ValueError, match="mixer must have fewer than 49152 parameters; got 262144"):
         Learner(Mixer(lambda width, length, layer: torch.nn.Linear(512, 512, bias=False)), 40, 32)
+    with pytest.raises(ValueError, match=r"settings\.steps must be an int of at least 1; got 0"):
+        train(MIXERS["full"], QUESTIONS["MQAR"], 0, Settings(steps=0))
+    with pytest.raises(ValueError, match=r"settings\.learning_rate must .*; got -1"):
+        train(MIXERS["full"], QUESTIONS["MQAR"], 0, Settings(learning_rate=-1.0))

@@ -118,3 +118,16 @@ def test_a_recording_hears_it(mechanism):
     torch.testing.assert_close(
         recording["MultiHeadAttention"].ask(Pooled(3))[0], attention.matrix(x, bias=bias).ask(Pooled(3))[0]
     )
+
+
+def test_who_listens_to_the_mechanism_is_called_as_it_asked_to_be():
+    mha, x, bias = Attention(16, 4), torch.randn(2, 6, 16), torch.randn(4, 6, 6)
+    heard = []
+    mha.mechanism.register_forward_hook(
+        lambda module, args, kwargs, matrix: heard.append(sorted(kwargs)), with_kwargs=True
+    )
+    mha.mechanism.register_forward_pre_hook(lambda module, args: heard.append(len(args)))
+    mha(x)
+    mha(x, bias=bias)
+    assert len(heard) == 4
+    assert heard[:2] == heard[2:]

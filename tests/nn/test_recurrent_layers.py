@@ -140,6 +140,10 @@ REFUSED = {
     "heads": (lambda x: nn.Recurrence(8, 3), "num_heads must divide embed_dim 8; got 3"),
     "mechanism": (lambda x: nn.Recurrence(8, 2, mechanisms.Linear()), "be a Delta, GatedLinear or SSD"),
     "decay": (lambda x: nn.Recurrence(8, 2, decay="head"), "decay must be one of 'token', 'channel'"),
+    "decay of retention": (
+        lambda x: nn.Recurrence(8, 2, mechanisms.GatedLinear(torch.tensor([-0.1, -0.2])), decay="token"),
+        "which has its own",
+    ),
     "decay of SSD": (lambda x: nn.Recurrence(8, 2, mechanisms.SSD(2), decay="token"), "which has its own"),
     "window": (lambda x: layer("delta")(x, mask=masks.sliding_window(3)), "so queries cannot choose"),
 }

@@ -141,7 +141,7 @@ class RingCache(LayerCache):
         return self.rule if rule is None else self.rule & rule
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """What has slots: a tensor like it, and how many."""
+        """What has slots: its new tokens, and how many slots; fewer than all are for the first positions."""
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
     def _make_own(self, call: Call, table: Tensor) -> None:
@@ -164,17 +164,18 @@ class RingCache(LayerCache):
         return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Write the new tokens that are kept into their slots; returns what was overwritten, and where.
-
-        A subclass may keep the keys of the first positions a second time, as "sinks".
-        """
-        new = {"keys": call.key, "values": call.value, "sinks": call.key, "table": table[:, None, :, None]}
+        """Write the new tokens that are kept into their slots; returns what was overwritten, and where."""
+        new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
+        new["table"] = table[:, None, :, None]
         before, all_kept = [], self._kept(call.positions.run, table, _FARTHEST)
         for name, x in leaves.items():
-            kept = all_kept if name != "sinks" else self._kept(call.positions.run, table, self._kept_first)
+            own = x[:, None, :, None] if name == "table" else x
+            # What has fewer slots is for the first positions alone.
+            has_all = own.shape[2] == self._slots
+            kept = all_kept if has_all else self._kept(call.positions.run, table, own.shape[2])
             if kept is not None:
                 row, column, slot = kept
-                own, index = x[:, None, :, None] if name == "table" else x, (row, slice(None), slot)
+                index = (row, slice(None), slot)
                 before.append((own, index, own[index].detach().clone()))
                 own[index] = new[name][row, :, column]
         return before

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
+from saccade.arguments import integer, number
 from saccade.errors import value_error
 from saccade.learning.learner import Learner
 from saccade.learning.mixers import Mixer
@@ -73,8 +74,14 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
         settings: sizes and lengths.
 
     Raises:
-        ValueError: a mixer that sees later tokens, for a task whose answers stand in the text.
+        ValueError: a mixer that sees later tokens, for a task whose answers stand in the text; a setting below 1, or a
+            rate that is not above 0.
     """
+    for name, given in settings._asdict().items():
+        if name == "learning_rate":
+            number("train", f"settings.{name}", given, above=0)
+        else:
+            integer("train", f"settings.{name}", given)
     if mixer.sees_later and not question.hides_answers:
         hint = "it would read them"
         raise value_error("train", "mixer", "see no later tokens where answers stand among them", "one", hint=hint)

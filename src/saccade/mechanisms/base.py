@@ -18,6 +18,9 @@ from saccade.positions.tokens import GivenPositions
 __all__ = ["Mechanism"]
 
 M = TypeVar("M", bound="Mechanism")
+# Where a module of torch keeps who listens to it, and how each wants to be called.
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_HOOKS += ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
 class Mechanism(AnswersCalls, nn.Module):
@@ -56,7 +59,8 @@ class Mechanism(AnswersCalls, nn.Module):
 
     def _stood_in_for_by(self, other: M) -> M:
         """``other``, which runs for this one in one call: who listens to this one hears it."""
-        other._forward_hooks = self._forward_hooks
+        for hooks in _HOOKS:
+            setattr(other, hooks, getattr(self, hooks))
         return other
 
     @abstractmethod

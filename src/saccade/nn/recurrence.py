@@ -46,7 +46,7 @@ class Recurrence(RecurrentLayer):
 
     Raises:
         TypeError: another mechanism.
-        ValueError: sizes that do not divide, a decay beside `SSD`, or inputs of another width.
+        ValueError: sizes that do not divide, a decay beside a mechanism that has its own, or inputs of another width.
         UnsupportedError: a mask that a state cannot have, or a bias.
 
     Cost: O(n head_dim^2) for each head, and five projections.
@@ -78,8 +78,9 @@ class Recurrence(RecurrentLayer):
         instance(_WHERE, "mechanism", mechanism, (Delta, GatedLinear, SSD), rule, hint=hint)
         if decay is not None:
             one_of(_WHERE, "decay", decay, ("token", "channel"))
-            if isinstance(mechanism, SSD):
-                raise value_error(_WHERE, "decay", "be None with SSD, which has its own", decay)
+            if isinstance(mechanism, SSD) or getattr(mechanism, "decay", None) is not None:
+                rule = f"be None with {type(mechanism).__name__}, which has its own"
+                raise value_error(_WHERE, "decay", rule, decay)
         super().__init__(embed_dim, num_heads, mask, mechanism)
         self.decay = decay
         self.inputs = nn.Linear(embed_dim, 4 * embed_dim, bias=False)  # queries, keys, values, and the output's gate

@@ -1,0 +1,81 @@
+"""Texts that answer texts: one tokenizer for both, batches, the loss, and what a model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.caches import padded_positions
+from saccade.models import generate
+
+START, END = 0, 1
+IGNORED = -100
+
+
+def tokenizer_of(texts: Iterable[str], size: int) -> Tokenizer:
+    """Byte-level pairs: every text has tokens, and tokens give the text back."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<start>", "<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+class Pairs(NamedTuple):
+    """Texts to read, and what is to be written of each, as tokens without start and end."""
+
+    sources: list[list[int]]
+    targets: list[list[int]]
+
+
+def pairs_of(
+    tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str], read: int, write: int | None = None
+) -> Pairs:
+    """The texts as tokens, at most ``read`` of each source; pairs with a longer target than ``write`` are left out."""
+    read_ones = [own.ids[:read] for own in tokenizer.encode_batch(list(sources))]
+    written = [own.ids for own in tokenizer.encode_batch(list(targets))]
+    kept = [i for i, own in enumerate(written) if write is None or len(own) <= write]
+    return Pairs([read_ones[i] for i in kept], [written[i] for i in kept])
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int = END) -> Tensor:
+    """Rows of different lengths as one tensor ``[batch, longest]``."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
+
+
+def loss(model: nn.Module, pairs: Pairs, rng: np.random.Generator, size: int) -> Tensor:
+    """Of ``size`` pairs that are drawn: how surprised the model is by what is to be written."""
+    chosen = rng.integers(len(pairs.sources), size=size)
+    sources = [pairs.sources[i] for i in chosen]
+    targets = [[START, *pairs.targets[i], END] for i in chosen]
+    places = padded_positions([len(own) for own in sources])
+    tokens = padded([own[:-1] for own in targets])
+    wanted = padded([own[1:] for own in targets], IGNORED)
+    logits = model(padded(sources), tokens, source_positions=places)
+    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, label_smoothing=0.1)
+
+
+@torch.no_grad()
+def write(model: nn.Module, sources: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+    """The likeliest tokens, one after the other, up to the end or ``most`` of them."""
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    found: dict[int, list[int]] = {}
+    for first in range(0, len(order), 64):
+        own = order[first : first + 64]
+        rows = [sources[i] for i in own]
+        given = model.eval().given(padded(rows), source_positions=padded_positions([len(row) for row in rows]))
+        found |= zip(own, generate(given, [[START]] * len(own), most, stop=END), strict=True)
+    return [found[i] for i in range(len(sources))]
