@@ -248,7 +248,7 @@ def held_out(settings: Settings) -> Tensor:
     limit = 40_000 if settings == QUICK else None
     given = dataclasses.replace(trainer.Settings(), text_bytes=limit)
     _, blocks = trainer.blocks_of(trainer.english(), given)
-    tokenizer = models.manuals().tokenizer
+    tokenizer = models.small_decoder().tokenizer
     rows = [tokenizer.encode(block).ids for block in blocks]
     rows = [row[: settings.length] for row in rows if len(row) >= settings.length]
     step = max(1, len(rows) // settings.texts)
@@ -263,7 +263,7 @@ def budget_of(share: float, settings: Settings) -> int:
 def measure(settings: Settings, console: Console) -> list[dict[str, Any]]:
     """A row for each policy, budget and text."""
     rows: list[dict[str, Any]] = []
-    language, text = models.manuals(), held_out(settings)
+    language, text = models.small_decoder(), held_out(settings)
     memory, made = Memory(settings), recall_tasks(settings)
     for name, make in policies(settings).items():
         for share in SHARES if name != "dense" else (1.0,):
@@ -406,7 +406,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     settings, console = QUICK if given.quick else Settings(), Console()
     given.out.mkdir(parents=True, exist_ok=True)
     rows = measure(settings, console)
-    heads = where_attention_goes(models.manuals(), held_out(settings)[:8], settings)
+    heads = where_attention_goes(models.small_decoder(), held_out(settings)[:8], settings)
     found = {
         "settings": dataclasses.asdict(settings),
         "python": platform.python_version(),

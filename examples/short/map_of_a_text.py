@@ -10,7 +10,7 @@ import torch
 import saccade as sc
 from saccade import models, viz
 
-model = models.manuals()
+model = models.small_decoder()
 text = "\n".join(topics.topics.values())  # the documentation that comes with Python
 tokens = torch.tensor([model.tokenizer.encode(text).ids[:8000]])
 

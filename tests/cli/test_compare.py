@@ -37,7 +37,7 @@ def test_as_many_landmarks_as_tokens_are_exact(compare):
 
 
 def test_a_language_model_is_compared_with_later_tokens_hidden(compare):
-    result = compare("--model", "manuals", "--layer", "2", "--features", "512", TEXT)
+    result = compare("--model", "small-decoder", "--layer", "2", "--features", "512", TEXT)
     assert result.exit_code == 0, result.output
     assert result.output.startswith("batch 1, 5 heads, ")
     assert "Linformer: refused: " in result.output
@@ -62,7 +62,7 @@ def test_it_draws_error_against_time(compare, tmp_path):
     [
         ([" "], "saccade compare: TEXT must have at least one word; got nothing to read."),
         (["--layer", "6", TEXT], "saccade compare: --layer must be from 0 to 5; got 6."),
-        (["--model", "manuals", "--layer", "4", TEXT], "saccade compare: --layer must be from 0 to 3; got 4."),
+        (["--model", "small-decoder", "--layer", "4", TEXT], "saccade compare: --layer must be from 0 to 3; got 4."),
         (["--layer", "-1", TEXT], "saccade compare: --layer must be from 0 to 5; got -1."),
     ],
 )
@@ -81,5 +81,8 @@ def test_a_picture_that_cannot_be_written(compare):
 def test_another_model_is_one_that_exists(compare):
     result = compare("--model", "no\x1b[31m-such", TEXT)
     assert result.exit_code == 2
-    assert "saccade compare: --model must be all-MiniLM-L6-v2, manuals, or a folder" in result.output
+    assert (
+        "saccade compare: --model must be all-MiniLM-L6-v2, chinese-encoder, small-decoder, or a folder"
+        in result.output
+    )
     assert "\x1b" not in result.output

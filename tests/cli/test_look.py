@@ -212,9 +212,9 @@ def test_version(run):
 
 @pytest.mark.parametrize("text", ["Return a new list.", "显示帮助信息"])
 def test_a_language_model_is_looked_at_too(run, text):
-    result = run("look", "--model", "manuals", text)
+    result = run("look", "--model", "small-decoder", text)
     assert result.exit_code == 0, result.output
-    assert "of manuals, the most telling of" in result.output
+    assert "of small-decoder, the most telling of" in result.output
     assert "[CLS]" not in result.output
     assert len(rows(result.output)) >= 4
 
@@ -250,7 +250,8 @@ def test_a_model_that_is_neither_a_name_nor_a_folder_is_a_sentence_and_a_hint(ru
     (tmp_path / "weights").write_bytes(b"")
     result = run(command, "--model", name, "some text")
     assert result.exit_code == 2
-    rule = "--model must be all-MiniLM-L6-v2, manuals, or a folder with config.json, safetensors and tokenizer.json"
+    known = "all-MiniLM-L6-v2, chinese-encoder, small-decoder"
+    rule = f"--model must be {known}, or a folder with config.json, safetensors and tokenizer.json"
     assert result.stderr == f"saccade {command}: {rule}; {end}"
     assert result.stdout == ""
 
@@ -258,7 +259,7 @@ def test_a_model_that_is_neither_a_name_nor_a_folder_is_a_sentence_and_a_hint(ru
 def test_line_breaks_and_tabs_are_signs_in_table_and_pictures(run, monkeypatch):
     drawn = []
     monkeypatch.setattr("saccade.viz.heatmap", lambda *_, **given: drawn.append(given) or viz.mosaic([[[1.0]]]))
-    result = run("look", "--model", "manuals", "one\ttab.\n\nThe   end")
+    result = run("look", "--model", "small-decoder", "one\ttab.\n\nThe   end")
     assert result.exit_code == 0, result.output
     table = rows(result.output)
     shown = [table[number].split()[0] for number in sorted(table)]

@@ -15,7 +15,7 @@ import torch
 from saccade.cli import pictures
 from saccade.cli.reading import subject_of
 from saccade.cli.windows import windows_of
-from saccade.models import manuals, minilm
+from saccade.models import minilm, small_decoder
 from saccade.statistics import Head
 from saccade.text import Word
 from saccade.text import words as words_of
@@ -120,7 +120,7 @@ def test_statistics_are_those_of_the_window(run, encoder):
     assert (json.loads(whole.stdout)["window"], whole.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("model", [minilm, manuals], ids=["encoder", "language model"])
+@pytest.mark.parametrize("model", [minilm, small_decoder], ids=["encoder", "language model"])
 def test_the_map_of_the_whole_has_each_weight_where_its_tokens_stand(model):
     model, steps = model(), []
     text = TEXT[: 5700 if model.config.max_len == 512 else 1800]
@@ -149,7 +149,7 @@ def test_the_map_of_the_whole_has_each_weight_where_its_tokens_stand(model):
 
 def test_many_tokens_share_pixels_and_the_largest_is_drawn(monkeypatch):
     monkeypatch.setattr(pictures, "_SIDE", 100)
-    model = manuals()
+    model = small_decoder()
     subject = subject_of(model, "model", [TEXT[:1800]], None, given=False, window=0)
     figure = pictures.whole(model, subject, Head(0, 0, 0.0), lambda: None)
     cells = figure.axes[0].images[0].get_array()

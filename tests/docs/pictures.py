@@ -28,11 +28,11 @@ CHINESE = {
     "read": "所读的",
     # findings
     "all-MiniLM-L6-v2: every head (H) of every layer (L)": "all-MiniLM-L6-v2：每层（L）的每个头（H）",
-    "manuals: every head (H) of every layer (L)": "manuals：每层（L）的每个头（H）",
+    "small-decoder: every head (H) of every layer (L)": "small-decoder：每层（L）的每个头（H）",
     "given to the first token  0 – 1": "给第一个词元的  0 – 1",
     "given to the token before  0 – 1": "给前一个词元的  0 – 1",
     "entropy, share of the possible  0 – 1": "熵，占最大可能的份额  0 – 1",
-    "manuals, layer 3: attention by distance": "manuals，第 3 层：注意力与距离",
+    "small-decoder, layer 3: attention by distance": "small-decoder，第 3 层：注意力与距离",
     "tokens back": "往回多少个词元",
     "share of all attention": "占全部注意力的份额",
 } | {f"head {number}": f"第 {number} 个头" for number in range(5)}

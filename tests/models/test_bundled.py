@@ -7,16 +7,16 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from saccade.models import generate, manuals, manuals_card
-from saccade.models.bundled import manuals_folder
+from saccade.models import generate, small_decoder, small_decoder_card
+from saccade.models.bundled import bundled_folder
 
 ENGLISH = "Return a list of the names in the current local scope. With an argument, return a list of valid attributes."
-CHINESE = "如果指定的文件不存在，那么将创建一个新的文件。如果没有指定选项，则使用默认的值。"
+CHINESE = "却说曹操回到寨中，与众将商议。玄德曰：“此人不可不防。”众皆称是，于是引兵而去。"
 
 
 @pytest.fixture(scope="module")
 def model():
-    return manuals()
+    return small_decoder()
 
 
 def nats(model, tokens):
@@ -26,18 +26,18 @@ def nats(model, tokens):
 
 
 def test_the_card_tells_of_this_model(model):
-    card = manuals_card()
+    card = small_decoder_card()
     assert card["parameters"] == sum(p.numel() for p in model.parameters())
     assert model.config.vocab_size == model.tokenizer.get_vocab_size() == card["settings"]["vocab_size"]
     assert model.tokenizer.id_to_token(model.config.end_tokens[0]) == "<|end|>"
     for text in card["texts"]:
         assert text["source"]
-        assert text["licence"].startswith("PSF-2.0" if text["language"] == "English" else "GFDL-1.2-or-later")
+        assert text["licence"] == ("PSF-2.0" if text["language"] == "English" else "public domain")
     for row in card["held_out"]:
         bits = row["held_out_tokens"] * row["model"]["nats_per_token"] / math.log(2)
         assert row["model"]["bits_per_byte"] == pytest.approx(bits / row["held_out_bytes"])
         assert row["model"]["nats_per_token"] == pytest.approx(row["before_rounding"]["nats_per_token"], abs=1e-3)
-    assert sum(path.stat().st_size for path in manuals_folder().iterdir()) < 6_000_000
+    assert sum(path.stat().st_size for path in bundled_folder("small_decoder").iterdir()) < 6_000_000
 
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["English", "Chinese"])
@@ -60,7 +60,9 @@ def test_reading_with_a_cache_equals_reading_at_once(model):
 
 
 def test_others_load_it_with_equal_logits(model):
-    theirs = LlamaForCausalLM.from_pretrained(manuals_folder(), dtype=torch.float32, local_files_only=True).eval()
+    theirs = LlamaForCausalLM.from_pretrained(
+        bundled_folder("small_decoder"), dtype=torch.float32, local_files_only=True
+    ).eval()
     tokens = torch.tensor([model.tokenizer.encode(CHINESE).ids])
     with torch.no_grad():
         torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)

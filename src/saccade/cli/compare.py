@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade import viz
 from saccade.attention import AttentionMatrix
 from saccade.cli.learn import learn
-from saccade.cli.loading import MINILM, ModelName, load, shown_name
+from saccade.cli.loading import FittingModel, fitting_name, load, shown_name
 from saccade.cli.refusal import loaded, refuse, refuse_beside
 from saccade.cli.writing import put
 from saccade.learning.training import DEFAULT
@@ -31,7 +31,7 @@ def compare(
     text: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
     ] = None,
-    model_name: ModelName = MINILM,
+    model_name: FittingModel = None,
     layer: Annotated[int, typer.Option(help="The layer whose queries and keys are taken, counted from 0.")] = 0,
     features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
     landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
@@ -62,7 +62,8 @@ def compare(
     if not train:
         others = ("--only", "--seeds", "--steps", "--runs", "--workers", "--markdown")
         refuse_beside(context, "TEXT", others, "trains nothing; --train does")
-        _compare(text or [], model_name, layer, features, landmarks, out)
+        given = text or []
+        _compare(given, model_name or fitting_name("".join(given)), layer, features, landmarks, out)
         return
     why = "reads no text"
     refuse_beside(context, "--train", ("--model", "--layer", "--features", "--landmarks"), why)

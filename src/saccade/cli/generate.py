@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from saccade.cli.loading import MANUALS, ModelName, load
+from saccade.cli.loading import SMALL_DECODER, ModelName, load
 from saccade.cli.progress import progress
 from saccade.cli.refusal import loaded, refuse
 from saccade.models import Decoder, Sampler, Step, beam_search, stream
@@ -38,7 +38,7 @@ _Trace = Annotated[bool, typer.Option("--trace", help="Say of every step what wa
 
 def generate(
     prompt: _Prompt,
-    model: ModelName = MANUALS,
+    model: ModelName = SMALL_DECODER,
     max_new_tokens: _Count = 64,
     temperature: _Temperature = None,
     top_k: _TopK = None,

@@ -12,13 +12,28 @@ from torch import nn
 
 from saccade.errors import value_error
 from saccade.finite import is_finite
-from saccade.models import Decoder, Encoder, manuals, minilm
+from saccade.models import Decoder, Encoder, chinese_encoder, minilm, small_decoder
 from saccade.models.folder import read_config
 
-__all__ = ["MANUALS", "MINILM", "NAMED", "ModelName", "check_name", "check_numbers", "load", "shown_name"]
+__all__ = [
+    "MINILM",
+    "NAMED",
+    "SMALL_DECODER",
+    "FittingModel",
+    "ModelName",
+    "check_name",
+    "check_numbers",
+    "fitting_name",
+    "load",
+    "shown_name",
+]
 
-MINILM, MANUALS = "all-MiniLM-L6-v2", "manuals"
-NAMED: dict[str, Callable[[], Encoder | Decoder]] = {MINILM: minilm, MANUALS: manuals}
+MINILM, CHINESE_ENCODER, SMALL_DECODER = "all-MiniLM-L6-v2", "chinese-encoder", "small-decoder"
+NAMED: dict[str, Callable[[], Encoder | Decoder]] = {
+    MINILM: minilm,
+    CHINESE_ENCODER: chinese_encoder,
+    SMALL_DECODER: small_decoder,
+}
 """Models that come with a package."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
@@ -26,6 +41,22 @@ ModelName = Annotated[
     str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
 ]
 """The option that names a model."""
+FittingModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|FOLDER",
+        help="A model by name, or the folder of one.",
+        show_default=f"{MINILM}, or {CHINESE_ENCODER} where most of TEXT is Chinese",
+    ),
+]
+"""The same, where the text decides what is meant when nothing is said."""
+
+
+def fitting_name(text: str) -> str:
+    """The encoder that knows most characters of a text."""
+    chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
+    return CHINESE_ENCODER if 2 * chinese > sum(not character.isspace() for character in text) else MINILM
 
 
 def shown_name(model: str) -> str:

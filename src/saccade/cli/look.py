@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from saccade import viz
-from saccade.cli.loading import MINILM, ModelName, shown_name
+from saccade.cli.loading import FittingModel, fitting_name, shown_name
 from saccade.cli.pictures import MOST_WINDOWS, figures, whole
 from saccade.cli.progress import progress
 from saccade.cli.reading import Model, Subject, load_model, subject_of
@@ -75,7 +75,7 @@ def look(
     head: _Head = None,
     by: _By = Statistic.UNEXPLAINED,
     stats: _Stats = None,
-    model_name: ModelName = MINILM,
+    model_name: FittingModel = None,
     out: _Out = Path("out/look"),
 ) -> None:
     """Show what a trained model attends to in a text: an encoder, a language model, or an encoder-decoder.
@@ -92,6 +92,7 @@ def look(
     if stats is not None:
         refuse_beside(context, "--stats", ("--layer", "--head", "--by", "--out"), "prints every head and draws nothing")
     given = _text_of(text, file)
+    model_name = model_name or fitting_name("".join(given))
     model: Model = loaded("look", load_model, model_name)
     name = shown_name(model_name)
     subject = _subject(model, name, given, to, given=tokens, window=window, at_once=at_once)

@@ -19,7 +19,7 @@ __all__ = ["Mechanism"]
 
 M = TypeVar("M", bound="Mechanism")
 # Where a module of torch keeps who listens to it, and how each wants to be called.
-_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_HOOKS: tuple[str, ...] = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _HOOKS += ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 

@@ -1,6 +1,12 @@
 """Whole models, and the trained weights that they can read."""
 
-from saccade.models.bundled import manuals, manuals_card, minilm
+from saccade.models.bundled import (
+    chinese_encoder,
+    chinese_encoder_card,
+    minilm,
+    small_decoder,
+    small_decoder_card,
+)
 from saccade.models.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from saccade.models.decoder import Decoder
 from saccade.models.dual_encoder import DualEncoder
@@ -17,8 +23,10 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "minilm",
-    "manuals",
-    "manuals_card",
+    "chinese_encoder",
+    "chinese_encoder_card",
+    "small_decoder",
+    "small_decoder_card",
     "Decoder",
     "DecoderConfig",
     "EncoderDecoder",

@@ -1,0 +1,120 @@
+"""Runs the examples, and puts what they found into one table: ``python examples [NAME]... [--quick] [--docs]``.
+
+Each runs in a process of its own, one after the other, and goes on where it was stopped; those that are done are only
+measured again. ``--docs`` runs nothing: it writes the table and the pictures of the last runs into the pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = {
+    "classify_sentences": "sentences",
+    "judge_reviews": "reviews",
+    "summarize": "summaries",
+    "translate": "translation",
+    "train_chinese_encoder": "chinese-encoder",
+    "read_numbers": "numbers",
+    "digits_few": "digits-few",
+    "find_digits": "find-digits",
+    "ask_scenes": "ask-scenes",
+    "match_scenes": "match-scenes",
+    "caption_scenes": "caption-scenes",
+    "draw_scenes": "draw-scenes",
+    "hear_digits": "hear-digits",
+    "play_chorales": "chorales",
+    "predict_molecules": "molecules",
+    "find_contacts": "contacts",
+}
+"""The examples that end with a table, and the folder in ``out`` of each."""
+HEADINGS = {
+    "en": ("example", "what is measured", "with attention", "the best beside it", "minutes"),
+    "zh": ("例子", "衡量什么", "用注意力", "与之相比最好的", "分钟"),
+}
+
+
+def results(names: Sequence[str], out: Path) -> dict[str, dict[str, Any]]:
+    """What the examples wrote, by name; those that have not run are left out."""
+    found = {}
+    for name in names:
+        path = out / EXAMPLES[name] / "results.json"
+        if path.exists():
+            found[name] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def best_beside(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The strongest of the rows after the first; what knows more than the others may is no competitor."""
+    beside = [row for row in told["rows"][1:] if not row.get("knows_more")]
+    return (min if told.get("lower_is_better") else max)(beside, key=lambda row: row["mean"])
+
+
+def cell(row: Mapping[str, Any], form: str) -> str:
+    """A measure, and how far its seeds lie apart."""
+    if row["lowest"] == row["highest"]:
+        return form.format(row["mean"])
+    return f"{form.format(row['mean'])} ({form.format(row['lowest'])} to {form.format(row['highest'])})"
+
+
+def table(found: Mapping[str, Mapping[str, Any]], language: str = "en") -> str:
+    """All examples in Markdown: ours, the best beside it, and how long it took."""
+    lines = [f"| {' | '.join(HEADINGS[language])} |", "|---|---|---|---|---|"]
+    for name, told in found.items():
+        other = best_beside(told)
+        numbers = [cell(told["rows"][0], told["form"]), f"{other['who']}: {cell(other, told['form'])}"]
+        link = f"[`{name}.py`](../../examples/{name}.py)"
+        lines.append(f"| {link} | {told['title']} | {' | '.join(numbers)} | {told['minutes']:.0f} |")
+    return "\n".join(lines).replace(" to ", " 到 " if language == "zh" else " to ") + "\n"
+
+
+def write_pages(found: Mapping[str, Mapping[str, Any]], out: Path) -> None:
+    """The table between its two marks in both pages, and the pictures beside the others."""
+    begin, end = "<!-- the table of python examples -->", "<!-- its end -->"
+    for language in HEADINGS:
+        page = ROOT / "docs" / language / "examples.md"
+        before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+        _, _, after = rest.partition(end)
+        page.write_text(f"{before}{begin}\n\n{table(found, language)}\n{end}{after}", encoding="utf-8")
+    pictures = ROOT / "docs" / "images" / "examples"
+    pictures.mkdir(parents=True, exist_ok=True)
+    for name, told in found.items():
+        for figure in told["figures"]:
+            shutil.copy(out / EXAMPLES[name] / figure, pictures / f"{EXAMPLES[name]}-{figure}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is asked for, print the table; the exit status says whether all ran."""
+    parser = argparse.ArgumentParser(prog="python examples", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(EXAMPLES)}; all when none")
+    parser.add_argument("--quick", action="store_true", help="a few seconds each, to see that they run")
+    parser.add_argument("--docs", action="store_true", help="run nothing; write the table and pictures into the pages")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="the folder of their folders (default: out)")
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.names if name not in EXAMPLES]
+    if unknown:
+        parser.error(f"NAME must be of {', '.join(EXAMPLES)}; got {', '.join(unknown)}")
+    names, failed = given.names or list(EXAMPLES), []
+    for name in [] if given.docs else names:
+        command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--out", str(given.out / EXAMPLES[name])]
+        print(f"--- {name}", flush=True)
+        if subprocess.run([*command, *(["--quick"] if given.quick else [])], check=False).returncode:
+            failed.append(name)
+    found = results(names, given.out)
+    if given.docs:
+        write_pages(found, given.out)
+    print(table(found))
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
