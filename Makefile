@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo verify test check check-all bench fmt lint type imports clean
+.PHONY: help demo verify test check check-all examples bench fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -44,6 +44,9 @@ check: lint type imports test  ## what CI runs: style, types, import rules, test
 check-all: check  ## check, the tests once more where `auto` asks the compiled kernels first, and the slow proofs
 	SACCADE_CPU=on $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu'
+
+examples: $(VENV)/.dev  ## train all examples on real data (two hours of one core; goes on where it was stopped)
+	$(OFFLINE) $(BIN)/python examples
 
 bench: $(VENV)/.dev  ## time everything against torch, transformers and others (half an hour)
 	$(OFFLINE) $(BIN)/python -m benchmarks

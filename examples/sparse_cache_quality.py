@@ -34,6 +34,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from open_texts import blocks_of, english
 from saccade import masks, models, tasks
 from saccade.caches import (
     BlockScorer,
@@ -234,20 +235,8 @@ def recall_tasks(settings: Settings) -> dict[str, tasks.Recall]:
 
 def held_out(settings: Settings) -> Tensor:
     """English text that the shipped model has not learned from, ``[texts, length]``."""
-    import importlib.util  # noqa: PLC0415
-
-    place = Path(__file__).with_name("train_language_model.py")
-    spec = importlib.util.spec_from_file_location("train_language_model", place)
-    assert spec is not None
-    assert spec.loader is not None
-    trainer = importlib.util.module_from_spec(spec)
-    import sys  # noqa: PLC0415  dataclasses look their module up
-
-    sys.modules[spec.name] = trainer
-    spec.loader.exec_module(trainer)
     limit = 40_000 if settings == QUICK else None
-    given = dataclasses.replace(trainer.Settings(), text_bytes=limit)
-    _, blocks = trainer.blocks_of(trainer.english(), given)
+    _, blocks = blocks_of(english(), 4000, limit)
     tokenizer = models.small_decoder().tokenizer
     rows = [tokenizer.encode(block).ids for block in blocks]
     rows = [row[: settings.length] for row in rows if len(row) >= settings.length]

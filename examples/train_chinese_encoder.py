@@ -53,10 +53,10 @@ class Settings(study.Settings):
     feed_forward_dim: int = 512
     least_count: int = 2
     tokens: int = 4096  # in a batch
-    steps: int = 2000
+    steps: int = 3000
     warm_up: int = 100
-    matrix_rate: float = 0.01
-    learning_rate: float = 3e-3
+    matrix_rate: float = 0.02
+    learning_rate: float = 5e-3
     hidden_share: float = 0.15
     block_bytes: int = 3000
     seeds: tuple[int, ...] = (0,)
