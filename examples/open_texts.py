@@ -72,10 +72,20 @@ def chinese() -> Source:
 
 
 def plays() -> Source:
-    """Songs and plays of the Yuan dynasty, in simplified characters: what people say on a stage."""
-    songs = json.loads(fetching.member(fetching.fetched(fetching.CHINESE_POETRY), "yuanqu.json"))
-    name = "songs and plays of the Yuan dynasty (元曲), from chinese-poetry 2.0.1"
-    return Source("Chinese", name, "public domain", ["\n\n".join("".join(song["paragraphs"]) for song in songs)])
+    """Arias of plays of the Yuan dynasty, in simplified characters: what people say on a stage."""
+    return _verses("yuanqu.json", "songs and plays of the Yuan dynasty (元曲)")
+
+
+def songs() -> Source:
+    """Songs of the Song dynasty, in simplified characters."""
+    return _verses("ci.song.", "songs of the Song dynasty (宋词)")
+
+
+def _verses(name: str, told: str) -> Source:
+    files = fetching.members(fetching.fetched(fetching.CHINESE_POETRY), ".json")
+    found = [verse for path, data in files if name in path for verse in json.loads(data)]
+    text = "\n\n".join("".join(verse["paragraphs"]) for verse in found)
+    return Source("Chinese", f"{told}, from chinese-poetry 2.0.1", "public domain", [text])
 
 
 def without_notes(text: str) -> str:

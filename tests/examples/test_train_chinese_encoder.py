@@ -12,7 +12,7 @@ PATH = Path(__file__).parents[2] / "examples" / "train_chinese_encoder.py"
 
 @pytest.fixture
 def sources(example, monkeypatch):
-    """Three sources of a language of 12 characters, in which each is followed by one of two."""
+    """Four sources of a language of 12 characters, in which each is followed by one of two."""
 
     def made(seed):
         rng = np.random.default_rng(seed)
@@ -24,7 +24,7 @@ def sources(example, monkeypatch):
             paragraphs.append("".join("天地人山水火日月风雨花鸟"[own] for own in text) + "。")
         return example.Source("Chinese", f"made {seed}", "none", ["\n\n".join(paragraphs)])
 
-    for seed, name in enumerate(("stories", "romance", "plays")):
+    for seed, name in enumerate(("stories", "romance", "plays", "songs")):
         monkeypatch.setattr(example, name, lambda seed=seed: made(seed))
 
 
@@ -72,7 +72,9 @@ def test_neighbours_say_what_counts_say(example):
 @pytest.mark.usefixtures("sources")
 def test_it_learns_what_may_follow(example, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        example, "QUICK", example.dataclasses.replace(example.QUICK, embed_dim=32, tokens=1024, steps=150)
+        example,
+        "QUICK",
+        example.dataclasses.replace(example.QUICK, embed_dim=32, tokens=1024, steps=150, dropout_p=0.0),
     )
     card = example.main(["--quick", "--out", str(tmp_path), "--sentence", "天地人"])
     ours, _, often = (row["mean"] for row in card["held_out"]["rows"])
