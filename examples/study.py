@@ -144,6 +144,24 @@ class Run:
         self.step, self.seconds = int(told["step"]), float(told["seconds"])
 
 
+class MuonRun(Run):
+    """A run whose matrices Muon moves, evenly in all directions; Adam moves vectors and embeddings.
+
+    The settings have a ``matrix_rate`` besides the ``learning_rate``.
+
+    Reference: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+    """
+
+    def make_optimizers(self) -> list[tuple[torch.optim.Optimizer, float]]:
+        tables = [m.weight for m in self.module.modules() if isinstance(m, torch.nn.Embedding)]
+        inner = [p for p in self.module.parameters() if p.dim() == 2 and not any(p is own for own in tables)]
+        outer = [p for p in self.module.parameters() if not any(p is own for own in inner)]
+        return [
+            (torch.optim.Muon(inner, weight_decay=self.settings.weight_decay), self.settings.matrix_rate),
+            (torch.optim.AdamW(outer, betas=(0.9, 0.95), weight_decay=0.0), self.settings.learning_rate),
+        ]
+
+
 def fingerprint(settings: Any) -> str:
     """What a checkpoint must have been made with; how many seeds are asked for does not matter to one of them."""
     return json.dumps(dataclasses.asdict(dataclasses.replace(settings, seeds=(), save_every=0)))

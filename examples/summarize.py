@@ -42,19 +42,20 @@ Embed = Callable[[Sequence[str]], Tensor]
 class Settings(study.Settings):
     """Everything that decides a run's numbers; those without a word to it are of the model that writes."""
 
-    vocab_size: int = 6000
+    vocab_size: int = 4000
     embed_dim: int = 128
     num_heads: int = 4
     num_layers: int = 2
     feed_forward_dim: int = 256
     dropout_p: float = 0.1
-    read: int = 64  # tokens of a text
+    read: int = 48  # tokens of a text
     longest: int = 20  # tokens of a summary
     most_sentences: int = 6
     chosen_from: int = 2000  # texts from which choosing is learned
     choosing_steps: int = 500
     steps: int = 1500
-    learning_rate: float = 3e-3
+    matrix_rate: float = 0.02
+    learning_rate: float = 5e-3
     tested: int = 500
 
 
@@ -188,7 +189,7 @@ def writers(corpus: Corpus, tokenizer: Tokenizer, settings: Settings, out: Path)
         return text_pairs.loss(module, pairs, rng, settings.batch_size)
 
     make = lambda: models.EncoderDecoder(config, tokenizer)  # noqa: E731
-    return [study.Run("writer", seed, make, loss, settings, out) for seed in settings.seeds]
+    return [study.MuonRun("writer", seed, make, loss, settings, out) for seed in settings.seeds]
 
 
 @torch.no_grad()

@@ -4,10 +4,10 @@
 
 reads Lu Xun's "Call to Arms", the "Romance of the Three Kingdoms", plays of the Yuan dynasty and songs of the Song
 dynasty, all in the public domain and fetched from PyPI and npm, and learns to say which characters were hidden from it
-(Devlin et al. 2019, section 3.1, with every fourth character hidden). Every tenth block of text is held out. There it stands beside what a
-character's two neighbours say of it, by counts in the same text, and the most frequent character. Writes ``model/``
-(which ``Encoder.from_pretrained`` and transformers read), ``card.json``, and a figure of what the characters of a
-sentence look at. A run that is stopped goes on.
+(Devlin et al. 2019, section 3.1, with every fourth character hidden). Every tenth block of text is held out. There it
+stands beside what a character's two neighbours say of it, by counts in the same text, and the most frequent character.
+Writes ``model/`` (which ``Encoder.from_pretrained`` and transformers read), ``card.json``, and a figure of what the
+characters of a sentence look at. A run that is stopped goes on.
 
 Needs ``pip install 'saccade[all]'``.
 """

@@ -107,22 +107,13 @@ class Language(NamedTuple):
     held_out_bytes: int
 
 
-class Run(study.Run):
-    """A model in training, as `study.Run` has it, with Muon for its matrices, and losses on held-out text noted."""
+class Run(study.MuonRun):
+    """A model in training, whose losses on held-out text are noted."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer, languages: Sequence[Language], out: Path):
         self.languages = languages
         (seed,) = settings.seeds
         super().__init__("checkpoint", seed, lambda: make(settings, tokenizer), self._next_tokens, settings, out)
-
-    def make_optimizers(self) -> list[tuple[torch.optim.Optimizer, float]]:
-        """Muon for the matrices within the layers, which it moves evenly in all directions; Adam for the rest."""
-        inner = [p for p in self.module.stack.parameters() if p.dim() == 2]
-        outer = [p for p in self.module.parameters() if not any(p is own for own in inner)]
-        return [
-            (torch.optim.Muon(inner, weight_decay=self.settings.weight_decay), self.settings.matrix_rate),
-            (torch.optim.AdamW(outer, betas=(0.9, 0.95), weight_decay=0.0), self.settings.learning_rate),
-        ]
 
     def at_checkpoint(self, losses: Sequence[float]) -> None:
         """Note step, loss in training, and loss on an eighth of the held-out blocks."""

@@ -3,7 +3,7 @@
     python examples/translate.py
 
 Maintainers described packages in English, and volunteers translated 13,000 of the descriptions into German: lines and
-paragraphs, of which those of at most 20 words are used, 33,000 pairs. One package family in ten is held out, and no
+paragraphs, of which those of at most 12 words are used. One package family in ten is held out, and no
 German text of the test occurs in training. An encoder-decoder (Vaswani et al. 2017) and a GRU that reads in both
 directions, with another that writes and looks back with Bahdanau's score (2015; where it looks, as Luong et al. 2015,
 section 3.1), of about equal size, learn for the same number of steps. Beside them: word by word with the most likely
@@ -42,18 +42,19 @@ from saccade.caches import padded_positions
 class Settings(study.Settings):
     """Everything that decides a run's numbers."""
 
-    vocab_size: int = 6000
+    vocab_size: int = 4000
     embed_dim: int = 128
     num_heads: int = 4
     num_layers: int = 2
     feed_forward_dim: int = 256
     recurrent_dim: int = 144
     dropout_p: float = 0.1
-    most_words: int = 20
-    longest: int = 48
-    steps: int = 1500
-    batch_size: int = 64
-    learning_rate: float = 3e-3
+    most_words: int = 12
+    longest: int = 36
+    steps: int = 2000
+    batch_size: int = 48
+    matrix_rate: float = 0.02
+    learning_rate: float = 5e-3
     tested: int = 600
 
 
@@ -172,7 +173,7 @@ def runs_of(corpus: Corpus, tokenizer: Tokenizer, settings: Settings, out: Path)
         return text_pairs.loss(module, pairs, rng, settings.batch_size)
 
     return {
-        name: [study.Run(name, seed, make, loss, settings, out) for seed in settings.seeds]
+        name: [study.MuonRun(name, seed, make, loss, settings, out) for seed in settings.seeds]
         for name, make in makers.items()
     }
 
