@@ -73,12 +73,12 @@ def chinese() -> Source:
 
 def plays() -> Source:
     """Arias of plays of the Yuan dynasty, in simplified characters: what people say on a stage."""
-    return _verses("yuanqu.json", "songs and plays of the Yuan dynasty (元曲)")
+    return _verses("yuanqu/yuanqu.json", "songs and plays of the Yuan dynasty (元曲)")
 
 
 def songs() -> Source:
     """Songs of the Song dynasty, in simplified characters."""
-    return _verses("ci.song.", "songs of the Song dynasty (宋词)")
+    return _verses("songci/ci.song.", "songs of the Song dynasty (宋词)")
 
 
 def _verses(name: str, told: str) -> Source:
