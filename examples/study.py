@@ -84,10 +84,10 @@ class Run:
         """Train what is left, with a checkpoint every so often."""
         recent: list[float] = []
         while self.step < self.settings.steps:
-            started = time.perf_counter()
+            started = time.process_time()
             recent.append(self._learn())
             self.step += 1
-            self.seconds += time.perf_counter() - started
+            self.seconds += time.process_time() - started
             after_step(recent[-1])
             if self.step % self.settings.save_every == 0 or self.step == self.settings.steps:
                 self.at_checkpoint(recent)
