@@ -53,7 +53,7 @@ class Settings(study.Settings):
     most_sentences: int = 6
     chosen_from: int = 2000  # texts from which choosing is learned
     choosing_steps: int = 500
-    steps: int = 1500
+    steps: int = 1000
     matrix_rate: float = 0.02
     learning_rate: float = 5e-3
     tested: int = 500

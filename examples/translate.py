@@ -51,7 +51,7 @@ class Settings(study.Settings):
     dropout_p: float = 0.1
     most_words: int = 12
     longest: int = 36
-    steps: int = 2000
+    steps: int = 1200
     batch_size: int = 48
     matrix_rate: float = 0.02
     learning_rate: float = 5e-3
