@@ -283,7 +283,8 @@ def summarise(name: str, by_seed: dict[str, list[bool]], pictures: Pictures) -> 
         for number, own in zip(pictures.numbers, right, strict=True):
             of_length[len(str(number))].append(own)
     shares = {f"of {size}": float(np.mean(own)) for size, own in of_length.items() if own}
-    return study.summary(name, {seed: float(np.mean(right)) for seed, right in by_seed.items()}, **shares)
+    by_mean = {seed: float(np.mean(right)) for seed, right in by_seed.items()}
+    return study.summary(name, by_mean, knows_more="told" in name, **shares)
 
 
 HEADINGS = {f"of {size}": f"{size} digit{'s' if size > 1 else ''}" for size in (1, 2, 3, 4)}

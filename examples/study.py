@@ -200,7 +200,13 @@ def train_all(runs: Sequence[Run], console: Console) -> None:
 
 
 def summary(who: str, by_seed: Mapping[str, float], **others: Any) -> dict[str, Any]:
-    """One row of a table: a measure over seeds, with its spread."""
+    """One row of a table: a measure over seeds, with its spread.
+
+    Args:
+        who: is measured.
+        by_seed: the measure.
+        others: further numbers; ``knows_more=True`` marks who is told what the others are not, and is no competitor.
+    """
     found = by_seed.values()
     spread = {"mean": statistics.mean(found), "lowest": min(found), "highest": max(found)}
     return {"who": who, **spread, "by_seed": dict(by_seed), **others}
@@ -234,6 +240,7 @@ def finish(
     console: Console,
     form: str = "{:.1%}",
     figures: Sequence[Path] = (),
+    lower_is_better: bool = False,
     **columns: str,
 ) -> None:
     """Print the table, and write ``results.json``: the rows, what they were made with, and how long it took.
@@ -247,12 +254,14 @@ def finish(
         console: to print to.
         form: of the measure.
         figures: that were drawn, in ``out``.
+        lower_is_better: whether a small measure is a good one.
         columns: headings of further numbers, by their name in the rows.
     """
     console.print(as_table(title, rows, form, **columns))
     told = {
         "title": title,
         "form": form,
+        "lower_is_better": lower_is_better,
         "rows": list(rows),
         "minutes": sum(run.seconds for run in runs) / 60,
         "settings": dataclasses.asdict(settings),

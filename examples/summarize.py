@@ -223,11 +223,11 @@ def main(
     writing = writers(corpus, tokenizer, settings, given.out)
     study.train_all([*choosing, *writing], console)
 
-    def told(name: str, by_seed: dict[str, Sequence[str]]) -> dict[str, Any]:
+    def told(name: str, by_seed: dict[str, Sequence[str]], **others: Any) -> dict[str, Any]:
         wanted = corpus.held_out_summaries
         first = {seed: float(np.mean(rouge(own, wanted))) for seed, own in by_seed.items()}
         longest = np.mean([rouge(own, wanted, "rougeL") for own in by_seed.values()])
-        return study.summary(name, first, longest=float(longest))
+        return study.summary(name, first, longest=float(longest), **others)
 
     def picked(which: Tensor) -> list[str]:
         return [text[int(i)] for text, i in zip(corpus.held_out_texts, which, strict=True)]
@@ -246,7 +246,7 @@ def main(
         told("the first sentence", {"-": picked(torch.zeros(len(test.lengths)))}),
         told("the first eight words", {"-": [" ".join(" ".join(t).split()[:8]) for t in corpus.held_out_texts]}),
         told("a sentence at random", {"-": picked(torch.tensor([rng.integers(own) for own in test.lengths]))}),
-        told("the best sentence (knows the summary)", {"-": picked(test.scores.argmax(1))}),
+        told("the best sentence (knows the summary)", {"-": picked(test.scores.argmax(1))}, knows_more=True),
     ]
     for text, summary, own in list(zip(corpus.held_out_texts, corpus.held_out_summaries, written["0"], strict=True))[
         :3
