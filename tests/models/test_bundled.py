@@ -1,13 +1,13 @@
-"""The language model that comes with the package: what its card says, and that it has learned both languages."""
+"""The two small models that come with the package: what their cards say, and that they have learned."""
 
 import math
 
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM
+from transformers import BertModel, LlamaForCausalLM
 
-from saccade.models import generate, small_decoder, small_decoder_card
+from saccade.models import chinese_encoder, chinese_encoder_card, generate, small_decoder, small_decoder_card
 from saccade.models.bundled import bundled_folder
 
 ENGLISH = "Return a list of the names in the current local scope. With an argument, return a list of valid attributes."
@@ -66,3 +66,35 @@ def test_others_load_it_with_equal_logits(model):
     tokens = torch.tensor([model.tokenizer.encode(CHINESE).ids])
     with torch.no_grad():
         torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_the_chinese_encoder_is_what_its_card_says():
+    encoder, card = chinese_encoder(), chinese_encoder_card()
+    assert card["parameters"] == sum(p.numel() for p in encoder.parameters())
+    assert {text["licence"] for text in card["texts"]} == {"public domain"}
+    assert encoder.config.vocab_size == encoder.tokenizer.get_vocab_size()
+    assert encoder.tokenizer.encode("小狗看见了一只猫").tokens == ["[CLS]", *"小狗看见了一只猫", "[SEP]"]
+    assert sum(path.stat().st_size for path in bundled_folder("chinese_encoder").iterdir()) < 6_000_000
+    ours, neighbours, often = (row["mean"] for row in card["held_out"]["rows"])
+    assert ours > neighbours > often
+
+
+def test_what_a_character_means_depends_on_both_sides():
+    encoder = chinese_encoder()
+    with torch.no_grad():
+        before, after = (
+            encoder(torch.tensor([encoder.tokenizer.encode(text).ids]))[0, 4] for text in ("人看见了我", "狗看见了我")
+        )
+        same = encoder(torch.tensor([encoder.tokenizer.encode("人看见了他").ids]))[0, 4]
+    assert (before - after).norm() > 0.05 * before.norm()
+    assert (before - same).norm() > 0.05 * before.norm()
+
+
+def test_transformers_reads_the_chinese_encoder():
+    theirs = BertModel.from_pretrained(
+        bundled_folder("chinese_encoder"), dtype=torch.float32, local_files_only=True, add_pooling_layer=False
+    ).eval()
+    encoder = chinese_encoder()
+    tokens = torch.tensor([encoder.tokenizer.encode("话说天下大势，分久必合，合久必分。").ids])
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(tokens), theirs(tokens).last_hidden_state, atol=1e-4, rtol=1e-4)
