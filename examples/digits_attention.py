@@ -14,12 +14,8 @@ Needs ``pip install 'saccade[all]' scikit-learn``.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import os
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -28,33 +24,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import study
 from saccade import vision, viz
 from saccade.viz.fonts import covering_families
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """Everything that decides a run's numbers; a checkpoint made with others is not used."""
+class Settings(study.Settings):
+    """Everything that decides a run's numbers; a step is an epoch here."""
 
+    steps: int = 30
+    batch_size: int = 50
+    learning_rate: float = 3e-3
+    weight_decay: float = 1e-2
+    save_every: int = 1
     channels: int = 32
     train_size: int = 500
-    batch_size: int = 50
-    epochs: int = 30
-    learning_rate: float = 3e-3
-    seeds: tuple[int, ...] = (0, 1, 2)
     split_seed: int = 0
-    threads: int = 1
 
 
 INK = 0.5  # a pixel from which on counts as ink
 EDGE, FRAME = "#2a9df4", "#0f7a8a"  # around the ink, and around the position that asks
-QUICK = Settings(channels=8, train_size=100, epochs=2, seeds=(0,))
+QUICK = Settings(channels=8, train_size=100, steps=2, seeds=(0,))
 
 
 class Residual(nn.Module):
@@ -125,83 +118,36 @@ def load(settings: Settings) -> Digits:
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
-class Run:
-    """One module with one seed: trained, or read back where it was trained before."""
+class Run(study.Run):
+    """One module with one seed, which sees all pictures in every step."""
 
-    def __init__(self, name: str, seed: int, settings: Settings, out: Path):
-        self.name, self.seed, self.settings = name, seed, settings
-        self.path = out / f"{name}-seed{seed}.safetensors"
-        torch.manual_seed(seed)
-        self.network = Network(MODULES[name](settings.channels), settings.channels)
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=settings.learning_rate, weight_decay=1e-2)
-        self.epoch, self.seconds, self.starts_over = 0, 0.0, False
-        self._resume()
+    def __init__(self, name: str, seed: int, settings: Settings, digits: Digits, out: Path):
+        def loss(network: nn.Module, batch: Any) -> Tensor:
+            return nn.functional.cross_entropy(network(digits.train[batch]), digits.train_labels[batch])
 
-    def train(self, digits: Digits, after_epoch: Callable[[], None]) -> None:
-        """Train what is left, with a checkpoint after each epoch."""
-        while self.epoch < self.settings.epochs:
-            started = time.perf_counter()
-            self._train_epoch(digits)
-            self.epoch += 1
-            self.seconds += time.perf_counter() - started
-            self._save()
-            after_epoch()
+        self.pictures = len(digits.train)
+        channels = settings.channels
+        super().__init__(name, seed, lambda: Network(MODULES[name](channels), channels), loss, settings, out)
 
     def accuracy(self, digits: Digits) -> float:
         """Share of the test pictures that are read right, after the last epoch."""
-        self.network.eval()
         with torch.no_grad():
-            return (self.network(digits.test).argmax(1) == digits.test_labels).double().mean().item()
+            return (self.module.eval()(digits.test).argmax(1) == digits.test_labels).double().mean().item()
 
-    def _train_epoch(self, digits: Digits) -> None:
+    def _learn(self) -> float:
         # The order of the pictures depends on seed and epoch alone, so a resumed run needs no random state.
-        generator = torch.Generator().manual_seed(1000 * self.seed + self.epoch)
-        batches = torch.randperm(len(digits.train), generator=generator).split(self.settings.batch_size)
-        self.network.train()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * (1 + np.cos(np.pi * self.epoch / self.settings.epochs)) / 2
+        generator = torch.Generator().manual_seed(1000 * self.seed + self.step)
+        batches = torch.randperm(self.pictures, generator=generator).split(self.settings.batch_size)
+        self.module.train()
+        ((optimizer, rate),) = self.optimizers
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 + np.cos(np.pi * self.step / self.settings.steps)) / 2
         for batch in batches:
-            loss = nn.functional.cross_entropy(self.network(digits.train[batch]), digits.train_labels[batch])
-            self.optimizer.zero_grad()
+            loss = self.loss(self.module, batch)
+            optimizer.zero_grad()
             loss.backward()
-            self.optimizer.step()
-
-    def _save(self) -> None:
-        tensors = {f"network.{name}": own for name, own in self.network.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": own for name, own in state.items()}
-        told = {"settings": _fingerprint(self.settings), "epoch": str(self.epoch), "seconds": repr(self.seconds)}
-        # Written beside its destination and renamed when it is complete: a run that is killed leaves no half file.
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        try:
-            save_file(tensors, beside, metadata=told)
-            os.replace(beside, self.path)
-        finally:
-            beside.unlink(missing_ok=True)
-
-    def _resume(self) -> None:
-        if not self.path.exists():
-            return
-        with safe_open(self.path, "pt") as file:
-            told = file.metadata() or {}
-            if told.get("settings") != _fingerprint(self.settings):
-                self.starts_over = True
-                return
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
-        states: dict[int, dict[str, Tensor]] = {}
-        for name, own in tensors.items():
-            part, _, rest = name.partition(".")
-            if part == "optimizer":
-                index, _, key = rest.partition(".")
-                states.setdefault(int(index), {})[key] = own
-        self.network.load_state_dict({n.removeprefix("network."): x for n, x in tensors.items() if n[0] == "n"})
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": states})
-        self.epoch, self.seconds = int(told["epoch"]), float(told["seconds"])
-
-
-def _fingerprint(settings: Settings) -> str:
-    """What a checkpoint must agree with; the list of seeds is no part of any one run."""
-    return json.dumps({**dataclasses.asdict(settings), "seeds": None})
+            optimizer.step()
+        return loss.item()
 
 
 def ink_over_paper(run: Run, digits: Digits) -> float | None:
@@ -209,7 +155,7 @@ def ink_over_paper(run: Run, digits: Digits) -> float | None:
 
     The weight of a position is its gate, or how much all positions look at it; None where positions have no weights.
     """
-    network = run.network.eval()
+    network = run.module.eval()
     module = network.module
     with torch.no_grad():
         features = network.stem(digits.test)
@@ -227,38 +173,26 @@ def ink_over_paper(run: Run, digits: Digits) -> float | None:
 
 def summarise(runs: list[Run], digits: Digits) -> list[dict[str, Any]]:
     """One row per module: accuracy with its spread over seeds, parameters, time, and where it looks."""
-    accuracies = [run.accuracy(digits) for run in runs]
     rows = []
     for name in dict.fromkeys(run.name for run in runs):
-        own = [(run, accuracy) for run, accuracy in zip(runs, accuracies, strict=True) if run.name == name]
-        found = [accuracy for _, accuracy in own]
-        rows.append(
-            {
-                "module": name,
-                "accuracy": statistics.mean(found),
-                "lowest": min(found),
-                "highest": max(found),
-                "by_seed": {str(run.seed): accuracy for run, accuracy in own},
-                "parameters": sum(p.numel() for p in own[0][0].network.parameters()),
-                "module_parameters": sum(p.numel() for p in own[0][0].network.module.parameters()),
-                "seconds": statistics.median(run.seconds for run, _ in own),
-                "ink_over_paper": {str(run.seed): ink_over_paper(run, digits) for run, _ in own},
-            }
-        )
+        own = [run for run in runs if run.name == name]
+        network = own[0].module
+        whole, part = (sum(p.numel() for p in one.parameters()) for one in (network, network.module))
+        seconds = statistics.median(run.seconds for run in own)
+        looked = {str(run.seed): ink_over_paper(run, digits) for run in own}
+        others = {"parameters": whole, "module_parameters": part, "seconds": seconds, "ink_over_paper": looked}
+        shown = {
+            "all weights": f"{whole:,}",
+            "its own": f"{part:,}",
+            "time": f"{seconds:.1f}",
+            "ink": " ".join(f"{ratio:.2f}" for ratio in looked.values() if ratio is not None) or None,
+        }
+        by_seed = {str(run.seed): run.accuracy(digits) for run in own}
+        rows.append(study.summary(name, by_seed, **others, **shown))
     return rows
 
 
-def as_table(rows: list[dict[str, Any]], seeds: int) -> Table:
-    """The rows as a person reads them."""
-    table = Table(title=f"test accuracy over {seeds} seed{'s' if seeds > 1 else ''}", title_justify="left")
-    for heading in ("module", "mean", "lowest", "highest", "parameters", "module's", "seconds", "ink : paper"):
-        table.add_column(heading, justify="left" if heading == "module" else "right")
-    for row in rows:
-        shares = [f"{100 * row[key]:.2f} %" for key in ("accuracy", "lowest", "highest")]
-        counts = [f"{row['parameters']:,}", f"{row['module_parameters']:,}", f"{row['seconds']:.1f}"]
-        looked = [f"{ratio:.2f}" for ratio in row["ink_over_paper"].values() if ratio is not None]
-        table.add_row(row["module"], *shares, *counts, " ".join(looked) or "–")
-    return table
+HEADINGS = {"all weights": "parameters", "its own": "module's", "time": "seconds", "ink": "ink : paper"}
 
 
 class Look(NamedTuple):
@@ -283,7 +217,7 @@ def looks(runs: list[Run], digits: Digits, picture: int) -> list[Look]:
         first_seed.setdefault(run.name, run)
     found = [Look("the picture", image[0, 0])]
     for run in first_seed.values():
-        network = run.network.eval()
+        network = run.module.eval()
         module = network.module
         with torch.no_grad():
             features = network.stem(image)
@@ -367,47 +301,24 @@ def outline(axes: Any, ink: Tensor) -> None:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train, measure, write; returns the rows of the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/digits"), help="folder to write to (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a few seconds, to see that it runs; its numbers mean little"
-    )
+    parser = study.parser(__doc__, "out/digits")
     parser.add_argument("--language", choices=("en", "zh"), default="en", help="of the figure (default: %(default)s)")
     parser.add_argument("--picture", type=int, default=0, help="the test picture of the figure (default: %(default)s)")
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else Settings()
-    torch.set_num_threads(settings.threads)
     given.out.mkdir(parents=True, exist_ok=True)
     digits = load(settings)
     if not 0 <= given.picture < len(digits.test):
         parser.error(f"--picture must be at least 0 and below {len(digits.test)}; got {given.picture}.")
     console = Console()
-    runs = [Run(name, seed, settings, given.out) for name in MODULES for seed in settings.seeds]
-    if any(run.starts_over for run in runs):
-        console.print(f"{given.out} holds checkpoints of other settings; these runs start over")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("epochs", total=len(runs) * settings.epochs, completed=sum(run.epoch for run in runs))
-        for run in runs:
-            progress.update(task, description=f"{run.name}, seed {run.seed}")
-            run.train(digits, lambda: progress.advance(task))
+    runs = [Run(name, seed, settings, digits, given.out) for name in MODULES for seed in settings.seeds]
+    study.train_all(runs, console)
     rows = summarise(runs, digits)
-    console.print(as_table(rows, len(settings.seeds)))
-    told = {
-        "settings": dataclasses.asdict(settings),
-        "test_pictures": len(digits.test),
-        "torch": torch.__version__,
-        "rows": rows,
-    }
-    written = given.out / "results.json"
-    beside = written.with_name(f".{written.name}.{os.getpid()}.part")
-    beside.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, written)
     words = CHINESE if given.language == "zh" else {}
     figure = viz.save(draw(looks(runs, digits, given.picture), words), given.out / "looks.png")
-    console.print(f"wrote {written} and {figure}")
+    how: dict[str, Any] = {"form": "{:.2%}", "figures": [figure], **HEADINGS}
+    title = f"{len(digits.test):,} test pictures that are read right"
+    study.finish(given.out, title, settings, runs, rows, console=console, **how)
     return rows
 
 

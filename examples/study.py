@@ -219,15 +219,22 @@ def as_table(title: str, rows: Sequence[Mapping[str, Any]], form: str = "{:.1%}"
         title: stands above.
         rows: as `summary` makes them.
         form: of the measure.
-        columns: headings of further numbers, by their name in the rows.
+        columns: headings of further numbers, by their name in the rows; text is shown as it is.
     """
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", "mean", "lowest", "highest", *columns.values()):
         table.add_column(heading, justify="right" if heading else "left")
     for row in rows:
         shown = [row["mean"], row["lowest"], row["highest"], *(row.get(name) for name in columns)]
-        table.add_row(row["who"], *("–" if value is None else form.format(value) for value in shown))
+        table.add_row(row["who"], *(_shown(value, form) for value in shown))
     return table
+
+
+def _shown(value: float | str | None, form: str) -> str:
+    """A number in its form; text as it is; a dash where there is nothing."""
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else form.format(value)
 
 
 def finish(
