@@ -11,7 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,19 @@ def results(names: Sequence[str], out: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def best_beside(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The strongest of the rows after the first; what knows more than the others may is no competitor."""
-    beside = [row for row in told["rows"][1:] if not row.get("knows_more")]
-    return (min if told.get("lower_is_better") else max)(beside, key=lambda row: row["mean"])
+def groups(told: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """For each group of rows that compete: its title, ours, and the strongest beside it.
+
+    What knows more than the others may is no competitor.
+    """
+    by_group: dict[str, list[Mapping[str, Any]]] = {}
+    for row in told["rows"]:
+        by_group.setdefault(row.get("group", ""), []).append(row)
+    best = min if told.get("lower_is_better") else max
+    for group, (ours, *others) in by_group.items():
+        beside = [row for row in others if not row.get("knows_more")]
+        title = f"{told['title']}, {group}" if group else told["title"]
+        yield title, ours, best(beside, key=lambda row: row["mean"])
 
 
 def cell(row: Mapping[str, Any], form: str) -> str:
@@ -68,10 +77,12 @@ def table(found: Mapping[str, Mapping[str, Any]], language: str = "en") -> str:
     """All examples in Markdown: ours, the best beside it, and how long it took."""
     lines = [f"| {' | '.join(HEADINGS[language])} |", "|---|---|---|---|---|"]
     for name, told in found.items():
-        other = best_beside(told)
-        numbers = [cell(told["rows"][0], told["form"]), f"{other['who']}: {cell(other, told['form'])}"]
-        link = f"[`{name}.py`](../../examples/{name}.py)"
-        lines.append(f"| {link} | {told['title']} | {' | '.join(numbers)} | {told['minutes']:.0f} |")
+        minutes = f"{told['minutes']:.0f}"
+        for title, ours, other in groups(told):
+            numbers = [cell(ours, told["form"]), f"{other['who']}: {cell(other, told['form'])}"]
+            link = f"[`{name}.py`](../../examples/{name}.py)"
+            lines.append(f"| {link} | {title} | {' | '.join(numbers)} | {minutes} |")
+            minutes = ""
     return "\n".join(lines).replace(" to ", " 到 " if language == "zh" else " to ") + "\n"
 
 

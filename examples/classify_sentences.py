@@ -242,8 +242,7 @@ def main(arguments: list[str] | None = None, texts: Any = load) -> list[dict[str
         }
         found |= {name: {"-": share} for name, share in baselines(train, test).items()}
         rows += [
-            study.summary(f"{SAID[language]}: {name}", by_seed, held_out=len(test.words))
-            for name, by_seed in found.items()
+            study.summary(f"{SAID[language]}: {name}", by_seed, group=SAID[language]) for name, by_seed in found.items()
         ]
         runs += [run for own in by_kind.values() for run in own]
         figure = draw(by_kind["attention"][0].module, CUT[language](SENTENCES[language])[: settings.longest], known)

@@ -136,20 +136,22 @@ def main(
     study.train_all([run for own in runs.values() for run in own], console)
     said = {"trained": "Chinese: encoder that has read stories", "random": "Chinese: the same from random weights"}
     rows = [
-        study.summary(said[name], {str(run.seed): accuracy(run.module, test) for run in own})
+        study.summary(said[name], {str(run.seed): accuracy(run.module, test) for run in own}, group="Chinese")
         for name, own in runs.items()
     ]
     rows += [
-        study.summary(f"Chinese: {name}", {"-": share})
+        study.summary(f"Chinese: {name}", {"-": share}, group="Chinese")
         for name, share in classify_sentences.baselines(train, test).items()
     ]
     if not given.quick:
         known, asked = classify_sentences.cut(texts("en"), "en", 64).split(settings.held_out)
         rows.append(
-            study.summary("English: MiniLM's vectors, logistic regression", {"-": line_on_vectors(known, asked)})
+            study.summary(
+                "English: MiniLM's vectors, logistic regression", {"-": line_on_vectors(known, asked)}, group="English"
+            )
         )
         line = classify_sentences.baselines(known, asked)["logistic regression, pairs too"]
-        rows.append(study.summary("English: logistic regression, pairs too", {"-": line}))
+        rows.append(study.summary("English: logistic regression, pairs too", {"-": line}, group="English"))
     figure = viz.save(draw(runs["trained"][0].module, classify_sentences.SENTENCES["zh"]), given.out / "looks.png")
     title = "held-out reviews that are judged right"
     trained = [run for own in runs.values() for run in own]

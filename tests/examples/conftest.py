@@ -11,7 +11,8 @@ import torch
 def example(request: pytest.FixtureRequest):
     """The file at ``PATH`` of the test module."""
     path = request.module.PATH
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = path.stem.replace("__main__", "examples_main")  # pytest has a __main__ of its own
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     # As dataclasses and forward references want it: found by its name.
     with pytest.MonkeyPatch.context() as patch:
