@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -278,3 +279,20 @@ def finish(
     path, text = out / "results.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n"
     write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
     console.print(f"wrote {' and '.join(map(str, [path, *figures]))}")
+
+
+def card(
+    script: str, run: Run, module: torch.nn.Module, texts: Sequence[Mapping[str, Any]], held_out: Any
+) -> dict[str, Any]:
+    """What a model that is shipped was trained on and how, with licences and what was measured."""
+    return {
+        "command": f"python examples/{script}",
+        "settings": dataclasses.asdict(run.settings),
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "dtype": "float16",
+        "texts": list(texts),
+        "held_out": held_out,
+        "minutes": round(run.seconds / 60, 1),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

@@ -172,23 +172,11 @@ def writers(corpus: Corpus, tokenizer: Tokenizer, settings: Settings, out: Path)
     """All seeds of the one that writes."""
     texts = [" ".join(text) for text in corpus.texts]
     pairs = text_pairs.pairs_of(tokenizer, texts, corpus.summaries, settings.read, settings.longest)
-    config = models.EncoderDecoderConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        max_len=settings.read + settings.longest,
-        embed_dim=settings.embed_dim,
-        num_heads=settings.num_heads,
-        num_encoder_layers=settings.num_layers,
-        num_decoder_layers=settings.num_layers,
-        feed_forward_dim=settings.feed_forward_dim,
-        norm_first=True,
-        dropout_p=settings.dropout_p,
-        end_tokens=(text_pairs.END,),
-    )
 
     def loss(module: models.EncoderDecoder, rng: np.random.Generator) -> Tensor:
         return text_pairs.loss(module, pairs, rng, settings.batch_size)
 
-    make = lambda: models.EncoderDecoder(config, tokenizer)  # noqa: E731
+    make = lambda: text_pairs.transformer(settings, tokenizer, settings.read + settings.longest)  # noqa: E731
     return [study.MuonRun("writer", seed, make, loss, settings, out) for seed in settings.seeds]
 
 

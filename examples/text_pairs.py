@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches import padded_positions
-from saccade.models import generate
+from saccade.models import EncoderDecoder, EncoderDecoderConfig, generate
 
 START, END = 0, 1
 IGNORED = -100
@@ -48,6 +48,23 @@ def pairs_of(
     written = [own.ids for own in tokenizer.encode_batch(list(targets))]
     kept = [i for i, own in enumerate(written) if write is None or len(own) <= write]
     return Pairs([read_ones[i] for i in kept], [written[i] for i in kept])
+
+
+def transformer(settings: Any, tokenizer: Tokenizer, max_len: int) -> EncoderDecoder:
+    """An encoder-decoder of these sizes, with its norms first, and as many layers to write as to read."""
+    config = EncoderDecoderConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        max_len=max_len,
+        embed_dim=settings.embed_dim,
+        num_heads=settings.num_heads,
+        num_encoder_layers=settings.num_layers,
+        num_decoder_layers=settings.num_layers,
+        feed_forward_dim=settings.feed_forward_dim,
+        norm_first=True,
+        dropout_p=settings.dropout_p,
+        end_tokens=(END,),
+    )
+    return EncoderDecoder(config, tokenizer)
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int = END) -> Tensor:

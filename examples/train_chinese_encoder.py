@@ -19,7 +19,6 @@ import copy
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -225,27 +224,18 @@ def by_neighbours(learned: Sequence[Tensor], real: Tensor, where: Tensor, size: 
 
 def card_of(run: Run, rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
     """What the model was trained on and how, with licences and measured shares."""
-    texts = run.texts
-    return {
-        "command": "python examples/train_chinese_encoder.py",
-        "settings": dataclasses.asdict(run.settings),
-        "parameters": sum(p.numel() for p in run.module.encoder.parameters()),
-        "dtype": "float16",
-        "texts": [
-            {
-                "language": "Chinese",
-                "source": name,
-                "licence": "public domain",
-                "characters_learned": len(own),
-                "sha256": digest,
-            }
-            for name, own, digest in zip(texts.names, texts.learned, texts.digests, strict=True)
-        ],
-        "held_out": {"hidden_characters": count, "rows": rows},
-        "minutes": round(run.seconds / 60, 1),
-        "torch": torch.__version__,
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }
+    texts = [
+        {
+            "language": "Chinese",
+            "source": name,
+            "licence": "public domain",
+            "characters_learned": len(own),
+            "sha256": digest,
+        }
+        for name, own, digest in zip(run.texts.names, run.texts.learned, run.texts.digests, strict=True)
+    ]
+    held_out = {"hidden_characters": count, "rows": rows}
+    return study.card("train_chinese_encoder.py", run, run.module.encoder, texts, held_out)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

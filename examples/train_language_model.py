@@ -21,7 +21,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -269,26 +268,17 @@ def read(sources: list[Source], settings: Settings) -> Texts:
 
 def card_of(run: Run, texts: Texts, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What the model was trained on and how, with licences and measured losses."""
-    return {
-        "command": "python examples/train_language_model.py",
-        "settings": dataclasses.asdict(run.settings),
-        "parameters": sum(p.numel() for p in run.module.parameters()),
-        "dtype": "float16",
-        "texts": [
-            {
-                "language": source.language,
-                "source": source.name,
-                "licence": source.licence,
-                "bytes_learned": sum(len(block.encode()) for block in learn),
-                "sha256": digest,
-            }
-            for source, (learn, _), digest in zip(texts.sources, texts.split, texts.digests, strict=True)
-        ],
-        "held_out": rows,
-        "minutes": round(run.seconds / 60, 1),
-        "torch": torch.__version__,
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }
+    told = [
+        {
+            "language": source.language,
+            "source": source.name,
+            "licence": source.licence,
+            "bytes_learned": sum(len(block.encode()) for block in learn),
+            "sha256": digest,
+        }
+        for source, (learn, _), digest in zip(texts.sources, texts.split, texts.digests, strict=True)
+    ]
+    return study.card("train_language_model.py", run, run.module, told, rows)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

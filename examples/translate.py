@@ -142,30 +142,13 @@ class Written(nn.Module):
         return self.model.dropout(joined) @ self.model.embedding.weight.T * math.sqrt(self.model.dim)
 
 
-def transformer(settings: Settings, tokenizer: Tokenizer) -> models.EncoderDecoder:
-    """An encoder-decoder with its norms first."""
-    config = models.EncoderDecoderConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        max_len=2 * settings.longest,
-        embed_dim=settings.embed_dim,
-        num_heads=settings.num_heads,
-        num_encoder_layers=settings.num_layers,
-        num_decoder_layers=settings.num_layers,
-        feed_forward_dim=settings.feed_forward_dim,
-        norm_first=True,
-        dropout_p=settings.dropout_p,
-        end_tokens=(text_pairs.END,),
-    )
-    return models.EncoderDecoder(config, tokenizer)
-
-
 def runs_of(corpus: Corpus, tokenizer: Tokenizer, settings: Settings, out: Path) -> dict[str, list[study.Run]]:
     """All seeds of both models."""
     length = settings.longest
     pairs = text_pairs.pairs_of(tokenizer, corpus.german, corpus.english, length, length)
     size = tokenizer.get_vocab_size()
     makers = {
-        "transformer": lambda: transformer(settings, tokenizer),
+        "transformer": lambda: text_pairs.transformer(settings, tokenizer, 2 * settings.longest),
         "gru": lambda: Recurrent(size, settings.recurrent_dim, settings.dropout_p),
     }
 

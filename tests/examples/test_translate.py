@@ -33,7 +33,7 @@ def test_padding_changes_nothing(example):
     torch.manual_seed(0)
     models = [example.Recurrent(300, 8, 0.1).double().eval()]
     tokenizer = example.text_pairs.tokenizer_of(WORDS, 300)
-    models.append(example.transformer(example.QUICK, tokenizer).double().eval())
+    models.append(example.text_pairs.transformer(example.QUICK, tokenizer, 32).double().eval())
     sources, tokens = [[5, 6, 7, 8, 9], [10, 11]], torch.tensor([[0, 20, 21], [0, 22, 23]])
     places = example.padded_positions([5, 2])
     for model in models:
