@@ -86,13 +86,27 @@ def test_another_statistic_finds_what_words_mean_to_each_other(run):
 
 
 def test_given_words_stay_whole_and_unknown_ones_are_pointed_out(run):
-    result = run("look", "--tokens", "小狗", "看见", "了", "一只", "猫")
+    result = run("look", "--model", "all-MiniLM-L6-v2", "--tokens", "小狗", "看见", "了", "一只", "猫")
     assert result.exit_code == 0, result.output
     table = rows(result.output)
     assert [table[n].split()[0] for n in range(1, 8)] == ["[CLS]", "小狗", "看见", "了", "一只", "猫", "[SEP]"]
     assert table[2].split()[1] == "?"
     assert "? unknown: 小狗, 看见" in result.output
     assert "[UNK]" in result.output
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [(["小狗看见了一只猫"], [*"小狗看见了一只猫"]), (["--tokens", "小狗", "看见", "猫"], ["小狗", "看见", "猫"])],
+    ids=["one text", "words"],
+)
+def test_chinese_is_read_by_an_encoder_that_knows_it(run, given, words):
+    result = run("look", *given)
+    assert result.exit_code == 0, result.output
+    assert "of chinese-encoder, the most telling of 16" in result.output
+    assert "unknown" not in result.output
+    table = rows(result.output)
+    assert [table[n].split()[0] for n in range(1, len(table) + 1)] == ["[CLS]", *words, "[SEP]"]
 
 
 def test_a_missing_font_is_noted_once(run, monkeypatch):
@@ -268,7 +282,7 @@ def test_line_breaks_and_tabs_are_signs_in_table_and_pictures(run, monkeypatch):
 
 
 def test_chinese_in_one_quote_is_cut_by_the_tokenizer_and_told_as_unknown(run):
-    result = run("look", "小狗 看见 了 一只 猫")
+    result = run("look", "--model", "all-MiniLM-L6-v2", "小狗 看见 了 一只 猫")
     assert result.exit_code == 0, result.output
     table = rows(result.output)
     assert [table[n].split()[0] for n in range(2, 10)] == [*"小狗看见了一只猫"]
