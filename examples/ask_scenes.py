@@ -37,8 +37,10 @@ from saccade import masks, nn, positions, viz
 class Settings(study.Settings):
     """Everything that decides a run's numbers."""
 
-    steps: int = 1500
+    steps: int = 2500
     batch_size: int = 32
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
     questions: int = 4
     embed_dim: int = 64
     num_heads: int = 4

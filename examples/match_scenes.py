@@ -37,6 +37,7 @@ class Settings(study.Settings):
 
     steps: int = 1000
     batch_size: int = 64
+    learning_rate: float = 1e-3
     embed_dim: int = 64
     num_heads: int = 4
     num_picture_layers: int = 2
