@@ -146,7 +146,7 @@ def draw(module: Painter, drawn: scenes.Scenes, patches: Patches, settings: Sett
     grid = figure.subplots(count, 5, squeeze=False)
     for row, (axes, things) in enumerate(zip(grid, drawn.things.tolist(), strict=True)):
         for one, image in zip(axes, [real[row], *made[4 * row : 4 * row + 4]], strict=True):
-            one.imshow(1 - image[0], cmap="gray", vmin=0, vmax=1)
+            one.imshow((1 - image[0]).numpy(), cmap="gray", vmin=0, vmax=1)
             one.set(xticks=[], yticks=[])
         axes[0].set_title(scenes.as_text(scenes.sentence(things)), loc="left", size=8)
     grid[0, 0].text(0, -8, "a real scene, and four that were drawn from its sentence", size=9, weight="bold")

@@ -115,7 +115,8 @@ def draw(module: Judge, text: str) -> Any:
     x = module.encoder(tokens)
     among = module.encoder.matrices(tokens)[-1].to_dense()[0].mean(0)
     pooled = module.pool.matrix(x, mask=masks.Padding(lengths)).to_dense()[0, 0]
-    labels = ["[CLS]", *text, "[SEP]"]
+    assert module.encoder.tokenizer is not None
+    labels = module.encoder.tokenizer.encode(text).tokens
     return viz.heatmap(torch.cat([among, pooled]), x_labels=labels, y_labels=[*labels, "the pool"])
 
 

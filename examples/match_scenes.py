@@ -208,10 +208,10 @@ def draw(module: Clip, drawn: scenes.Scenes, others: np.ndarray, digits: scenes.
     grid = figure.add_gridspec(2, count + 1, height_ratios=[1, 4.4], width_ratios=[*[1] * count, 0.25])
     for column, image in enumerate(images):
         above = figure.add_subplot(grid[0, column])
-        above.imshow(1 - image[0], cmap="gray", vmin=0, vmax=1)
+        above.imshow((1 - image[0]).numpy(), cmap="gray", vmin=0, vmax=1)
         above.set(xticks=[], yticks=[])
     axes = figure.add_subplot(grid[1, :count])
-    shown = axes.imshow(cosines.mT, cmap="magma_r", vmin=0, vmax=1, aspect="auto")
+    shown = axes.imshow(cosines.mT.numpy(), cmap="magma_r", vmin=0, vmax=1, aspect="auto")
     for row, column in np.ndindex(count, count):
         value = float(cosines[column, row])
         ink = "white" if value > 0.5 else "black"

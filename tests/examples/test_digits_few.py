@@ -52,7 +52,7 @@ def test_it_runs(example, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_vision_transformer_learns(example, tmp_path):
     train, test = example.scenes.load()
-    settings = example.Settings(steps=150, save_every=150)
+    settings = example.Settings(steps=400, save_every=400)
     run = example.run_of("vit", 100, 0, settings, train, tmp_path)
     run.train()
     assert example.accuracy(run.module, test) > 0.6

@@ -74,11 +74,10 @@ def test_it_learns_what_may_follow(example, tmp_path, monkeypatch):
     monkeypatch.setattr(
         example,
         "QUICK",
-        example.dataclasses.replace(example.QUICK, embed_dim=32, tokens=1024, steps=150, dropout_p=0.0),
+        example.dataclasses.replace(example.QUICK, embed_dim=32, tokens=1024, steps=500, warm_up=30),
     )
     card = example.main(["--quick", "--out", str(tmp_path), "--sentence", "天地人"])
     ours, _, often = (row["mean"] for row in card["held_out"]["rows"])
-    assert ours > 0.5
-    assert often < 0.2
+    assert ours > 3 * often
     assert (tmp_path / "looks.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "model" / "tokenizer.json").exists()
