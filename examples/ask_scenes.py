@@ -37,7 +37,7 @@ from saccade import masks, nn, positions, viz
 class Settings(study.Settings):
     """Everything that decides a run's numbers."""
 
-    steps: int = 2500
+    steps: int = 2000
     batch_size: int = 32
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
@@ -265,7 +265,7 @@ def draw(module: Asker, image: Tensor, questions: list[Question]) -> Any:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train, measure, write; returns the rows of the table."""
-    given = study.parser(__doc__, "out/ask").parse_args(arguments)
+    given = study.parser(__doc__, "out/ask-scenes").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console()

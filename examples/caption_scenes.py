@@ -189,7 +189,7 @@ def draw(module: Captioner, image: Tensor) -> Any:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train, measure, write; returns the rows of the table."""
-    parser = study.parser(__doc__, "out/caption")
+    parser = study.parser(__doc__, "out/caption-scenes")
     parser.add_argument("--scene", type=int, default=0, help="the test scene of the figure (default: %(default)s)")
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else Settings()

@@ -156,7 +156,7 @@ def draw_looks(module: models.VisionTransformer, digits: scenes.Digits, count: i
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train, measure, write; returns the rows of the table."""
-    given = study.parser(__doc__, "out/few").parse_args(arguments)
+    given = study.parser(__doc__, "out/digits-few").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console()

@@ -6,9 +6,11 @@ composes scenes of scikit-learn's digits and their sentences (``scenes.py``). A 
 told by the nearest of 256 that k-means chose; a decoder reads the sentence and says which patch comes next, from left
 to right and down. Every layer sees the sentence, and of the picture its row, its column or what is near
 (`saccade.masks.image_rows` and its relatives), and draws through a KV cache. Beside it stand the same without the
-sentence, and a count of what follows which patches (Markov). Three seeds; prints bits per patch of held-out scenes, and
-the share of drawn digits that a logistic regression, which saw real digits alone, reads as the sentence says; and draws
-scenes, and which words patches look at. A run that is stopped goes on.
+sentence, and a count of what follows which patches (Markov). Three seeds; prints bits per patch of held-out scenes, the
+share of drawn digits that a logistic regression, which saw real digits alone, reads as the sentence says, and the share
+of cells whose ink is as it says; and draws scenes, and which words patches look at. After a minute or two of training
+ink stands where the sentence wants it, light or dark, in 96 cells of 100; which digit it wants is heeded in one of ten,
+hardly more often than by chance. A run that is stopped goes on.
 
 Needs ``pip install 'saccade[all]' scikit-learn``.
 """
@@ -171,9 +173,12 @@ def draw_looks(module: Painter, drawn: scenes.Scenes, patches: Patches) -> Any:
     return viz.heatmap(quarters[:, :length], x_labels=words, y_labels=places, x_name="", y_name="", title=title)
 
 
+COLUMNS = {"shown read": "digits right", "shown inked": "place and ink right"}
+
+
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train, measure, write; returns the rows of the table."""
-    given = study.parser(__doc__, "out/draw").parse_args(arguments)
+    given = study.parser(__doc__, "out/draw-scenes").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -193,25 +198,23 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         told = name == "told"
         found = {str(run.seed): bits(run.module, drawn, patches, told=told) for run in own}
         painted = [paint(run.module, drawn.things, patches, settings.temperature, told=told) for run in own]
-        read = float(np.mean([reader.share(images, drawn.things) for images in painted]))
-        rows.append(study.summary(names[name], found, read=read, shown=f"{read:.1%}"))
+        every = torch.cat(painted), drawn.things.repeat(len(own), 1)
+        rows.append(study.summary(names[name], found, **reader.shares(*every)))
     counted = patches.tokens(scenes.drawn(train, settings.count_scenes, rng).images).numpy()
     markov, wanted = Markov(counted, patches.side, settings.codes), patches.tokens(drawn.images)
-    read = reader.share(patches.images(markov.paint(len(wanted))), drawn.things)
-    rows.append(study.summary("Markov", {"-": markov.bits(wanted.numpy())}, read=read, shown=f"{read:.1%}"))
-    read = reader.share(patches.images(wanted), drawn.things)
+    read = reader.shares(patches.images(markov.paint(len(wanted))), drawn.things)
+    rows.append(study.summary("Markov", {"-": markov.bits(wanted.numpy())}, **read))
+    read = reader.shares(patches.images(wanted), drawn.things)
     none = dict.fromkeys(("mean", "lowest", "highest"))
-    rows.append(
-        {"who": "real scenes, in these patches", **none, "knows_more": True, "read": read, "shown": f"{read:.1%}"}
-    )
+    rows.append({"who": "real scenes, in these patches", **none, "knows_more": True, **read})
     module = runs["told"][0].module
     figures = [
         viz.save(draw(module, drawn.first(5), patches, settings), given.out / "scenes.png"),
         viz.save(draw_looks(module, drawn.first(1), patches), given.out / "looks.png"),
     ]
     title = f"bits per patch of {settings.test_scenes:,} held-out scenes"
-    how: dict[str, Any] = {"form": "{:.3f}", "figures": figures, "lower_is_better": True, "shown": "read right"}
-    study.finish(given.out, title, settings, trained, rows, console=console, **how)
+    how: dict[str, Any] = {"form": "{:.3f}", "figures": figures, "lower_is_better": True}
+    study.finish(given.out, title, settings, trained, rows, console=console, **how, **COLUMNS)
     return rows
 
 

@@ -189,7 +189,7 @@ def draw(module: models.SetDecoder, drawn: scenes.Scenes) -> Any:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train, measure, write; returns the rows of the table."""
-    given = study.parser(__doc__, "out/find").parse_args(arguments)
+    given = study.parser(__doc__, "out/find-digits").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console()

@@ -35,7 +35,7 @@ from saccade import models, viz
 class Settings(study.Settings):
     """Everything that decides a run's numbers."""
 
-    steps: int = 1000
+    steps: int = 800
     batch_size: int = 64
     learning_rate: float = 1e-3
     embed_dim: int = 64
@@ -226,7 +226,7 @@ def draw(module: Clip, drawn: scenes.Scenes, others: np.ndarray, digits: scenes.
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train, measure, write; returns the rows of the table."""
-    given = study.parser(__doc__, "out/match").parse_args(arguments)
+    given = study.parser(__doc__, "out/match-scenes").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console()

@@ -82,10 +82,14 @@ class Reader:
             found[there] = labels + 10 * dark
         return found.reshape(-1, scenes.CELLS)
 
-    def share(self, images: Tensor, things: Tensor) -> float:
-        """How many of the digits of sentences are read in their cell, and in their ink."""
-        wanted = things.numpy()
-        return float((self.things(images) == wanted)[wanted != scenes.NOTHING].mean())
+    def shares(self, images: Tensor, things: Tensor) -> dict[str, Any]:
+        """How many of the digits of sentences are read in their cell, and in their ink; how many of the cells are
+        light, dark or empty as they ought to be, whatever the digit; and both as a table shows them.
+        """
+        wanted, found = things.numpy(), self.things(images)
+        read = float((found == wanted)[wanted != scenes.NOTHING].mean())
+        inked = float((found // 10 == wanted // 10).mean())
+        return {"read": read, "inked": inked, "shown read": f"{read:.1%}", "shown inked": f"{inked:.1%}"}
 
 
 class Markov:

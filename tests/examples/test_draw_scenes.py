@@ -112,13 +112,16 @@ def test_a_reader_reads_what_is_there(example, drawn):
     train, test = example.scenes.load()
     reader = example.Reader(train)
     real = example.scenes.drawn(test, 200, np.random.default_rng(1))
-    assert 0.85 < reader.share(real.images, real.things) < 1
+    found = reader.shares(real.images, real.things)
+    assert 0.85 < found["read"] < found["inked"] == 1
     read = reader.things(real.images)
     wanted = real.things.numpy()
     assert ((read == 20) == (wanted == 20)).all()
     there = wanted != 20
     assert ((read >= 10) == (wanted >= 10))[there].all()
-    assert reader.share(torch.zeros_like(real.images), real.things) == 0.0
+    nothing = reader.shares(torch.zeros_like(real.images), real.things)
+    assert nothing["read"] == 0.0
+    assert nothing["inked"] == (wanted == 20).mean()
 
 
 @pytest.mark.slow
