@@ -54,14 +54,16 @@ def results(names: Sequence[str], out: Path) -> dict[str, dict[str, Any]]:
 def groups(told: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
     """For each group of rows that compete: its title, ours, and the strongest beside it.
 
-    What knows more than the others may is no competitor.
+    What is of no group competes in all of them; what knows more than the others may, where nothing else does.
     """
     by_group: dict[str, list[Mapping[str, Any]]] = {}
     for row in told["rows"]:
         by_group.setdefault(row.get("group", ""), []).append(row)
+    of_all = by_group.pop("") if len(by_group) > 1 and "" in by_group else []
     best = min if told.get("lower_is_better") else max
-    for group, (ours, *others) in by_group.items():
-        beside = [row for row in others if not row.get("knows_more")]
+    for group, (ours, *own) in by_group.items():
+        others = [*own, *of_all]
+        beside = [row for row in others if not row.get("knows_more")] or others
         title = f"{told['title']}, {group}" if group else told["title"]
         yield title, ours, best(beside, key=lambda row: row["mean"])
 

@@ -276,7 +276,7 @@ def told_where(train: Digits, test: Digits, pictures: Pictures) -> dict[str, lis
     return found
 
 
-def summarise(name: str, by_seed: dict[str, list[bool]], pictures: Pictures) -> dict[str, Any]:
+def summarise(name: str, by_seed: dict[str, list[bool]], pictures: Pictures, **others: Any) -> dict[str, Any]:
     """One row: the share of captions that are right to the last word, over seeds and by length of the number."""
     of_length: dict[int, list[bool]] = {1: [], 2: [], 3: [], 4: []}
     for right in by_seed.values():
@@ -284,7 +284,7 @@ def summarise(name: str, by_seed: dict[str, list[bool]], pictures: Pictures) -> 
             of_length[len(str(number))].append(own)
     shares = {f"of {size}": float(np.mean(own)) for size, own in of_length.items() if own}
     by_mean = {seed: float(np.mean(right)) for seed, right in by_seed.items()}
-    return study.summary(name, by_mean, knows_more="told" in name, **shares)
+    return study.summary(name, by_mean, **others, **shares)
 
 
 HEADINGS = {f"of {size}": f"{size} digit{'s' if size > 1 else ''}" for size in (1, 2, 3, 4)}
@@ -367,10 +367,11 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         wanted = [as_tokens(number, language)[1:-1] for number in pictures.numbers]
         written = {str(run.seed): write(run.module, pictures.images, language) for run in runs}
         by_seed = {seed: [a == b for a, b in zip(own, wanted, strict=True)] for seed, own in written.items()}
-        rows.append(summarise(language, by_seed, pictures))
+        said = {"en": "English", "zh": "Chinese"}[language]
+        rows.append(summarise(said, by_seed, pictures, group=said))
         console.print(f"{pictures.numbers[given.picture]}: {as_text(written[str(runs[0].seed)][given.picture])}")
     for name, right in told_where(train, test, pictures).items():
-        rows.append(summarise(f"{name}, told where digits stand", {"-": right}, pictures))
+        rows.append(summarise(f"{name}, told where digits stand", {"-": right}, pictures, knows_more=True))
     image = pictures.images[given.picture]
     figure = viz.save(draw(image, *looks(runs[0].module, image, given.language)), given.out / "looks.png")
     title = "captions that are right to the last word"

@@ -53,7 +53,7 @@ class Settings(study.Settings):
     most_sentences: int = 6
     chosen_from: int = 2000  # texts from which choosing is learned
     choosing_steps: int = 500
-    steps: int = 1000
+    steps: int = 3000
     matrix_rate: float = 0.02
     learning_rate: float = 5e-3
     tested: int = 500
@@ -229,8 +229,8 @@ def main(
         chosen = {str(run.seed): picked(run.module(test.vectors, test.lengths).argmax(1)) for run in choosing}
     rng = np.random.default_rng(2)
     rows = [
-        told("written by a Transformer", written),
         told("a sentence chosen by attention among sentences", chosen),
+        told("written by a Transformer", written),
         told("the first sentence", {"-": picked(torch.zeros(len(test.lengths)))}),
         told("the first eight words", {"-": [" ".join(" ".join(t).split()[:8]) for t in corpus.held_out_texts]}),
         told("a sentence at random", {"-": picked(torch.tensor([rng.integers(own) for own in test.lengths]))}),

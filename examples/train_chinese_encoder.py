@@ -1,4 +1,4 @@
-"""Train a small bidirectional encoder of Chinese, character by character. Half an hour on one core.
+"""Train a small bidirectional encoder of Chinese, character by character. An hour on one core.
 
     python examples/train_chinese_encoder.py
 
@@ -52,7 +52,7 @@ class Settings(study.Settings):
     feed_forward_dim: int = 512
     least_count: int = 3
     tokens: int = 4096  # in a batch
-    steps: int = 2400
+    steps: int = 7000
     warm_up: int = 100
     matrix_rate: float = 0.01
     learning_rate: float = 3e-3

@@ -36,6 +36,10 @@ def test_the_table_says_who_is_best_of_those_that_know_as_much(example):
         f"| {link} | things that are right, A | 80% (70% to 90%) | A: other: 50% | 3 |",
         f"| {link} | things that are right, B | 10% | B: other: 20% |  |",
     ]
+    of_all = [{"who": "told", "mean": 0.9, "lowest": 0.9, "highest": 0.9, "knows_more": True}]
+    ours = [row for row in FOUND["rows"] if row["who"].endswith("ours")]
+    lines = example.table({"translate": {**FOUND, "rows": ours + of_all}}).splitlines()[2:]
+    assert [line.split(" | ")[3] for line in lines] == ["told: 90%", "told: 90%"]
     lines = example.table({"translate": {**FOUND, "lower_is_better": True}}).splitlines()[2:]
     assert "A: third: 40%" in lines[0]
 

@@ -76,7 +76,7 @@ def test_the_chinese_encoder_is_what_its_card_says():
     assert encoder.tokenizer.encode("小狗看见了一只猫").tokens == ["[CLS]", *"小狗看见了一只猫", "[SEP]"]
     assert sum(path.stat().st_size for path in bundled_folder("chinese_encoder").iterdir()) < 6_000_000
     ours, neighbours, often = (row["mean"] for row in card["held_out"]["rows"])
-    assert min(ours, neighbours) > 3 * often
+    assert ours > neighbours > 3 * often
 
 
 def test_what_a_character_means_depends_on_both_sides():
