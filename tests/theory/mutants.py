@@ -9,10 +9,12 @@ import saccade as sc
 from saccade import masks
 from saccade.mechanisms import Linear
 from saccade.scores import Gaussian
+from saccade.theory.complexity import dense
 from saccade.theory.gradients import Gradients, backward
+from saccade.theory.heads import least_error_of_one_head
 from saccade.theory.paths import convolutions, lstm
 from saccade.theory.products import factors_of_logits
-from saccade.theory.relatives import kalman_update
+from saccade.theory.relatives import kalman_update, precision_weighted
 from saccade.theory.softmax import jacobian_as_printed, jacobian_of_rows
 
 
@@ -156,8 +158,22 @@ def linear_attention(query, key, value):
     ) @ value.new_zeros(value.shape, device="cpu")
 
 
-def whole_rows_only(query, key, mask=None):
-    return sc.AttentionMatrix(query, key.flip(2), mask)
+def a_window_instead(query, key, value, mask):
+    return sc.attention(query, key, value, mask & masks.Window(256, 0))
+
+
+def neighbours():
+    """Every head looks at the token before."""
+    return {"model": [torch.eye(64).roll(-1, 1).expand(4, 64, 64)] * 2}
+
+
+def sinks():
+    """Every head looks at the first token."""
+    return {"model": [torch.eye(64)[:1].expand(4, 64, 64)] * 2}
+
+
+def sees_everything(tokens):
+    return sc.attention(tokens[:, None], tokens[:, None], tokens[:, None])[:, 0, -1]
 
 
 def without_norms(x, y, directions, kind="positive"):
@@ -235,7 +251,6 @@ MUTANTS = [
     ("worked-example", "softmax over the queries", {"attention": over_queries}),
     ("sums-are-matrix-products", "no scale", {"scores": lambda query, x: x @ query}),
     ("sums-are-matrix-products", "a sum without weights", {"output": lambda weights, x: x.sum(0)}),
-    ("nothing-but-matrix-products", "no softmax", {"attention": without_softmax}),
     ("linear-in-the-values", "values enter squared", {"attention": lambda q, k, v: sc.attention(q, k, v**2)}),
     ("linear-in-the-values", "no scale", {"attention": unscaled}),
     ("any-weighted-average", "logits not centred in the root", {"factors": lambda p, d: (p[:, :d], p[:, :d])}),
@@ -255,6 +270,8 @@ MUTANTS = [
     ("key-order-does-not-matter", "the first key is favoured", {"attention": favours_the_first_key}),
     ("key-order-does-not-matter", "a causal mask", {"attention": partial(sc.attention, mask=masks.Causal())}),
     ("attention-has-low-rank", "no softmax", {"weights": linear_kernel}),
+    ("attention-is-approximately-low-rank", "heads that look at a neighbour", {"heads": neighbours}),
+    ("attention-is-approximately-low-rank", "heads that look at a sink", {"heads": sinks}),
     ("logits-have-low-rank", "a softcap", {"weights": capped}),
     (
         "causal-attention-is-invertible",
@@ -274,12 +291,19 @@ MUTANTS = [
     ("singular-values-show-sinks", "eigenvalues", {"largest": lambda a: torch.linalg.eigvals(a).abs().max()}),
     ("weights-are-a-posterior", "key norms are forgotten", {"posterior": posterior_without_norms}),
     ("weighted-sum-is-an-m-step", "attention itself", {"m_step": lambda weights, data: weights @ data}),
+    ("weighted-sum-is-an-m-step", "columns that sum to 1", {"weights": lambda q, k: torch.eye(len(k)).double()}),
+    ("weighted-sum-is-an-m-step", "dot products", {"move": gaussian_step_of_dot_products}),
+    ("weighted-sum-is-an-m-step", "a step away", {"move": lambda q, k: 3 * q}),
     ("mean-shift-climbs", "dot products", {"step": gaussian_step_of_dot_products}),
     ("hopfield-energy-falls", "too long a step", {"step": step_too_far}),
     ("sparse-weights-bound-information", "entropy as information", {"information": entropy_as_information}),
+    ("sparse-weights-bound-information", "every token is seen", {"fixed": sees_everything}),
+    ("sparse-weights-bound-information", "always the last token", {"chosen": lambda tokens: tokens[:, -1]}),
     ("position-information", "the divergence turned round", {"divergence": reversed_divergence}),
     ("weights-explain-the-output", "other rows", {"other": shuffled_rows}),
     ("weights-explain-the-output", "the same weights", {"other": lambda weights, value: weights}),
+    ("weights-explain-the-output", "weights below 0", {"other": lambda weights, value: 2 * weights - 1 / 40}),
+    ("weights-explain-the-output", "the scale is forgotten", {"attend": unscaled}),
     ("squeeze-and-excitation-is-attention", "gates that sum to 1", {"gate": Softly}),
     ("non-local-means-is-attention", "no norms", {"attend": lambda q, k, v, **o: sc.attention(q, k, v)}),
     (
@@ -289,7 +313,11 @@ MUTANTS = [
     ),
     ("kalman-update-is-attention", "prediction and observation exchanged", {"update": gain_upside_down}),
     ("kalman-update-is-attention", "correlations are left out", {"update": averaging_gain}),
-    ("two-heads-do-what-one-cannot", "weights below 0", {"residual": lambda a, b: 0.0}),
+    ("kalman-update-is-attention", "weights by variance", {"attend": lambda p, s, v: precision_weighted(p, s, 1 / v)}),
+    ("kalman-update-is-attention", "the update itself", {"alone": lambda q, k, v: q, "update": lambda p, a, s, b: p}),
+    ("two-heads-do-what-one-cannot", "nothing is left", {"residual": lambda a, b: 0.0}),
+    ("two-heads-do-what-one-cannot", "weights below 0", {"floor": lambda: least_error_of_one_head((-3.0, 3.0))}),
+    ("two-heads-do-what-one-cannot", "heads that see themselves", {"several": forgets_the_mask}),
     ("heads-cost-what-one-costs", "products counted twice", {"attend": two_products_more}),
     ("distance-does-not-matter", "scores that fall with distance", {"layer": falling_with_distance}),
     ("distance-does-not-matter", "convolutions", {"layer": lambda draw: convolutions(draw, 4)}),
@@ -308,8 +336,9 @@ MUTANTS = [
     ("operations-are-quadratic", "linear attention", {"attend": linear_attention}),
     ("standard-attention-is-linear", "linear attention", {"attend": linear_attention}),
     ("memory-is-quadratic", "weights are stored", {"attend": stores_everything}),
-    ("a-hundred-thousand-tokens-are-infeasible", "keys in another order", {"matrix": whole_rows_only}),
+    ("a-hundred-thousand-tokens-are-infeasible", "a window", {"attend": a_window_instead}),
     ("recurrence-is-cheaper-for-long-sequences", "one product a step", {"step": one_product_a_step}),
+    ("recurrence-is-cheaper-for-long-sequences", "no projections", {"layer": lambda x: dense(x, x, x)}),
     ("bigbird-has-what-the-theorem-needs", "no global token", {"pattern": lambda seed: masks.Window(8, 8)}),
     (
         "bigbird-has-what-the-theorem-needs",

@@ -76,3 +76,8 @@ def test_both_languages_have_the_same_terms():
     assert [(own, other) for own, other in english[1:]] == [(other, own) for own, other in chinese[1:]]
     terms = [own for own, _ in english[1:]]
     assert len(terms) == len(set(terms)) > 50
+
+
+@pytest.mark.parametrize("name, said", [("README.md", "{} claims with verdicts"), ("README.zh-CN.md", "{} 条论断")])
+def test_the_readme_counts_them(name, said):
+    assert said.format(len(theory.CLAIMS)) in (DOCS.parent / name).read_text(encoding="utf-8")

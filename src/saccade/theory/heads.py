@@ -13,9 +13,21 @@ from saccade.masks import Window
 from saccade.theory.claim import claim
 from saccade.theory.complexity import dense, flops
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, apart, at_least, equal, same
+from saccade.theory.measurement import Measurements, equal, same
 
-__all__ = ["best_of_one_head"]
+__all__ = ["best_of_one_head", "least_error_of_one_head"]
+
+
+def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
+    """Least error of one head on the worse of two inputs, as a multiple of a token's length, whatever its weights do.
+
+    Three equal tokens c: the output is w c whatever the weights are, and 0 is wanted. Tokens c, 0, -c: 2c is wanted,
+    and with the weights a and b the output is w (a - b) c. ``share`` is the range of a - b: weights are not below 0 and
+    sum to 1 at most.
+    """
+    map_of_values = torch.linspace(-4, 4, 1601, dtype=torch.float64)[:, None]
+    between = torch.linspace(*share, 201, dtype=torch.float64)
+    return float(torch.maximum(map_of_values.abs(), (2 - map_of_values * between).abs()).min())
 
 
 def best_of_one_head(first: float, second: float) -> float:
@@ -27,22 +39,28 @@ def best_of_one_head(first: float, second: float) -> float:
     latex=r"\sum_h A_h X W_h,\qquad y_i=x_{i-1}-x_{i+1}",
     source='tutorials ("several heads attend to several subspaces"); Cordonnier et al. 2020, arXiv:1911.03584',
     verdict="holds",
-    conditions="for one layer: weights of one head are not below 0, so it cannot subtract what it gathers",
+    conditions="for one layer: weights of one head are not below 0, so it cannot subtract what it gathers, even if "
+    "they depend on the data: where all tokens are equal its output is W c whatever they are, and should "
+    "be 0",
 )
 def two_heads_do_what_one_cannot(
-    draw: Draw, *, residual: Callable[[float, float], float] = best_of_one_head
+    draw: Draw,
+    *,
+    several: Callable[..., Tensor] = attention,
+    floor: Callable[[], float] = least_error_of_one_head,
+    residual: Callable[[float, float], float] = best_of_one_head,
 ) -> Measurements:
     """Two heads can give what one head cannot, whatever its weights are."""
     n, width = 12, 3
     x = draw.normal(1, 1, n, width)
     heads = x.expand(1, 2, n, width).contiguous()
     before, after = Window(1, 0) & ~Window(0, 0), Window(0, 1) & ~Window(0, 0)
-    seen = [attention(heads[:, :1], x, x, mask)[0, 0] for mask in (before, after)]
+    seen = [several(heads[:, :1], x, x, mask)[0, 0] for mask in (before, after)]
     wanted = x[0, 0, :-2] - x[0, 0, 2:]
     yield same("two heads with output projections I and -I", (seen[0] - seen[1])[1:-1], wanted)
-    shares = [residual(a / 50, 1 - a / 50) for a in range(51)]
-    yield at_least("one head: variance left, the best of 51 weightings", min(shares), 0.5, 1e-12)
-    # The same by least squares, for one of the weightings.
+    least = floor()
+    yield equal("one head, any weights: error on the worse of two inputs, against a token's length", least, 1.0, 1e-9)
+    # Weights that do not depend on the data: what the best projection leaves, by least squares.
     first, second = draw.normal(4000, width), draw.normal(4000, width)
     gathered, target = 0.9 * first + 0.1 * second, first - second
     best = torch.linalg.lstsq(gathered, target).solution
@@ -64,5 +82,3 @@ def heads_cost_what_one_costs(
     counted = [flops(partial(attend, x, x, x)) for x in (several, one)]
     yield equal("operations in matrix products, as a multiple", counted[0] / counted[1], 1.0)
     yield equal("operations of one head, against 4 n² d", counted[1], 4 * 128**2 * 512)
-    weights = [x.shape[1] * x.shape[2] ** 2 for x in (several, one)]
-    yield apart("weights, as a multiple", weights[0] / weights[1], 1.0, 6.5)

@@ -92,24 +92,6 @@ def sums_are_matrix_products(
 
 
 @claim(
-    latex=r"\mathrm{Attention}(Q,K,V)=Q K^\top V",
-    source='tutorials, "attention is essentially matrix multiplication"',
-    verdict="refuted",
-    conditions="two matrix products around one softmax, which is no product: without it a query of 0 would give 0, "
-    "with it it gives the mean of the values. Leaving it out is linear attention, another mechanism",
-)
-def nothing_but_matrix_products(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
-    """Attention is nothing but matrix products of its inputs."""
-    q, k, v = draw.normal(1, 1, 5, 4), draw.normal(1, 1, 6, 4), draw.normal(1, 1, 6, 3)
-    mean = v.mean(2, keepdim=True).expand(1, 1, 5, 3)
-    zero = attention(torch.zeros_like(q), k, v)
-    yield same("output for queries of 0, against the mean of the values", zero, mean)
-    yield apart("its largest entry, which a product would make 0", float(zero.abs().max()), 0.0, 1e-3)
-    ratio = float(attention(100 * q, k, v).norm() / attention(q, k, v).norm())
-    yield apart("norm of the output for queries 100 times longer, as a multiple", ratio, 100.0, 80.0)
-
-
-@claim(
     latex=r"O=A(Q,K)\,V",
     source="by definition; the tutorials call it a data-dependent linear map",
     verdict="holds if",

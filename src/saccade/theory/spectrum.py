@@ -32,7 +32,8 @@ def _random(draw: Draw, n: int) -> Tensor:
     latex=r"A\mathbf{1}=\mathbf{1},\quad|\lambda|\le 1,\quad|\lambda_2|\le\max_{i,k}\mathrm{TV}(a_i,a_k)",
     source="Perron and Frobenius; Dobrushin 1956",
     verdict="holds",
-    conditions="no empty rows, no sink logit; without a mask 1 is a simple eigenvalue, and the others may be complex",
+    conditions="as many queries as keys, no empty rows, no sink logit; without a mask 1 is a simple eigenvalue, and "
+    "the others may be complex",
 )
 def largest_eigenvalue_is_one(draw: Draw, *, weights: Callable[[Draw, int], Tensor] = _random) -> Measurements:
     """The largest eigenvalue of an attention matrix is 1, with the vector of ones."""
