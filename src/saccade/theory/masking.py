@@ -37,7 +37,11 @@ def _raises(compute: Callable[[], object]) -> bool:
     "query that sees none gets the mean of all values, and in float16 the number does not exist",
 )
 def a_large_negative_number_masks(
-    draw: Draw, *, masked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = filled
+    draw: Draw,
+    *,
+    masked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = filled,
+    constant: float = -1e9,
+    cap: float = 5.0,
 ) -> Measurements:
     """Scores of -10⁹ mask a key."""
     q, k, v = (draw.normal(1, 1, 6, 4).float() for _ in range(3))
@@ -48,12 +52,12 @@ def a_large_negative_number_masks(
     out = masked(q, k, v, allowed)[0, 0, 3]
     yield apart("a query that sees nothing: its largest output, against 0", float(out.abs().max()), 0.0, 1e-3)
     yield same("the same, against the mean of all values", out, v[0, 0].mean(0), 1e-5)
-    brain = torch.tensor([0.0, -1e9], dtype=torch.bfloat16)
+    brain = torch.tensor([0.0, constant], dtype=torch.bfloat16)
     yield equal("bfloat16: weight of a masked key", float(brain.softmax(0)[1]), 0.0)
     half = torch.zeros(2, 2, dtype=torch.float16)
-    fails = _raises(lambda: half.masked_fill(torch.ones(2, 2, dtype=torch.bool), -1e9))
+    fails = _raises(lambda: half.masked_fill(torch.ones(2, 2, dtype=torch.bool), constant))
     yield equal("float16 refuses -10⁹", fails, True)
-    capped = 5 * torch.tanh(torch.tensor([0.0, -1e9]) / 5)
+    capped = cap * torch.tanh(torch.tensor([0.0, constant]) / cap)
     yield apart("weight of a masked key, scores capped at 5 after masking", float(capped.softmax(0)[1]), 0.0, 1e-3)
 
 
@@ -65,7 +69,9 @@ def a_large_negative_number_masks(
     "sees nothing gets weights made of rounding; and -10⁴ leaves it its true weights",
 )
 def an_added_number_masks(
-    draw: Draw, *, added: Callable[[Tensor, float], Tensor] = lambda scores, constant: (scores + constant).softmax(-1)
+    draw: Draw,
+    *,
+    added: Callable[[Tensor, float | Tensor], Tensor] = lambda scores, constant: (scores + constant).softmax(-1),
 ) -> Measurements:
     """Adding -10⁹ to scores masks a key."""
     scores = torch.tensor([0.0, 40.0, 80.0, -30.0])
@@ -74,7 +80,7 @@ def an_added_number_masks(
     yield apart("the same without rounding", float(rounded[1]), float(scores.softmax(-1)[1]), 0.4)
     row = 3 * draw.normal(8).float()
     visible = torch.tensor([True] * 5 + [False] * 3)
-    mixed = torch.where(visible, row, row - 1e9).softmax(-1)
+    mixed = added(row, torch.where(visible, 0.0, -1e9))
     yield equal("a row with visible keys: weight of the masked ones", float(mixed[5:].sum()), 0.0)
     yield same("-10⁴ added to all of a row: weights, against those of no mask", added(row, -1e4), row.softmax(-1), 1e-2)
 

@@ -79,7 +79,10 @@ def trained_heads() -> dict[str, list[Tensor]]:
     "most of n directions. Random scores of variance 1 need as few, so it says little about what was learned",
 )
 def attention_is_approximately_low_rank(
-    draw: Draw, *, heads: Callable[[], dict[str, list[Tensor]]] = trained_heads
+    draw: Draw,
+    *,
+    heads: Callable[[], dict[str, list[Tensor]]] = trained_heads,
+    weights: Callable[[Tensor, Tensor], Tensor] = weights_of,
 ) -> Measurements:
     """Attention matrices are approximately of low rank: a few directions hold nearly all of them."""
     for name, layers in heads().items():
@@ -90,7 +93,7 @@ def attention_is_approximately_low_rank(
         yield at_most("the same in the last layer", float(shares[-1].median()), 0.25)
         widest = float(torch.cat(shares).max())
         yield at_least("the same, head that needs most", widest, 0.45)
-    dense = weights_of(draw.normal(96, 32), draw.normal(96, 32))
+    dense = weights(draw.normal(96, 32), draw.normal(96, 32))
     yield at_most("random scores of variance 1, n = 96", float(directions(dense)) / 96, 0.35)
 
 
@@ -130,13 +133,13 @@ def causal_attention_is_invertible(
     verdict="holds if",
     conditions="there is neither a skip connection nor a feed-forward network: it is the output that collapses, not A",
 )
-def stacks_collapse(draw: Draw, *, skip: float = 0.0) -> Measurements:
+def stacks_collapse(draw: Draw, *, skip: float = 0.0, kept_by: float = 1.0) -> Measurements:
     """Layers of attention on top of one another make all tokens alike."""
     n, width, layers = 32, 16, 6
     pure = kept = draw.normal(1, 1, n, width)
     for _ in range(layers):
         maps = [draw.normal(width, width) / width**0.5 for _ in range(3)]
         pure = skip * pure + attention(*(pure @ one for one in maps))
-        kept = kept + attention(*(kept @ one for one in maps))
+        kept = kept_by * kept + attention(*(kept @ one for one in maps))
     yield at_most("spread of the tokens after 6 layers", spread_of_rows(pure), 1e-3)
     yield at_least("the same with skip connections", spread_of_rows(kept), 0.1)

@@ -98,7 +98,10 @@ def softmax_jacobian(
     "columns, and does not depend on l",
 )
 def softmax_jacobian_as_printed(
-    draw: Draw, *, printed: Callable[[Tensor], Tensor] = jacobian_as_printed
+    draw: Draw,
+    *,
+    printed: Callable[[Tensor], Tensor] = jacobian_as_printed,
+    softmax: Callable[[Tensor], Tensor] = softmax,
 ) -> Measurements:
     """The derivative of weight ij by score kl is A_ij times the difference of δ_ik and A_kj."""
     half = torch.zeros(1, 2, dtype=torch.float64)
@@ -139,12 +142,17 @@ def softmax_is_half_lipschitz(
     verdict="holds",
     conditions="β above 0",
 )
-def cooling_lowers_entropy(draw: Draw, *, slope: Callable[[Tensor, Tensor], Tensor] = entropy_slope) -> Measurements:
+def cooling_lowers_entropy(
+    draw: Draw,
+    *,
+    slope: Callable[[Tensor, Tensor], Tensor] = entropy_slope,
+    cool: Callable[[Tensor, Tensor], Tensor] = torch.mul,
+) -> Measurements:
     """A larger factor before softmax always makes the weights more concentrated."""
     scores = draw.normal(20)
     for number in (0.2, 1.0, 3.0):
         beta = torch.tensor(number, dtype=torch.float64, requires_grad=True)
-        weights = (beta * scores).softmax(-1)
+        weights = cool(scores, beta).softmax(-1)
         entropy = -(weights * weights.log()).sum()
         (seen,) = torch.autograd.grad(entropy, beta)
         yield equal(f"slope of the entropy at β = {number}", float(seen), float(slope(scores, beta.detach())))

@@ -24,7 +24,9 @@ __all__ = ["key_order_does_not_matter", "permutation_equivariance"]
     conditions="nothing tells positions apart: a causal mask, a relative bias or positions added to the tokens break "
     "it",
 )
-def permutation_equivariance(draw: Draw, *, mask: Mask | None = None) -> Measurements:
+def permutation_equivariance(
+    draw: Draw, *, mask: Mask | None = None, attention: Callable[..., Tensor] = attention
+) -> Measurements:
     """If the sequence is permuted, the output is permuted alike."""
     n, width = 9, 8
     x, order = draw.normal(1, 1, n, width), draw.permutation(n)

@@ -1,0 +1,19 @@
+"""Every measurement of every claim can fail: some mistake among the mutants turns it."""
+
+import collections
+
+import pytest
+from tests.theory.mutants import MUTANTS
+
+from saccade import theory
+
+BY_CLAIM = collections.defaultdict(list)
+for name, _, wrong in MUTANTS:
+    BY_CLAIM[name].append(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", theory.CLAIMS, ids=lambda claim: claim.name)
+def test_a_mutant_turns_each_measurement(claim):
+    turned = {one.what for wrong in BY_CLAIM[claim.name] for one in claim.check(7, **wrong) if not one.agrees}
+    assert [one.what for one in claim.check(7) if one.what not in turned] == []
