@@ -13,7 +13,7 @@ from saccade.theory.complexity import dense
 from saccade.theory.gradients import Gradients, backward
 from saccade.theory.heads import least_error_of_one_head
 from saccade.theory.mixture import posterior
-from saccade.theory.paths import convolutions, lstm
+from saccade.theory.paths import convolutions, lstm, recurrent, scanned
 from saccade.theory.products import factors_of_logits
 from saccade.theory.relatives import kalman_update, precision_weighted
 from saccade.theory.softmax import jacobian, jacobian_as_printed, jacobian_of_rows
@@ -177,6 +177,15 @@ def one_product_a_step(x):
     return state
 
 
+def by_steps(x):
+    """Sums up to each token, one after the other."""
+    state, states = torch.zeros_like(x[:, 0]), []
+    for token in x.unbind(1):
+        state = state + token
+        states.append(state)
+    return torch.stack(states, 1)
+
+
 def linear_attention(query, key, value):
     return Linear()(
         query.new_zeros(query.shape, device="cpu"), key.new_zeros(key.shape, device="cpu")
@@ -269,7 +278,6 @@ MUTANTS = [
     ("unscaled-gradients-vanish", "no scale", {"scale": lambda d: 1.0}),
     ("unscaled-gradients-vanish-or-explode", "no scale", {"scale": lambda d: 1.0}),
     ("unscaled-gradients-vanish-or-explode", "scaled after all", {"unscaled": lambda d: d**-0.5}),
-    ("unscaled-gradients-vanish-or-explode", "multiplied by √d", {"unscaled": lambda d: d**0.5}),
     ("entropy-of-normal-scores", "σ instead of its square", {"law": lambda n, sigma: math.log(n) - sigma / 2}),
     ("entropy-of-normal-scores", "twice as steep", {"law": lambda n, sigma: math.log(n) - sigma**2}),
     ("softmax-gives-distributions", "softmax over the wrong axis", {"softmax": lambda s: s.softmax(0)}),
@@ -409,6 +417,20 @@ MUTANTS = [
         "wider kernels",
         {"network": lambda draw, layers: convolutions(draw, layers, kernel_size=5)},
     ),
+    (
+        "recurrent-gradients-explode",
+        "a gain of 1 always",
+        {"network": lambda draw, gain, activation=torch.relu: recurrent(draw, 1.0, activation)},
+    ),
+    (
+        "recurrent-gradients-explode",
+        "no saturation",
+        {"network": lambda draw, gain, activation=None: recurrent(draw, gain)},
+    ),
+    ("recurrences-are-sequential", "in rounds", {"recurrence": lambda x: scanned(x)[..., -1:, :]}),
+    ("recurrences-are-sequential", "attention by steps", {"attend": lambda q, k, v: by_steps(v)}),
+    ("recurrences-are-sequential", "convolutions by steps", {"convolve": by_steps}),
+    ("recurrences-are-sequential", "a scan by steps", {"scan": by_steps}),
     ("operations-are-quadratic", "a product too many", {"attend": two_products_more}),
     ("operations-are-quadratic", "linear attention", {"attend": linear_attention}),
     ("standard-attention-is-linear", "linear attention", {"attend": linear_attention}),
