@@ -482,4 +482,13 @@ MUTANTS = [
     ("empty-rows-give-nothing", "the mean of the values", {"attend": mean_on_empty_with_finite_lse}),
     ("empty-rows-give-nothing", "-1e9", {"attend": mean_on_empty}),
     ("empty-rows-give-nothing", "NaN made 0 afterwards", {"attend": nan_on_empty}),
+    *(
+        ("a-fixed-state-limits-what-is-remembered", f"{part}: {mistake}", {part: recall})
+        for part in ("best", "delta", "linear", "attend")
+        for mistake, recall in (
+            ("every pair is kept", lambda key, value: value),
+            ("the mean of the values", lambda key, value: value.mean(0).expand_as(value)),
+        )
+        if (part, mistake) != ("attend", "every pair is kept")  # which is no mistake there
+    ),
 ]

@@ -16,7 +16,7 @@ PAGES = {
     "theory-matrices": ("rank", "spectrum"),
     "theory-inference": ("mixture", "information"),
     "theory-relatives": ("relatives", "heads"),
-    "theory-cost": ("paths", "complexity", "graphs"),
+    "theory-cost": ("paths", "capacity", "complexity", "graphs"),
     "theory-features": ("features",),
     "theory-mistakes": ("masking",),
 }
