@@ -263,6 +263,10 @@ def nan_on_empty(query, key, value, mask):
     return torch.nan_to_num(scores.softmax(-1) @ value), scores.logsumexp(-1)
 
 
+def the_best_key_alone(query, key, value, scale=1.0):
+    return sc.attention(query, key, value, scale=1e6 * scale)
+
+
 MUTANTS = [
     ("variance-of-dot-products", "the means are forgotten", {"formula": lambda q, k, m, n: (q * k.T).sum()}),
     ("variance-of-dot-products", "covariances are added", {"formula": lambda q, k, m, n: q.trace() + k.trace()}),
@@ -491,4 +495,8 @@ MUTANTS = [
         )
         if (part, mistake) != ("attend", "every pair is kept")  # which is no mistake there
     ),
+    ("attention-is-an-information-bottleneck", "the largest score alone", {"attend": the_best_key_alone}),
+    ("attention-is-an-information-bottleneck", "the last coin", {"attend": lambda q, k, v, **o: v[:, :, -1:]}),
+    ("attention-is-an-information-bottleneck", "the mean", {"attend": lambda q, k, v, **o: v.mean(2, True)}),
+    ("attention-is-an-information-bottleneck", "the target is counted twice", {"terms": lambda z, y: (0.0, 2.0)}),
 ]

@@ -8,6 +8,7 @@ from saccade.arguments import instance
 from saccade.errors import value_error
 from saccade.theory import (
     averages,
+    bottleneck,
     capacity,
     complexity,
     features,
@@ -32,7 +33,7 @@ __all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
 
 _TOPICS = (
     *(scaling, softmax, gradients, products, averages, symmetry, rank, spectrum, mixture),
-    *(information, relatives, heads, paths, capacity, complexity, graphs, features, masking),
+    *(information, bottleneck, relatives, heads, paths, capacity, complexity, graphs, features, masking),
 )
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
