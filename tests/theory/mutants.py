@@ -263,6 +263,10 @@ def nan_on_empty(query, key, value, mask):
     return torch.nan_to_num(scores.softmax(-1) @ value), scores.logsumexp(-1)
 
 
+def norms_alone(query, key):
+    return (query.norm(dim=-1)[:, None] * key.norm(dim=-1)).expand(len(query), len(key))
+
+
 def the_best_key_alone(query, key, value, scale=1.0):
     return sc.attention(query, key, value, scale=1e6 * scale)
 
@@ -495,6 +499,10 @@ MUTANTS = [
         )
         if (part, mistake) != ("attend", "every pair is kept")  # which is no mistake there
     ),
+    ("dot-products-show-similarity", "distances", {"score": lambda q, k: -torch.cdist(q, k)}),
+    ("dot-products-show-similarity", "the sign is turned", {"score": lambda q, k: -q @ k.T}),
+    ("dot-products-show-similarity", "the norms alone", {"score": norms_alone}),
+    ("dot-products-show-similarity", "both ways at once", {"score": lambda q, k: q @ k.T + k @ q.T}),
     ("attention-is-an-information-bottleneck", "the largest score alone", {"attend": the_best_key_alone}),
     ("attention-is-an-information-bottleneck", "the last coin", {"attend": lambda q, k, v, **o: v[:, :, -1:]}),
     ("attention-is-an-information-bottleneck", "the mean", {"attend": lambda q, k, v, **o: v.mean(2, True)}),

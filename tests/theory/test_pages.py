@@ -10,7 +10,7 @@ from saccade.theory.claims import sections, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
-    "theory-scaling": ("scaling",),
+    "theory-scaling": ("scaling", "similarity"),
     "theory-softmax": ("softmax", "gradients"),
     "theory-averages": ("products", "averages", "symmetry"),
     "theory-matrices": ("rank", "spectrum"),

@@ -23,6 +23,7 @@ from saccade.theory import (
     rank,
     relatives,
     scaling,
+    similarity,
     softmax,
     spectrum,
     symmetry,
@@ -32,7 +33,7 @@ from saccade.theory.claim import Claim, Verdict
 __all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
 
 _TOPICS = (
-    *(scaling, softmax, gradients, products, averages, symmetry, rank, spectrum, mixture),
+    *(scaling, similarity, softmax, gradients, products, averages, symmetry, rank, spectrum, mixture),
     *(information, bottleneck, relatives, heads, paths, capacity, complexity, graphs, features, masking),
 )
 
