@@ -507,4 +507,10 @@ MUTANTS = [
     ("attention-is-an-information-bottleneck", "the last coin", {"attend": lambda q, k, v, **o: v[:, :, -1:]}),
     ("attention-is-an-information-bottleneck", "the mean", {"attend": lambda q, k, v, **o: v.mean(2, True)}),
     ("attention-is-an-information-bottleneck", "the target is counted twice", {"terms": lambda z, y: (0.0, 2.0)}),
+    ("linformer-costs-n-k", "all pairs", {"count": lambda n, k, d: 4 * n * n * d}),
+    ("linformer-costs-n-k", "without the projections", {"count": lambda n, k, d: 4 * n * k * d}),
+    ("linformer-costs-n-k", "k and d squared", {"count": lambda n, k, d: n * k**2 * d**2}),
+    ("performer-costs-n-d", "all pairs", {"count": lambda n, m, d: 4 * n * n * d}),
+    ("performer-costs-n-d", "features for nothing", {"count": lambda n, m, d: n * d}),
+    ("performer-costs-n-d", "features and width squared", {"count": lambda n, m, d: n * m**2 * d**2}),
 ]

@@ -16,6 +16,7 @@ from saccade.theory import (
     graphs,
     heads,
     information,
+    linear_costs,
     masking,
     mixture,
     paths,
@@ -34,7 +35,7 @@ __all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
 
 _TOPICS = (
     *(scaling, similarity, softmax, gradients, products, averages, symmetry, rank, spectrum, mixture),
-    *(information, bottleneck, relatives, heads, paths, capacity, complexity, graphs, features, masking),
+    *(information, bottleneck, relatives, heads, paths, capacity, complexity, linear_costs, graphs, features, masking),
 )
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
