@@ -18,6 +18,7 @@ from saccade.theory.products import factors_of_logits
 from saccade.theory.relatives import kalman_update, precision_weighted
 from saccade.theory.softmax import jacobian, jacobian_as_printed, jacobian_of_rows
 from saccade.theory.spectrum import moduli
+from saccade.theory.universality import built
 
 
 def unscaled(query, key, value, mask=None, **options):
@@ -271,6 +272,10 @@ def the_best_key_alone(query, key, value, scale=1.0):
     return sc.attention(query, key, value, scale=1e6 * scale)
 
 
+def everywhere(query, key, value, scale=1.0):
+    return sc.attention(query, key, value, scale=0.0)
+
+
 MUTANTS = [
     ("variance-of-dot-products", "the means are forgotten", {"formula": lambda q, k, m, n: (q * k.T).sum()}),
     ("variance-of-dot-products", "covariances are added", {"formula": lambda q, k, m, n: q.trace() + k.trace()}),
@@ -513,4 +518,7 @@ MUTANTS = [
     ("performer-costs-n-d", "all pairs", {"count": lambda n, m, d: 4 * n * n * d}),
     ("performer-costs-n-d", "features for nothing", {"count": lambda n, m, d: n * d}),
     ("performer-costs-n-d", "features and width squared", {"count": lambda n, m, d: n * m**2 * d**2}),
+    ("transformers-are-universal", "heads that look everywhere", {"layer": partial(built, attend=everywhere)}),
+    ("transformers-are-universal", "a table of everything", {"left": lambda wanted, *seen: 0.0}),
+    ("transformers-are-universal", "nothing is told apart", {"left": lambda wanted, *seen: 1.0}),
 ]

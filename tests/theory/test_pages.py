@@ -12,7 +12,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "theory-scaling": ("scaling", "similarity"),
     "theory-softmax": ("softmax", "gradients"),
-    "theory-averages": ("products", "averages", "symmetry"),
+    "theory-averages": ("products", "averages", "symmetry", "universality"),
     "theory-matrices": ("rank", "spectrum"),
     "theory-inference": ("mixture", "information"),
     "theory-relatives": ("relatives", "heads"),

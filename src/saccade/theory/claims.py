@@ -28,13 +28,14 @@ from saccade.theory import (
     softmax,
     spectrum,
     symmetry,
+    universality,
 )
 from saccade.theory.claim import Claim, Verdict
 
 __all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
 
 _TOPICS = (
-    *(scaling, similarity, softmax, gradients, products, averages, symmetry, rank, spectrum, mixture),
+    *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
     *(information, bottleneck, relatives, heads, paths, capacity, complexity, linear_costs, graphs, features, masking),
 )
 
