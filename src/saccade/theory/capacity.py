@@ -48,7 +48,7 @@ def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
 
 @claim(
     latex=r"\min_S\lVert KS-V\rVert_F^2\ge n-d_k\quad\text{for}\ V^\top V=I",
-    source="tutorials on recurrent networks; by the rank of KS; Schlag et al. 2021, arXiv:2102.11174, section 3.1",
+    source="tutorials on recurrent networks; by the rank of KS; Schlag et al. 2021, arXiv:2102.11174, section 4.1",
     verdict="holds",
     conditions="the state has d_k x d_v entries and is read by a product with the key (features of the key count for "
     "d_k), and values are independent. Attention has no such limit, because it keeps all n pairs",

@@ -50,7 +50,7 @@ def _exact(length: int, width: int) -> int:
 @claim(
     "complexity",
     latex=r"O(nk)",
-    source="Wang et al. 2020, arXiv:2006.04768, table 1",
+    source="Wang et al. 2020, arXiv:2006.04768, section 4",
     verdict="holds",
     conditions="the width is left out of O(nk), as it usually is: for d_k = d_v = d it is 8 n k d, against 4 n² d, so "
     "fewer than n/2 slots must do. How many do is another question",

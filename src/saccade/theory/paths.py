@@ -190,8 +190,8 @@ def recurrent_gradients_explode(
     latex=r"O(n)\ \text{steps against}\ O(1)",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1; for linear recurrences Blelloch 1990",
     verdict="holds if",
-    conditions="the step is not linear, as in an LSTM: a linear recurrence takes log₂ n rounds, and reading n tokens "
-    "one by one is what every model does while it generates. A sum over n counts as one step; by pairs it is log₂ n",
+    conditions="the step is not linear, as in an LSTM: a linear recurrence takes log₂ n rounds. Generating n tokens "
+    "goes one by one for every model. A sum over n counts as one step here; by pairs it is log₂ n",
 )
 def recurrences_are_sequential(
     draw: Draw,

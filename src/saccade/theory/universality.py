@@ -55,9 +55,9 @@ def tell_apart(wanted: Tensor, *seen: Tensor) -> float:
     latex=r"\forall f\ \exists\,\text{Transformer}:\ \lVert T(X)-f(X)\rVert\le\varepsilon\ \text{for all}\ X",
     source="Yun et al. 2020, arXiv:1912.10077, theorems 2 and 3, for continuous functions on compact sets",
     verdict="holds if",
-    conditions="it may be as large as it takes, here one hidden unit for each sequence and place, mⁿ of them; there "
-    "are positions, else the function must treat permuted sequences alike; and feed-forward layers, since attention "
-    "alone stays in the hull of its values. It says that weights exist, not that training finds them",
+    conditions="it may be as large as it takes, here one hidden unit for each sequence and place, n mⁿ of them; "
+    "there are positions, else the function must treat permuted sequences alike; and feed-forward layers, since "
+    "attention alone stays in the hull of its values. It says that weights exist, not that training finds them",
 )
 def transformers_are_universal(
     draw: Draw,
