@@ -289,6 +289,8 @@ MUTANTS = [
     ("root-scale-standardises", "divided by d", {"scale": lambda d: 1 / d}),
     ("root-scale-standardises", "divided by the root of d_model", {"scale": lambda d: (8 * d) ** -0.5}),
     ("unscaled-gradients-vanish", "no scale", {"scale": lambda d: 1.0}),
+    ("unscaled-gradients-vanish", "scaled after all", {"unscaled": lambda d: d**-0.5}),
+    ("unscaled-gradients-vanish", "multiplied by 1,000", {"unscaled": lambda d: 1e3}),
     ("unscaled-gradients-vanish-or-explode", "no scale", {"scale": lambda d: 1.0}),
     ("unscaled-gradients-vanish-or-explode", "scaled after all", {"unscaled": lambda d: d**-0.5}),
     ("entropy-of-normal-scores", "σ instead of its square", {"law": lambda n, sigma: math.log(n) - sigma / 2}),
@@ -424,6 +426,11 @@ MUTANTS = [
         "recurrent-influence-fades",
         "open forget gates",
         {"network": lambda draw, forget_bias=0.0: lstm(draw, 6.0)},
+    ),
+    (
+        "recurrent-influence-fades",
+        "forget gates that stay closed",
+        {"network": lambda draw, forget_bias=0.0: lstm(draw, -6.0)},
     ),
     (
         "convolutions-are-local",

@@ -151,7 +151,9 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
     conditions="the median is meant, and d_k is large: the mean falls as 1/√d_k only, since two scores are close now "
     "and then, and for d_k = 8 little is lost",
 )
-def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Measurements:
+def unscaled_gradients_vanish(
+    draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
+) -> Measurements:
     """Without the scale softmax saturates, and its gradient vanishes."""
     rows, keys = 2000, 16
     medians, means = {}, {}
@@ -159,7 +161,7 @@ def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inv
         # Given a query, its scores with independent normal keys are normal, with standard deviation |q|.
         scores = draw.normal(rows, width).norm(dim=-1, keepdim=True) * draw.normal(rows, keys)
         yield at_least(f"scaled, d_k = {width}: median", float(movability(scores * scale(width)).median()), 0.75)
-        left = movability(scores)
+        left = movability(scores * unscaled(width))
         medians[width], means[width] = float(left.median()), float(left.mean())
     yield at_least("unscaled, d_k = 8: median, which has not vanished", medians[8], 0.2)
     yield at_most("unscaled, d_k = 1,024: median", medians[1024], 1e-3)
