@@ -13,11 +13,12 @@ from saccade.theory.complexity import dense
 from saccade.theory.gradients import Gradients, backward
 from saccade.theory.heads import least_error_of_one_head
 from saccade.theory.mixture import posterior
-from saccade.theory.paths import convolutions, lstm
+from saccade.theory.paths import convolutions, lstm, recurrent, scanned
 from saccade.theory.products import factors_of_logits
 from saccade.theory.relatives import kalman_update, precision_weighted
 from saccade.theory.softmax import jacobian, jacobian_as_printed, jacobian_of_rows
 from saccade.theory.spectrum import moduli
+from saccade.theory.universality import built
 
 
 def unscaled(query, key, value, mask=None, **options):
@@ -177,6 +178,15 @@ def one_product_a_step(x):
     return state
 
 
+def by_steps(x):
+    """Sums up to each token, one after the other."""
+    state, states = torch.zeros_like(x[:, 0]), []
+    for token in x.unbind(1):
+        state = state + token
+        states.append(state)
+    return torch.stack(states, 1)
+
+
 def linear_attention(query, key, value):
     return Linear()(
         query.new_zeros(query.shape, device="cpu"), key.new_zeros(key.shape, device="cpu")
@@ -254,15 +264,35 @@ def nan_on_empty(query, key, value, mask):
     return torch.nan_to_num(scores.softmax(-1) @ value), scores.logsumexp(-1)
 
 
+def norms_alone(query, key):
+    return (query.norm(dim=-1)[:, None] * key.norm(dim=-1)).expand(len(query), len(key))
+
+
+def the_best_key_alone(query, key, value, scale=1.0):
+    return sc.attention(query, key, value, scale=1e6 * scale)
+
+
+def everywhere(query, key, value, scale=1.0):
+    return sc.attention(query, key, value, scale=0.0)
+
+
 MUTANTS = [
     ("variance-of-dot-products", "the means are forgotten", {"formula": lambda q, k, m, n: (q * k.T).sum()}),
     ("variance-of-dot-products", "covariances are added", {"formula": lambda q, k, m, n: q.trace() + k.trace()}),
+    ("products-are-zero-on-average", "their sizes", {"products": lambda q, k: (q * k).sum(-1).abs()}),
+    ("products-are-zero-on-average", "a mean instead of a sum", {"products": lambda q, k: (q * k).mean(-1)}),
+    ("products-are-zero-on-average", "cosines", {"products": lambda q, k: torch.cosine_similarity(q, k, dim=-1)}),
+    ("products-are-zero-on-average", "distances", {"products": lambda q, k: -(q - k).square().sum(-1)}),
     ("variance-is-d-k", "it is the root of d", {"variance": math.sqrt}),
     ("variance-is-d-k", "it is twice d", {"variance": lambda d: 2 * d}),
     ("root-scale-standardises", "no scale", {"scale": lambda d: 1.0}),
     ("root-scale-standardises", "divided by d", {"scale": lambda d: 1 / d}),
     ("root-scale-standardises", "divided by the root of d_model", {"scale": lambda d: (8 * d) ** -0.5}),
     ("unscaled-gradients-vanish", "no scale", {"scale": lambda d: 1.0}),
+    ("unscaled-gradients-vanish", "scaled after all", {"unscaled": lambda d: d**-0.5}),
+    ("unscaled-gradients-vanish", "multiplied by 1,000", {"unscaled": lambda d: 1e3}),
+    ("unscaled-gradients-vanish-or-explode", "no scale", {"scale": lambda d: 1.0}),
+    ("unscaled-gradients-vanish-or-explode", "scaled after all", {"unscaled": lambda d: d**-0.5}),
     ("entropy-of-normal-scores", "σ instead of its square", {"law": lambda n, sigma: math.log(n) - sigma / 2}),
     ("entropy-of-normal-scores", "twice as steep", {"law": lambda n, sigma: math.log(n) - sigma**2}),
     ("softmax-gives-distributions", "softmax over the wrong axis", {"softmax": lambda s: s.softmax(0)}),
@@ -398,10 +428,29 @@ MUTANTS = [
         {"network": lambda draw, forget_bias=0.0: lstm(draw, 6.0)},
     ),
     (
+        "recurrent-influence-fades",
+        "forget gates that stay closed",
+        {"network": lambda draw, forget_bias=0.0: lstm(draw, -6.0)},
+    ),
+    (
         "convolutions-are-local",
         "wider kernels",
         {"network": lambda draw, layers: convolutions(draw, layers, kernel_size=5)},
     ),
+    (
+        "recurrent-gradients-explode",
+        "a gain of 1 always",
+        {"network": lambda draw, gain, activation=torch.relu: recurrent(draw, 1.0, activation)},
+    ),
+    (
+        "recurrent-gradients-explode",
+        "no saturation",
+        {"network": lambda draw, gain, activation=None: recurrent(draw, gain)},
+    ),
+    ("recurrences-are-sequential", "in rounds", {"recurrence": lambda x: scanned(x)[..., -1:, :]}),
+    ("recurrences-are-sequential", "attention by steps", {"attend": lambda q, k, v: by_steps(v)}),
+    ("recurrences-are-sequential", "convolutions by steps", {"convolve": by_steps}),
+    ("recurrences-are-sequential", "a scan by steps", {"scan": by_steps}),
     ("operations-are-quadratic", "a product too many", {"attend": two_products_more}),
     ("operations-are-quadratic", "linear attention", {"attend": linear_attention}),
     ("standard-attention-is-linear", "linear attention", {"attend": linear_attention}),
@@ -453,4 +502,30 @@ MUTANTS = [
     ("empty-rows-give-nothing", "the mean of the values", {"attend": mean_on_empty_with_finite_lse}),
     ("empty-rows-give-nothing", "-1e9", {"attend": mean_on_empty}),
     ("empty-rows-give-nothing", "NaN made 0 afterwards", {"attend": nan_on_empty}),
+    *(
+        ("a-fixed-state-limits-what-is-remembered", f"{part}: {mistake}", {part: recall})
+        for part in ("best", "delta", "linear", "attend")
+        for mistake, recall in (
+            ("every pair is kept", lambda key, value: value),
+            ("the mean of the values", lambda key, value: value.mean(0).expand_as(value)),
+        )
+        if (part, mistake) != ("attend", "every pair is kept")  # which is no mistake there
+    ),
+    ("dot-products-show-similarity", "distances", {"score": lambda q, k: -torch.cdist(q, k)}),
+    ("dot-products-show-similarity", "the sign is turned", {"score": lambda q, k: -q @ k.T}),
+    ("dot-products-show-similarity", "the norms alone", {"score": norms_alone}),
+    ("dot-products-show-similarity", "both ways at once", {"score": lambda q, k: q @ k.T + k @ q.T}),
+    ("attention-is-an-information-bottleneck", "the largest score alone", {"attend": the_best_key_alone}),
+    ("attention-is-an-information-bottleneck", "the last coin", {"attend": lambda q, k, v, **o: v[:, :, -1:]}),
+    ("attention-is-an-information-bottleneck", "the mean", {"attend": lambda q, k, v, **o: v.mean(2, True)}),
+    ("attention-is-an-information-bottleneck", "the target is counted twice", {"terms": lambda z, y: (0.0, 2.0)}),
+    ("linformer-costs-n-k", "all pairs", {"count": lambda n, k, d: 4 * n * n * d}),
+    ("linformer-costs-n-k", "without the projections", {"count": lambda n, k, d: 4 * n * k * d}),
+    ("linformer-costs-n-k", "k and d squared", {"count": lambda n, k, d: n * k**2 * d**2}),
+    ("performer-costs-n-d", "all pairs", {"count": lambda n, m, d: 4 * n * n * d}),
+    ("performer-costs-n-d", "features for nothing", {"count": lambda n, m, d: n * d}),
+    ("performer-costs-n-d", "features and width squared", {"count": lambda n, m, d: n * m**2 * d**2}),
+    ("transformers-are-universal", "heads that look everywhere", {"layer": partial(built, attend=everywhere)}),
+    ("transformers-are-universal", "a table of everything", {"left": lambda wanted, *seen: 0.0}),
+    ("transformers-are-universal", "nothing is told apart", {"left": lambda wanted, *seen: 1.0}),
 ]

@@ -10,13 +10,13 @@ from saccade.theory.claims import sections, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
-    "theory-scaling": ("scaling",),
+    "theory-scaling": ("scaling", "similarity"),
     "theory-softmax": ("softmax", "gradients"),
-    "theory-averages": ("products", "averages", "symmetry"),
+    "theory-averages": ("products", "averages", "symmetry", "universality"),
     "theory-matrices": ("rank", "spectrum"),
     "theory-inference": ("mixture", "information"),
     "theory-relatives": ("relatives", "heads"),
-    "theory-cost": ("paths", "complexity", "graphs"),
+    "theory-cost": ("paths", "capacity", "complexity", "graphs"),
     "theory-features": ("features",),
     "theory-mistakes": ("masking",),
 }

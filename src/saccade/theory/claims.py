@@ -8,12 +8,15 @@ from saccade.arguments import instance
 from saccade.errors import value_error
 from saccade.theory import (
     averages,
+    bottleneck,
+    capacity,
     complexity,
     features,
     gradients,
     graphs,
     heads,
     information,
+    linear_costs,
     masking,
     mixture,
     paths,
@@ -21,17 +24,19 @@ from saccade.theory import (
     rank,
     relatives,
     scaling,
+    similarity,
     softmax,
     spectrum,
     symmetry,
+    universality,
 )
 from saccade.theory.claim import Claim, Verdict
 
 __all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
 
 _TOPICS = (
-    *(scaling, softmax, gradients, products, averages, symmetry, rank, spectrum, mixture),
-    *(information, relatives, heads, paths, complexity, graphs, features, masking),
+    *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
+    *(information, bottleneck, relatives, heads, paths, capacity, complexity, linear_costs, graphs, features, masking),
 )
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))

@@ -1,4 +1,4 @@
-"""Paths: how far apart two tokens may stand and still reach each other, and how strongly."""
+"""Paths: how far apart two tokens may stand and still reach each other, how strongly, and in how many steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from saccade.attention import attention
 from saccade.masks import Causal
 from saccade.theory.claim import claim
+from saccade.theory.complexity import dense, growth, recurrence
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, at_least, at_most, equal
+from saccade.theory.measurement import Measurements, at_least, at_most, equal, same
 
-__all__ = ["attending", "convolutions", "influence", "lstm"]
+__all__ = ["attending", "convolutions", "critical_path", "influence", "lstm", "recurrent", "scanned"]
 
 _WIDTH, _LENGTH = 16, 65
 
@@ -40,6 +42,48 @@ def lstm(draw: Draw, forget_bias: float = 0.0) -> Callable[[Tensor], Tensor]:
         return states
 
     return run
+
+
+def recurrent(
+    draw: Draw, gain: float, activation: Callable[[Tensor], Tensor] = lambda x: x
+) -> Callable[[Tensor], Tensor]:
+    """h_t = f(W h_{t-1} + x_t), where W turns the state and multiplies its length by ``gain``."""
+    weight = gain * torch.linalg.qr(draw.normal(_WIDTH, _WIDTH)).Q
+
+    def run(x: Tensor) -> Tensor:
+        states = [torch.zeros_like(x[:, 0])]
+        for token in x.unbind(1):
+            states.append(activation(states[-1] @ weight + token))
+        return torch.stack(states[1:], 1)
+
+    return run
+
+
+def scanned(x: Tensor) -> Tensor:
+    """h_t = W h_{t-1} + x_t for all t at once, W half of the identity: each round doubles the reach.
+
+    Rounds follow one another; what happens in one of them does not.
+    """
+    reach, weight = 1, torch.eye(x.shape[-1], dtype=x.dtype) / 2
+    while reach < x.shape[-2]:
+        x = x + nn.functional.pad(x[..., :-reach, :] @ weight, (0, 0, reach, 0))
+        reach, weight = 2 * reach, weight @ weight
+    return x
+
+
+def critical_path(output: Tensor) -> int:
+    """Operations of which each needs the result of the one before: the longest chain in the graph of ``output``."""
+    assert output.grad_fn is not None
+    depth: dict[Node, int] = {}
+    stack = [output.grad_fn]
+    while stack:
+        before = [node for node, _ in stack[-1].next_functions if node is not None]
+        waiting = [node for node in before if node not in depth]
+        if waiting:
+            stack += waiting
+        else:
+            depth[stack.pop()] = 1 + max((depth[node] for node in before), default=0)
+    return depth[output.grad_fn]
 
 
 def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Tensor], Tensor]:
@@ -116,3 +160,66 @@ def convolutions_are_local(
         found = influence(network(draw, layers), x)
         reach = int((found.amax(0) > 0).nonzero().max())
         yield equal(f"furthest token with an influence, {layers} layers of width 3", reach, 2 * layers)
+
+
+@claim(
+    latex=r"\Bigl\lVert\frac{\partial h_n}{\partial x_{n-t}}\Bigr\rVert\to\infty",
+    source="tutorials; Bengio et al. 1994; Pascanu et al. 2013, arXiv:1211.5063, section 2.1",
+    verdict="holds if",
+    conditions="the recurrent matrix multiplies by more than 1 (its largest singular value must be above 1, and it is "
+    "enough if all are) and nothing saturates; with tanh and inputs of variance 1 the same matrix makes them fade",
+)
+def recurrent_gradients_explode(
+    draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = recurrent
+) -> Measurements:
+    """Gradients of recurrent networks explode over many steps."""
+    x = draw.normal(64, _LENGTH, _WIDTH)
+    for gain in (1.1, 1.0, 0.9):
+        found = influence(network(draw, gain), x).mean(0)
+        expected = gain**64
+        seen = float(found[64] / found[0]) / expected
+        yield equal(f"linear, gain {gain}: influence 64 steps away, over {expected:.3g}", seen, 1.0, 1e-9)
+    gentle = influence(network(draw, 1.1, torch.tanh), x / 1e6).mean(0)
+    grown = float(gentle[64] / gentle[0]) / 1.1**64
+    yield equal("tanh, gain 1.1, inputs of size 10⁻⁶: 64 steps away, over 446", grown, 1.0, 0.01, "nothing saturates")
+    harsh = influence(network(draw, 1.1, torch.tanh), x).mean(0)
+    yield at_most("the same, inputs of size 1: 64 steps away, against the last", float(harsh[64] / harsh[0]), 1e-3)
+
+
+@claim(
+    latex=r"O(n)\ \text{steps against}\ O(1)",
+    source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1; for linear recurrences Blelloch 1990",
+    verdict="holds if",
+    conditions="the step is not linear, as in an LSTM: a linear recurrence takes log₂ n rounds. Generating n tokens "
+    "goes one by one for every model. A sum over n counts as one step here; by pairs it is log₂ n",
+)
+def recurrences_are_sequential(
+    draw: Draw,
+    *,
+    recurrence: Callable[[Tensor], Tensor] = recurrence,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense,
+    convolve: Callable[[Tensor], Tensor] | None = None,
+    scan: Callable[[Tensor], Tensor] = scanned,
+) -> Measurements:
+    """Recurrent networks must go step by step; attention and convolutions do all positions at once."""
+    stack = convolutions(draw, 4) if convolve is None else convolve
+
+    def path(compute: Callable[[Tensor], Tensor]) -> Callable[[int], int]:
+        return lambda length: critical_path(compute(torch.ones(1, length, _WIDTH).double().requires_grad_()))
+
+    steps = path(lambda x: recurrence(x[:, None]))
+    yield equal(
+        "recurrence: growth of the longest chain for twice the length", growth(steps, 128), 2.0, 0.05, "its ends"
+    )
+    yield at_least("operations in it, n = 128, over n", steps(128) / 128, 1.0)
+    yield equal("attention: growth of the same", growth(path(lambda x: attend(x, x, x)), 128), 1.0)
+    yield equal("four convolutions: growth of the same", growth(path(stack), 128), 1.0)
+    rounds = [path(scan)(length) for length in (64, 128, 256)]
+    yield equal("linear recurrence: operations more for each doubling", rounds[2] - rounds[1], rounds[1] - rounds[0])
+    yield at_most("the same, n = 256, over that of the recurrence", rounds[2] / steps(256), 0.1)
+    x = draw.normal(2, 100, _WIDTH)
+    state, states = torch.zeros_like(x[:, 0]), []
+    for token in x.unbind(1):
+        state = state / 2 + token
+        states.append(state)
+    yield same("linear recurrence in rounds, against step by step", scan(x), torch.stack(states, 1))

@@ -12,7 +12,7 @@ from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, estimate
 
-__all__ = ["inverse_root", "law_of_entropy", "movability", "variance_of_products"]
+__all__ = ["gradients_by_query", "inverse_root", "law_of_entropy", "movability", "products", "variance_of_products"]
 
 _VASWANI = "Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1"
 
@@ -28,6 +28,21 @@ def variance_of_products(query_cov: Tensor, key_cov: Tensor, query_mean: Tensor,
     return spread + query_mean @ key_cov @ query_mean + key_mean @ query_cov @ key_mean
 
 
+def products(query: Tensor, key: Tensor) -> Tensor:
+    """q·k, row by row."""
+    return (query * key).sum(-1)
+
+
+def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Norms of the gradients of attention's output by its query, ``[rows]``; a row has its own keys and one value each.
+
+    ``query`` is ``[rows, width]``, ``key`` ``[rows, keys, width]``, ``value`` ``[rows, keys]``.
+    """
+    weights = (torch.einsum("rc,rkc->rk", query, key) * scale).softmax(-1)
+    of_scores = weights * (value - (weights * value).sum(-1, keepdim=True))
+    return torch.einsum("rk,rkc->rc", of_scores, key).norm(dim=-1) * scale
+
+
 def law_of_entropy(kv_len: int, sigma: float) -> float:
     """Mean entropy of softmax over ``kv_len`` normal scores of standard deviation ``sigma``, while that is small."""
     return math.log(kv_len) - sigma**2 / 2
@@ -36,6 +51,34 @@ def law_of_entropy(kv_len: int, sigma: float) -> float:
 def movability(scores: Tensor) -> Tensor:
     """Trace of softmax's Jacobian, 1 - |p|²: how far the weights still react to the scores."""
     return 1 - scores.softmax(-1).square().sum(-1)
+
+
+@claim(
+    latex=r"\mathbb{E}[QK^\top]=0",
+    source=_VASWANI + ", footnote 4",
+    verdict="holds if",
+    conditions="queries do not depend on keys and one of the two has mean 0. In self-attention both come of the same "
+    "tokens: the mean of a token's product with itself is tr(W_qᵀ W_k) for standardised tokens, and d_k for Q = K = X",
+)
+def products_are_zero_on_average(
+    draw: Draw, *, products: Callable[[Tensor, Tensor], Tensor] = products
+) -> Measurements:
+    """Dot products of queries and keys are 0 on average."""
+    samples, width = 50_000, 16
+    q, k, mean = draw.normal(samples, width), draw.normal(samples, width), draw.normal(width)
+    yield estimate("mean of q·k, independent and centred", products(q, k), 0.0)
+    yield estimate("the same, the queries with a mean", products(q + mean, k), 0.0)
+    yield estimate("the same, both with a mean of 1 in each entry", products(q + 1, k + 1), width)
+    yield estimate("mean of x·x, where query and key are one token", products(q, q), width)
+    yield apart("the same", float(products(q, q).mean()), 0.0, width / 2)
+    of_queries, of_keys = draw.normal(width, width) / width**0.5, draw.normal(width, width) / width**0.5
+    own = products(q @ of_queries, q @ of_keys)
+    yield estimate(
+        "self-attention, a token with itself, against tr(W_qᵀ W_k)", own, float((of_queries * of_keys).sum())
+    )
+    shared = products(q @ of_queries, q @ of_queries)
+    yield estimate("the same with W_k = W_q, against |W_q|²", shared, float(of_queries.square().sum()))
+    yield estimate("the same, a token with another one", products(q @ of_queries, k @ of_queries), 0.0)
 
 
 @claim(
@@ -108,7 +151,9 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
     conditions="the median is meant, and d_k is large: the mean falls as 1/√d_k only, since two scores are close now "
     "and then, and for d_k = 8 little is lost",
 )
-def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Measurements:
+def unscaled_gradients_vanish(
+    draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
+) -> Measurements:
     """Without the scale softmax saturates, and its gradient vanishes."""
     rows, keys = 2000, 16
     medians, means = {}, {}
@@ -116,13 +161,42 @@ def unscaled_gradients_vanish(draw: Draw, *, scale: Callable[[int], float] = inv
         # Given a query, its scores with independent normal keys are normal, with standard deviation |q|.
         scores = draw.normal(rows, width).norm(dim=-1, keepdim=True) * draw.normal(rows, keys)
         yield at_least(f"scaled, d_k = {width}: median", float(movability(scores * scale(width)).median()), 0.75)
-        left = movability(scores)
+        left = movability(scores * unscaled(width))
         medians[width], means[width] = float(left.median()), float(left.mean())
     yield at_least("unscaled, d_k = 8: median, which has not vanished", medians[8], 0.2)
     yield at_most("unscaled, d_k = 1,024: median", medians[1024], 1e-3)
     yield at_least("unscaled, d_k = 1,024: mean, which has not vanished", means[1024], 0.02)
     kept = math.sqrt(1024 / 64) * means[1024] / means[64]
     yield equal("mean times √d_k, d_k = 1,024 against 64", kept, 1.0, 0.35, "the law 1/√d_k")
+
+
+@claim(
+    latex=r"\Bigl\lVert\frac{\partial o}{\partial q}\Bigr\rVert\to 0\ \text{or}\ \to\infty",
+    source="tutorials, on leaving out the scale",
+    verdict="holds if",
+    conditions="gradients by the query are meant, and d_k is large: that of most queries vanishes, that of the "
+    "few with two scores close together grows as √d_k; so the mean norm stays finite, the mean square grows as √d_k",
+)
+def unscaled_gradients_vanish_or_explode(
+    draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
+) -> Measurements:
+    """Without the scale gradients vanish or explode."""
+    rows, keys = 1000, 16
+    left, steady = {}, {}
+    for width in (64, 1024):
+        inputs = draw.normal(rows, width), draw.normal(rows, keys, width), draw.normal(rows, keys)
+        steady[width] = gradients_by_query(*inputs, scale(width))
+        left[width] = gradients_by_query(*inputs, unscaled(width))
+    kept = float(steady[1024].median() / steady[64].median())
+    yield equal("scaled: median norm, d_k = 1,024 against 64", kept, 1.0, 0.15, "1,000 queries")
+    yield at_most("scaled: largest norm, d_k = 1,024", float(steady[1024].max()), 3.0)
+    yield at_most("unscaled, d_k = 1,024: median norm, which has vanished", float(left[1024].median()), 0.02)
+    yield at_least("unscaled, d_k = 1,024: largest norm, which has exploded", float(left[1024].max()), 10.0)
+    yield at_least(
+        "the same: mean norm, as a multiple of the scaled one", float(left[1024].mean() / steady[1024].mean()), 2
+    )
+    squares = {width: float(norms.square().mean()) for width, norms in left.items()}
+    yield at_least("growth of the mean square from d_k = 64; the law √d_k gives 4", squares[1024] / squares[64], 1.4)
 
 
 @claim(

@@ -1,0 +1,82 @@
+"""Capacity: how many pairs of key and value a state of fixed size gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from saccade.attention import attention
+from saccade.masks import Causal
+from saccade.mechanisms import Delta, Linear
+from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
+from saccade.theory.measurement import Measurements, at_least, at_most, equal
+
+__all__ = ["Recall", "recalled_by_attention", "recalled_by_best_state", "recalled_by_delta_rule", "recalled_by_linear"]
+
+Recall = Callable[[Tensor, Tensor], Tensor]
+"""What is given back for each of the keys ``[n, d_k]`` after all of their values ``[n, d_v]`` were read."""
+
+
+def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
+    """The state of d_k x d_v numbers that gives back most, by least squares, however it would be written."""
+    return key @ torch.linalg.lstsq(key, value, driver="gelsd").solution
+
+
+def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
+    """DeltaNet: each pair is written once; then each key is asked for, and nothing is written."""
+    both = torch.cat([key, key])[None, None]
+    beta = torch.cat([torch.ones(len(key)), torch.zeros(len(key))]).to(key)[None, None]
+    matrix = Delta(scale=1.0)(both, both, beta=beta, mask=Causal())
+    found: Tensor = matrix @ torch.cat([value, torch.zeros_like(value)])[None, None]
+    return found[0, 0, len(key) :]
+
+
+def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
+    """Linear attention with as many features as key entries."""
+    found: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
+    return found[0, 0]
+
+
+def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
+    """Attention with sharp scores: it keeps every pair, so what it keeps grows with n."""
+    return attention(key[None, None], key[None, None], value[None, None], scale=1e4)[0, 0]
+
+
+@claim(
+    latex=r"\min_S\lVert KS-V\rVert_F^2\ge n-d_k\quad\text{for}\ V^\top V=I",
+    source="tutorials on recurrent networks; by the rank of KS; Schlag et al. 2021, arXiv:2102.11174, section 4.1",
+    verdict="holds",
+    conditions="the state has d_k x d_v entries and is read by a product with the key (features of the key count for "
+    "d_k), and values are independent. Attention has no such limit, because it keeps all n pairs",
+)
+def a_fixed_state_limits_what_is_remembered(
+    draw: Draw,
+    *,
+    best: Recall = recalled_by_best_state,
+    delta: Recall = recalled_by_delta_rule,
+    linear: Recall = recalled_by_linear,
+    attend: Recall = recalled_by_attention,
+) -> Measurements:
+    """What a recurrence can remember is limited by the fixed size of its state; attention is not."""
+    n, width = 16, 8
+    values = torch.eye(n, dtype=torch.float64)
+    crowded = torch.nn.functional.normalize(draw.normal(n, width), dim=-1)
+    turned = torch.linalg.qr(draw.normal(width, width)).Q
+
+    def lost(recall: Recall, key: Tensor) -> float:
+        return float((recall(key, values[: len(key)]) - values[: len(key)]).square().sum())
+
+    yield equal("any state, 8 pairs, d_k = 8: least squared error", lost(best, turned), 0.0)
+    yield equal("any state, 16 pairs: least squared error, against n - d_k", lost(best, crowded), n - width, 1e-9)
+    yield equal("delta rule, 8 orthogonal keys: squared error", lost(delta, turned), 0.0)
+    yield at_least("delta rule, 16 keys: squared error, against n - d_k", lost(delta, crowded), n - width, 1e-9)
+    yield equal("linear attention, 8 axes as keys: squared error", lost(linear, values[:width, :width]), 0.0)
+    yield at_least("linear attention, 16 keys: squared error, against n - d_k", lost(linear, crowded), n - width, 1e-9)
+    yield at_most("attention, the same 16 keys: squared error", lost(attend, crowded), 1e-9)
+    angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+    circle = torch.stack([angles.cos(), angles.sin()], -1)
+    yield at_most("attention, 16 keys on a circle, d_k = 2: squared error", lost(attend, circle), 1e-9)
