@@ -21,7 +21,7 @@ from transformers import (
     T5Model,
 )
 
-from saccade.cli.report import SCHEMA
+from saccade.cli.report import PARTS_OF_A_TEXT, SCHEMA
 from saccade.models import EncoderDecoder, EncoderDecoderConfig, minilm
 
 TEXT = "the cat sat on the mat"
@@ -81,7 +81,7 @@ def test_statistics_as_json_are_those_of_the_matrices(run):
     assert units["entropy"] == "nats"
     assert all(measure["meaning"] and measure["unit"] for measure in told["measures"])
     with torch.no_grad():
-        summaries = [matrix.summary() for matrix in encoder.matrices(tokens)]
+        summaries = [matrix.summary(PARTS_OF_A_TEXT) for matrix in encoder.matrices(tokens)]
     for one in told["heads"]:
         for name, value in one["values"].items():
             measure = summaries[one["layer"]].named(name)

@@ -36,6 +36,7 @@ QUESTIONS: dict[str, Callable[[sc.AttentionMatrix, Places | None], statistics.Fo
     "LagMass": lambda A, places: statistics.LagMass(0, places),
     "LocalMass": lambda A, places: statistics.LocalMass(1, places),
     "SinkMass": lambda A, places: statistics.SinkMass(1),
+    "Parts": lambda A, places: statistics.Parts(1, 2, 1, 2, places),
     "Coverage": lambda A, places: statistics.Coverage((0.5,)),
     "LargestWeight": lambda A, places: statistics.LargestWeight(),
     "SquaredNorm": lambda A, places: statistics.SquaredNorm(),

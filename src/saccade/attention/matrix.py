@@ -29,6 +29,7 @@ from saccade.scores import Score
 from saccade.scores.base import ScoreMod
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.parts import Parts
 from saccade.statistics.summary import Summary, summary_of
 from saccade.statistics.sweep import answers_by_sweep
 
@@ -167,8 +168,8 @@ class AttentionMatrix(OfIngredients):
         """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
         return self.ingredients.sink_logit is None
 
-    def summary(self) -> Summary:
-        return summary_of(self, self.ingredients.current())
+    def summary(self, parts: Parts | None = None) -> Summary:
+        return summary_of(self, self.ingredients.current(), parts)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""

@@ -17,10 +17,12 @@ from saccade.cli.progress import progress
 from saccade.cli.reading import Model, Subject, load_model, subject_of
 from saccade.cli.refusal import fail, loaded, refuse, refuse_beside
 from saccade.cli.report import (
+    PARTS_OF_A_TEXT,
     Format,
     Statistic,
     print_choice,
     print_notes,
+    print_parts,
     print_unknown,
     print_words,
     which_window,
@@ -118,6 +120,9 @@ def look(
         looked_at = subject.columns if subject.is_cross else None
         print_unknown(console, name, [*subject.rows, *(looked_at or ())], subject.unknown)
         print_words(console, subject.rows, weights[best.layer, best.head], looked_at=looked_at)
+        matrix = subject.matrices[best.layer]
+        if matrix.is_stochastic and not subject.is_cross:  # between two texts no token is near another
+            print_parts(console, matrix.summary(PARTS_OF_A_TEXT), best.head)
         files, notes = _draw(model, subject, weights, best, out)
     print_notes(console, notes)
     for path, what in files:

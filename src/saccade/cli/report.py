@@ -17,23 +17,28 @@ from torch import Tensor
 
 from saccade.cli.windows import Window
 from saccade.matrix import Matrix
-from saccade.statistics import Head, Summary
+from saccade.statistics import Head, Parts, Summary
+from saccade.statistics.parts import PARTS
 from saccade.statistics.ranking import position_information, unexplained_information
 from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 
 __all__ = [
+    "PARTS_OF_A_TEXT",
     "SCHEMA",
     "Format",
     "Statistic",
     "print_choice",
     "print_notes",
+    "print_parts",
     "print_unknown",
     "print_words",
     "which_window",
     "written",
 ]
 
+PARTS_OF_A_TEXT = Parts(sink=1, local=4, anchor=2, block_size=4)
+"""Parts that tell heads apart in a sentence too, where all tokens are fewer than 16 away."""
 SCHEMA = "saccade.look/1"
 """Names the fields and their meaning. Fields may be added under the same number; none changes or goes."""
 _Row = tuple[str, str, float | None, float | None]  # name, unit, value, and what uniform attention has
@@ -109,6 +114,25 @@ def print_choice(
             f"{names} {get} {lost:.0%} of the words' attention; the statistic leaves "
             + ("them out" if len(special) > 1 else "it out")
         )
+
+
+def print_parts(console: Console, summary: Summary, head: int) -> None:
+    """Say how a head divides its attention, and how uniform attention would.
+
+    Args:
+        console: where to.
+        summary: of its layer, with parts; of one batch item.
+        head: which.
+    """
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("part")
+    for name in ("share", "uniform"):
+        table.add_column(name, justify="right")
+    table.add_column("what it is", style="dim")
+    for name in PARTS:
+        part = summary.named(f"{name}_part")
+        table.add_row(name, *(f"{x[0, head].item():.0%}" for x in (part.values, part.uniform)), part.meaning)
+    console.print(table)
 
 
 def print_words(
@@ -200,7 +224,7 @@ def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *
         window: which part of the text it is.
         is_cross: between two texts.
     """
-    summaries = [matrix.summary() for matrix in matrices]
+    summaries = [matrix.summary(PARTS_OF_A_TEXT) for matrix in matrices]
     return (_as_json if form is Format.JSON else _as_csv)(summaries, matrices, visible(model), window, is_cross)
 
 

@@ -23,6 +23,7 @@ from saccade.plan import Ranges
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline, blocks_for
+from saccade.statistics.parts import Parts
 from saccade.statistics.pooled import How, Pooled
 from saccade.statistics.received import Received
 from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
@@ -196,15 +197,19 @@ class Matrix(Operators, ABC):
         """A map of at most ``bins`` × ``bins`` cells for each batch item and head; see `saccade.statistics.Pooled`."""
         return self.ask(Pooled(bins, how))[0]
 
-    def summary(self) -> Summary:
+    def summary(self, parts: Parts | None = None) -> Summary:
         """Statistics of every head in a table, beside those of uniform attention; see `saccade.statistics.Summary`.
 
+        Args:
+            parts: `saccade.statistics.Parts`, whose shares the table tells too; without them it does not.
+
         Raises:
+            TypeError: ``parts`` are none.
             UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
 
-        Cost: about two sweeps of `blocks`; O(q_len + kv_len) memory.
+        Cost: about two sweeps of `blocks`, two more with parts; O(q_len + kv_len) memory.
         """
-        return summary_of(self)
+        return summary_of(self, parts=parts)
 
     def to_sparse(self, *, limit: int = SPARSE_LIMIT) -> Tensor:
         """The weights other than 0, as a sparse COO tensor ``[batch, heads, q_len, kv_len]`` in float32 or wider.

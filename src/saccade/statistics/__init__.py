@@ -11,6 +11,7 @@ from saccade.statistics.lag_profile import LagProfile, Lags
 from saccade.statistics.logits import LargestLogit, LogitVariance
 from saccade.statistics.masses import LagMass, LocalMass, SinkMass
 from saccade.statistics.measures import Measure
+from saccade.statistics.parts import Parts
 from saccade.statistics.peaks import Coverage, LargestWeight, SquaredNorm
 from saccade.statistics.per_row import PerRow
 from saccade.statistics.places import Places
@@ -33,6 +34,7 @@ __all__ = [
     "SinkMass",
     "LagMass",
     "LocalMass",
+    "Parts",
     "Distance",
     "Received",
     "PositionInformation",

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.statistics.parts import PARTS, Parts
 from saccade.statistics.uniform import Near, Uniform
 
-__all__ = ["NEAR", "Measure", "effective_tokens", "measures_of"]
+__all__ = ["NEAR", "Measure", "effective_tokens", "measures_of", "measures_of_parts"]
 
 _LOCAL = 16
 NEAR = (
@@ -49,6 +50,27 @@ def measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure, 
     """
     seen = uniform.visible.expand(answers["largest_weight"].shape)
     return (*_of_rows(answers, uniform, seen), *_of_columns(answers, uniform, seen), *_of_logits(answers, seen))
+
+
+def measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor) -> Iterator[Measure]:
+    """Turn what was answered about parts into measures.
+
+    Args:
+        parts: the question.
+        values: its answer, ``[batch, heads, q_len, 4]``.
+        even: the same of uniform attention; batch and heads may be 1.
+        seen: keys that each query sees; batch and heads may be 1.
+    """
+    sees = (seen > 0).expand(values.shape[:3])
+    said = (
+        f"given to the first {parts.sink} tokens" if parts.sink != 1 else "given to the first token",
+        f"to tokens less than {parts.local} away",
+        f"to the {parts.anchor} strongest blocks of {parts.block_size} among the others",
+        "to all others",
+    )
+    for place, (name, meaning) in enumerate(zip(PARTS, said, strict=True)):
+        own, uniform = (_mean(x.expand(values.shape)[..., place], sees) for x in (values, even))
+        yield Measure(f"{name}_part", "share", meaning, own, uniform)
 
 
 def effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.arguments import instance
 from saccade.engine.ingredients import Ingredients
 from saccade.errors import unsupported
 from saccade.statistics.block import Block
@@ -17,14 +19,21 @@ from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.logits import LargestLogit, LogitVariance
 from saccade.statistics.matrix_like import MatrixLike
-from saccade.statistics.measures import NEAR, Measure, effective_tokens, measures_of
+from saccade.statistics.measures import NEAR, Measure, effective_tokens, measures_of, measures_of_parts
+from saccade.statistics.parts import PARTS, Parts
 from saccade.statistics.peaks import LargestWeight, SquaredNorm
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 from saccade.statistics.position_information import PositionInformation
 from saccade.statistics.received import Received
 from saccade.statistics.sweep import Quantity
-from saccade.statistics.uniform import Uniform, uniform_of_blocks, uniform_of_mask
+from saccade.statistics.uniform import (
+    Uniform,
+    even_rows_of_blocks,
+    even_rows_of_mask,
+    uniform_of_blocks,
+    uniform_of_mask,
+)
 
 __all__ = ["Summary", "plain_statistics", "summary_of"]
 
@@ -77,17 +86,21 @@ class _RowSum(PerRow):
         return "held"
 
 
-def summary_of(matrix: MatrixLike, given: Ingredients | None = None) -> Summary:
+def summary_of(matrix: MatrixLike, given: Ingredients | None = None, parts: Parts | None = None) -> Summary:
     """All statistics of one sweep.
 
     Args:
         matrix: what is asked.
         given: its ingredients, if it is a softmax; their mask says which keys are visible. Without them those are
             whose weight is not 0, and the largest logit is not told.
+        parts: which parts of the attention to tell too, which costs passes over the weights; none when None. Tokens
+            stand where the matrix says, unless the parts say it.
 
     Raises:
+        TypeError: ``parts`` are none.
         UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
     """
+    instance("Matrix.summary", "parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
     places = Places.of(matrix)
     folds = _folds(places, with_distributions=matrix.is_stochastic)
     if not matrix.is_stochastic and given is None:
@@ -101,7 +114,23 @@ def summary_of(matrix: MatrixLike, given: Ingredients | None = None) -> Summary:
             uniform = uniform_of_blocks(Outline.of(matrix), matrix.blocks(), places, NEAR)
         else:
             uniform = uniform_of_mask(given, places, NEAR)
-        return _made(answers, uniform)
+        summary = _made(answers, uniform)
+        return summary if parts is None else _with_parts(summary, matrix, given, parts, places)
+
+
+def _with_parts(
+    summary: Summary, matrix: MatrixLike, given: Ingredients | None, parts: Parts, places: Places
+) -> Summary:
+    """A summary that tells the parts too, beside those of uniform attention."""
+    asked = parts if parts.places is not None else dataclasses.replace(parts, places=places)
+    if given is None:
+        even = even_rows_of_blocks(Outline.of(matrix), matrix.blocks(), asked)
+    else:
+        even = even_rows_of_mask(given, places, asked)
+    values = matrix.ask(asked)[0]
+    rows = {**summary.rows, **{f"{name}_part": values[..., place] for place, name in enumerate(PARTS)}}
+    measures = (*summary.measures, *measures_of_parts(parts, values, even, summary.uniform.visible))
+    return summary._replace(measures=measures, rows=rows)
 
 
 def plain_statistics(matrix: MatrixLike) -> dict[str, Tensor]:

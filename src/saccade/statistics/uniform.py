@@ -18,7 +18,7 @@ from saccade.statistics.masses import LagMass, LocalMass, SinkMass
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 
-__all__ = ["Near", "Uniform", "uniform_of_blocks", "uniform_of_mask"]
+__all__ = ["Near", "Uniform", "even_rows_of_blocks", "even_rows_of_mask", "uniform_of_blocks", "uniform_of_mask"]
 
 _PAIRS = 1 << 20  # pairs whose truth is asked for at a time
 
@@ -63,12 +63,8 @@ def uniform_of_mask(given: Ingredients, places: Places, near: tuple[Near, ...]) 
 
     Cost: O(pairs that the plan is unsure of) time, and nothing for the edge of a causal mask.
     """
-    batch, heads, q_len, kv_len = given.shape
-    # What calls functions of the user's does not know what these tell apart.
-    told = (batch, heads) if given.rule.asks_functions else given.rule.shape
-    items, own_heads = (min(a, b) for a, b in zip(told, (batch, heads), strict=True))
-    items = batch if max(len(places.q), len(places.kv)) > 1 else items
-    whole = Outline((items, own_heads, q_len, kv_len), given.compute_dtype, given.device)
+    whole = _outline(given, places)
+    items, own_heads = whole.shape[:2]
     sums = _Sums(whole, places, near)
     for tile in given.row_plan.tiles:
         own = slice(0, 1) if items == 1 else tile.batch
@@ -79,6 +75,16 @@ def uniform_of_mask(given: Ingredients, places: Places, near: tuple[Near, ...]) 
             asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=rows)
             sums.add(own, asked.heads, rows, [_seen(given, asked, strip, start) for strip in tile.columns])
     return sums.finished()
+
+
+def _outline(given: Ingredients, places: Places) -> Outline:
+    """The outline of uniform attention: batch and heads are 1 where nothing tells them apart."""
+    batch, heads, q_len, kv_len = given.shape
+    # What calls functions of the user's does not know what these tell apart.
+    told = (batch, heads) if given.rule.asks_functions else given.rule.shape
+    items, own_heads = (min(a, b) for a, b in zip(told, (batch, heads), strict=True))
+    items = batch if max(len(places.q), len(places.kv)) > 1 else items
+    return Outline((items, own_heads, q_len, kv_len), given.compute_dtype, given.device)
 
 
 def _is_counted(strip: Strip) -> bool:
@@ -102,6 +108,41 @@ def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places,
         seen = [Seen(span, None, weights != 0) for span, weights in block.by_range(block.weights)]
         sums.add(block.batch, block.heads, block.rows, seen)
     return sums.finished()
+
+
+def even_rows_of_mask(given: Ingredients, places: Places, fold: PerRow) -> Tensor:
+    """A question asked of the rows of uniform attention, ``[batch | 1, heads | 1, q_len, ...]``.
+
+    Cost: O(pairs in the plan) time, a million pairs at a time.
+    """
+    whole = _outline(given, places)
+    items, own_heads, state = *whole.shape[:2], fold.start(whole)
+    for tile in given.row_plan.tiles:
+        own = slice(0, 1) if items == 1 else tile.batch
+        keys = tuple(strip.keys for strip in tile.columns)
+        columns = sum(map(len, keys))
+        height = max(1, _PAIRS // max(1, columns * (own.stop - own.start) * own_heads))
+        for start in range(0, tile.height if columns else 0, height):
+            asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=tile.rows[start : start + height])
+            shape = (own.stop - own.start, own_heads, asked.height, columns)
+            seen = allowed(given, asked)
+            if seen is None:
+                seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=given.device)
+            fold.add(state, _even(Block(own, asked.heads, asked.rows, keys, seen.expand(shape).to(whole.dtype))))
+    return fold.finish(state)
+
+
+def even_rows_of_blocks(outline: Outline, blocks: Iterable[Block], fold: PerRow) -> Tensor:
+    """The same where nothing is known of a mask: a key is seen if its weight is not 0."""
+    state = fold.start(outline)
+    for block in blocks:
+        fold.add(state, _even(Block(*block[:4], (block.weights != 0).to(outline.dtype))))
+    return fold.finish(state)
+
+
+def _even(block: Block) -> Block:
+    """Rows of 1 where a key is seen, as rows that share evenly."""
+    return Block(*block[:4], block.weights / block.weights.sum(-1, keepdim=True).clamp_min(1.0))
 
 
 class Seen(NamedTuple):
