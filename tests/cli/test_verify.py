@@ -187,7 +187,7 @@ def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
     [
         (["--language", "zh"], "--language must be given beside --pictures, which it is for; got zh alone."),
         (["--pictures", "new", "--language", "de"], "Invalid value for '--language'"),
-        (["--only", "gravity\x1b[2J"], "--only must be the name of a claim or one of scaling, softmax, gradients,"),
+        (["--only", "gravity\x1b[2J"], "--only must be the name of a claim or one of scaling, similarity, softmax,"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),
     ],
