@@ -109,18 +109,23 @@ def variance_of_dot_products(
     conditions="q and k are independent of each other, and their entries have mean 0, variance 1 and, in one of the "
     "two at least, no correlation: at the start of training, not after it",
 )
-def variance_is_d_k(draw: Draw, *, variance: Callable[[int], float] = float) -> Measurements:
+def variance_is_d_k(
+    draw: Draw,
+    *,
+    variance: Callable[[int], float] = float,
+    product: Callable[[Tensor, Tensor], Tensor] = lambda q, k: (q * k).sum(-1),
+) -> Measurements:
     """The dot product of a query and a key has variance d_k."""
     samples = 20_000
     for width in (4, 64):
         q, k = draw.normal(samples, width), draw.normal(samples, width)
-        yield estimate(f"variance of q·k, d_k = {width}", (q * k).sum(-1).square(), variance(width))
+        yield estimate(f"variance of q·k, d_k = {width}", product(q, k).square(), variance(width))
     width = 64
-    square = q.square().sum(-1)
+    square = product(q, q)
     yield estimate("mean of q·q, where query and key are one", square, width)
     yield estimate("variance of q·q", (square - width).square(), 2 * width)
     common_q, common_k = draw.normal(samples, 1), draw.normal(samples, 1)
-    alike = ((q + common_q) * (k + common_k)).sum(-1) / 2  # entries of variance 1 and correlation 1/2
+    alike = product(q + common_q, k + common_k) / 2  # entries of variance 1 and correlation 1/2
     expected = width + width * (width - 1) / 4
     yield estimate("variance of q·k, entries of correlation 1/2 in both", alike.square(), expected)
     yield apart("the same", float(alike.square().mean()), width, 10 * width)
@@ -205,11 +210,16 @@ def unscaled_gradients_vanish_or_explode(
     verdict="holds if",
     conditions="σ is well below √(2 ln n); beyond, a few keys take all, and no scale means σ = √d_k",
 )
-def entropy_of_normal_scores(draw: Draw, *, law: Callable[[int, float], float] = law_of_entropy) -> Measurements:
+def entropy_of_normal_scores(
+    draw: Draw,
+    *,
+    law: Callable[[int, float], float] = law_of_entropy,
+    softmax: Callable[[Tensor], Tensor] = lambda scores: scores.softmax(-1),
+) -> Measurements:
     """Normal scores of standard deviation σ over n keys leave ln n - σ²/2 nats of entropy."""
     keys, rows = 4096, 64
     normal = draw.normal(rows, keys)
-    entropy = {sigma: torch.special.entr((sigma * normal).softmax(-1)).sum(-1) for sigma in (0.25, 0.5, 1.0, 4.0, 8.0)}
+    entropy = {sigma: torch.special.entr(softmax(sigma * normal)).sum(-1) for sigma in (0.25, 0.5, 1.0, 4.0, 8.0)}
     for sigma in (0.25, 0.5, 1.0):
         yield estimate(f"entropy, σ = {sigma}, n = 4,096", entropy[sigma], law(keys, sigma), bias=0.01)
     yield apart("entropy, σ = 4", float(entropy[4.0].mean()), law(keys, 4.0), 1.0)
