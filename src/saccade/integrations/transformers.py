@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import instance
-from saccade.errors import missing_extra, type_error, unsupported, value_error
+from saccade.errors import kind, missing_extra, type_error, unsupported, value_error
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.mask_functions import MaskFunction, place
@@ -145,5 +145,5 @@ def check(name: str, mask: object) -> None:
         hint = "transformers expects of such a name what its own functions do"
         raise value_error("install", "name", rule, repr(name), hint=hint)
     if mask is not None and not isinstance(mask, Mask) and (isinstance(mask, type | Tensor) or not callable(mask)):
-        got = mask.__name__ if isinstance(mask, type) else type(mask).__name__
-        raise type_error("install", "mask", "be a saccade mask, a function of the attention module, or None", got)
+        rule = "be a saccade mask, a function of the attention module, or None"
+        raise type_error("install", "mask", rule, kind(mask))

@@ -15,7 +15,7 @@ from saccade.engine import dropout
 from saccade.engine.checks import autocast
 from saccade.engine.grouping import groups_of, product, take
 from saccade.engine.moving import moved, target_of
-from saccade.errors import describe, type_error, unsupported, value_error
+from saccade.errors import describe, kind, type_error, unsupported, value_error
 from saccade.finite import wide_dtype
 from saccade.matrix.indexing import Index, part_of
 from saccade.matrix.operators import Operators
@@ -158,9 +158,8 @@ class Matrix(Operators, ABC):
         """
         for fold in folds:
             if not isinstance(fold, Fold):
-                got = fold.__name__ if isinstance(fold, type) else type(fold).__name__
-                hint = "give an instance: ask(Entropy())"
-                raise type_error("Matrix.ask", "folds", "be questions of saccade.statistics", got, hint=hint)
+                rule, hint = "be questions of saccade.statistics", "give an instance: ask(Entropy())"
+                raise type_error("Matrix.ask", "folds", rule, kind(fold), hint=hint)
             if fold.needs_distributions and not self.is_stochastic:
                 reason = f"the rows of this {type(self).__name__} do not sum to 1 (is_stochastic is False)"
                 hint = "A.topk and A.received need no distributions"
@@ -198,16 +197,13 @@ class Matrix(Operators, ABC):
         return self.ask(Pooled(bins, how))[0]
 
     def summary(self, parts: Parts | None = None) -> Summary:
-        """Statistics of every head in a table, beside those of uniform attention; see `saccade.statistics.Summary`.
-
-        Args:
-            parts: `saccade.statistics.Parts`, whose shares the table tells too; without them it does not.
+        """Statistics of every head beside those of uniform attention; see `saccade.statistics.Summary`.
 
         Raises:
-            TypeError: ``parts`` are none.
+            TypeError: ``parts`` are no `saccade.statistics.Parts`, whose shares the table tells too.
             UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
 
-        Cost: about two sweeps of `blocks`, two more with parts; O(q_len + kv_len) memory.
+        Cost: about two sweeps of `blocks`; parts take one more, and one of uniform attention.
         """
         return summary_of(self, parts=parts)
 
@@ -299,7 +295,6 @@ class Matrix(Operators, ABC):
             raise value_error("Matrix", name, rule, list(x.shape), facts=[f"matrix {list(self.shape)}"])
         x = autocast(x, self.dtype)
         if x.dtype != self.dtype or x.device != self.device:
-            got = f"{x.dtype} on {x.device}"
             rule = f"be {self.dtype} on {self.device}, like the matrix"
-            raise value_error("Matrix", name, rule, got, facts=[describe(name, x)])
+            raise value_error("Matrix", name, rule, f"{x.dtype} on {x.device}", facts=[describe(name, x)])
         return x
