@@ -11,8 +11,9 @@ from saccade.models.config import DecoderConfig, EncoderConfig, EncoderDecoderCo
 from saccade.models.decoder import Decoder
 from saccade.models.dual_encoder import DualEncoder
 from saccade.models.encoder import Encoder
-from saccade.models.encoder_decoder import EncoderDecoder, Given
+from saccade.models.encoder_decoder import EncoderDecoder
 from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
+from saccade.models.given import Given
 from saccade.models.set_decoder import SetDecoder
 from saccade.models.set_matching import Found, Objects, SetLoss, match_sets, set_loss
 from saccade.models.signal_encoder import SignalEncoder

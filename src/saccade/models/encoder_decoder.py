@@ -18,6 +18,7 @@ from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.config import EncoderDecoderConfig
 from saccade.models.folder import check_types, read_config, write_folder
+from saccade.models.given import Given
 from saccade.models.initial_weights import start_small, weaken_parts
 from saccade.models.loading import load
 from saccade.models.pair_format import PairFormat
@@ -30,7 +31,7 @@ from saccade.positions.tokens import GivenPositions, Positions
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["EncoderDecoder", "Given"]
+__all__ = ["EncoderDecoder"]
 
 
 class EncoderDecoder(AnswersCalls, nn.Module):
@@ -243,43 +244,6 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         place = cache.positions(length) if positions is None and cache is not None else positions
         vectors = self.position(in_own_texts(range(length) if place is None else place, mask, where))
         return self.dropout(x + vectors.to(x))  # sinusoids have no weights by which they could follow the model's dtype
-
-
-class Given(nn.Module):
-    """An `EncoderDecoder` that has read its source: a model of the other text. Made by `EncoderDecoder.given`.
-
-    Args:
-        model: the encoder-decoder.
-        encoded: what its encoder made of the source.
-        encoded_positions: where the tokens of the source stand.
-    """
-
-    def __init__(self, model: EncoderDecoder, encoded: Tensor, encoded_positions: GivenPositions = None):
-        super().__init__()
-        self.model, self.encoded, self.encoded_positions = model, encoded, encoded_positions
-
-    def forward(
-        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
-    ) -> Tensor:
-        """Logits ``[batch, len, vocab_size]`` of ``tokens``; see `EncoderDecoder.forward`."""
-        return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
-
-    def hidden(
-        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
-    ) -> Tensor:
-        """What the last layer makes of each token; see `EncoderDecoder.hidden`."""
-        # What the cache knows may since have been put in another order, or repeated, with the texts.
-        is_known = cache is not None and cache.length > 0
-        encoded, where = None if is_known else self.encoded, self.encoded_positions
-        return self.model.hidden(encoded, tokens, encoded_positions=where, mask=mask, positions=positions, cache=cache)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See `EncoderDecoder.logits`."""
-        return self.model.logits(hidden)
-
-    def new_cache(self, max_len: int | None = None) -> Cache:
-        """See `EncoderDecoder.new_cache`."""
-        return self.model.new_cache(max_len)
 
 
 def _position(config: EncoderDecoderConfig) -> nn.Module | None:
