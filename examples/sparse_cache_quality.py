@@ -51,6 +51,7 @@ from saccade.caches import (
 )
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
+from saccade.statistics import Parts
 from saccade.viz.fonts import covering_families
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -273,18 +274,15 @@ def measure(settings: Settings, console: Console) -> list[dict[str, Any]]:
 def where_attention_goes(model: models.Decoder, tokens: Tensor, settings: Settings) -> list[dict[str, Any]]:
     """For each head, over the second half of the texts: mass at the beginning, near by and elsewhere; keys needed."""
     rows = []
-    half, near, first = tokens.shape[1] // 2, 4 * settings.block_size, settings.block_size
+    half, size = tokens.shape[1] // 2, settings.block_size
+    parts = Parts(sink=size, local=4 * size, anchor=4, block_size=size)
     for number, matrix in enumerate(model.matrices(tokens)):
+        shares = matrix.ask(parts)[0][:, :, half:].double()
         weights = matrix.to_dense(limit=1 << 28)[:, :, half:].double()
-        q, kv = torch.arange(half, tokens.shape[1])[:, None], torch.arange(tokens.shape[1])
-        sink = weights[..., :first].sum(-1)
-        local = (weights * ((q - kv < near) & (kv >= first))).sum(-1)
         ordered = weights.sort(-1, descending=True).values.cumsum(-1)
-        blocks = (weights * ((q - kv >= near) & (kv >= first))).unflatten(-1, (-1, settings.block_size)).sum(-1)
-        anchors = blocks.sort(-1, descending=True).values[..., :4].sum(-1)
         for head in range(weights.shape[1]):
-            row = {"layer": number, "head": head, "sink": sink[:, head], "local": local[:, head]}
-            row |= {"anchor": anchors[:, head], "rest": 1 - sink[:, head] - local[:, head] - anchors[:, head]}
+            row = {"layer": number, "head": head}
+            row |= dict(zip(("sink", "local", "anchor", "rest"), shares[:, head].unbind(-1), strict=True))
             for share in (0.5, 0.9, 0.99):
                 row[f"keys_{share:g}"] = ((ordered[:, head] < share).sum(-1) + 1).double()
             rows.append({key: x.mean().item() if isinstance(x, Tensor) else x for key, x in row.items()})
