@@ -391,7 +391,11 @@ def test_very_long_rows_make_low_blocks(monkeypatch: pytest.MonkeyPatch) -> None
         (lambda: Pooled(0), ValueError, "Pooled: bins must be an int of at least 1; got 0"),
         (lambda: Pooled("4"), TypeError, "Pooled: bins must be an int of at least 1; got '4'"),
         (lambda: Pooled(4, "median"), ValueError, "Pooled: how must be one of 'mean', 'sum', 'max'; got 'median'"),
-        (lambda: matrix_of(CASES[0]).ask(Entropy), TypeError, "Matrix.ask: folds must be questions .* got the class Entropy"),
+        (
+            lambda: matrix_of(CASES[0]).ask(Entropy),
+            TypeError,
+            "Matrix.ask: folds must be questions .* got the class Entropy",
+        ),
         (lambda: matrix_of(CASES[0]).ask("entropy"), TypeError, "Matrix.ask: folds must be questions .* got str"),
         (lambda: matrix_of(CASES[0]).topk(-1), ValueError, "TopK: k must be an int of at least 1; got -1"),
         (

@@ -15,5 +15,10 @@ for name, _, wrong in MUTANTS:
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", theory.CLAIMS, ids=lambda claim: claim.name)
 def test_a_mutant_turns_each_measurement(claim):
-    turned = {one.what for wrong in BY_CLAIM[claim.name] for one in claim.check(7, **wrong) if not one.agrees}
-    assert [one.what for one in claim.check(7) if one.what not in turned] == []
+    turned = {
+        (place, one.what)
+        for wrong in BY_CLAIM[claim.name]
+        for place, one in enumerate(claim.check(7, **wrong))
+        if not one.agrees
+    }
+    assert [own for own in enumerate(one.what for one in claim.check(7)) if own not in turned] == []

@@ -75,5 +75,5 @@ def attention_is_an_information_bottleneck(
     yield equal("the same: bits about the target", even[1], 1.5 - 0.75 * math.log2(3))
     told = [terms(one, targets) for one in _maps(8)]
     least = min(kept - _BETA * about for kept, about in told)
-    yield equal("least I(X; Z) - 2 I(Z; Y) of all 4,140 maps", least, 1 - _BETA)
+    yield equal(f"least I(X; Z) - 2 I(Z; Y) of all {len(told):,} maps", least, 1 - _BETA)
     yield apart("the same of softmax weights", soft[0] - _BETA * soft[1], least, 1.5)

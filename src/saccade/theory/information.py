@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.attention import AttentionMatrix, attention
 from saccade.masks import Window
+from saccade.theory.bottleneck import bits
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
@@ -18,7 +19,6 @@ from saccade.theory.rank import weights_of
 __all__ = [
     "chosen_support",
     "divergence_from_mean_row",
-    "entropy_of",
     "fixed_support",
     "gaussian_information",
     "other_weights",
@@ -69,12 +69,6 @@ def patterns(n: int) -> dict[str, Tensor]:
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
 
-def entropy_of(outputs: Tensor) -> float:
-    """Entropy in nats of rows that are equally likely: of how often each comes."""
-    _, counts = torch.unique(outputs.mul(1e6).round(), dim=0, return_counts=True)
-    return float(torch.special.entr(counts.double() / len(outputs)).sum())
-
-
 def fixed_support(tokens: Tensor) -> Tensor:
     """What the last token gathers from itself and the one before: the mask says so, not the tokens."""
     x = tokens[:, None]
@@ -110,9 +104,12 @@ def sparse_weights_bound_information(
     faces[..., 0] = torch.tensor([-1.0, 1.0])
     outcomes = torch.cartesian_prod(*[torch.arange(2)] * coins)
     tokens = faces[torch.arange(coins), outcomes]
-    coin = math.log(2)
-    yield at_most("two coins seen, by mask: nats in a query's output", entropy_of(fixed(tokens)), 2 * coin, 1e-9)
-    yield at_least("one coin seen, chosen by all: nats, against one coin", entropy_of(chosen(tokens)) - coin, 0.1)
+
+    def told(outputs: Tensor) -> float:
+        return bits([tuple(round(x, 6) for x in row) for row in outputs.tolist()])
+
+    yield at_most("two coins seen, by mask: bits in a query's output", told(fixed(tokens)), 2.0, 1e-9)
+    yield at_least("one coin seen, chosen by all: bits, against one", told(chosen(tokens)) - 1, 0.1)
     n, variance = 16, 0.01
     found = {name: information(one, variance) for name, one in patterns(n).items()}
     yield equal("all queries, one key each: nats, by hand", found["one key each"], n / 2 * math.log(101), 1e-9)

@@ -149,7 +149,7 @@ def inference() -> Figure:
     right.set_yticks(range(3), ["one key each", "a sink", "uniform"])
     right.set_xlim(0, 44)
     right.invert_yaxis()
-    _head(right, "Sparse weights do not bound information", 9)
+    _head(right, "Together, sparse rows can tell the most", 9)
     _legend(right, loc="lower right")
     return figure
 

@@ -44,7 +44,7 @@ CHINESE = {
     "a sink; uniform weights": "一个汇点；均匀权重",
     # inference
     "Attention to keys as values climbs their density": "以键为值的注意力，沿密度向上爬",
-    "Sparse weights do not bound information": "权重稀疏，并不限制信息",
+    "Together, sparse rows can tell the most": "合在一起，稀疏的行可以透露得最多",
     "one key each": "各看一个键",
     "a sink": "汇点",
     "uniform": "均匀",

@@ -113,19 +113,19 @@ def variance_is_d_k(
     draw: Draw,
     *,
     variance: Callable[[int], float] = float,
-    product: Callable[[Tensor, Tensor], Tensor] = lambda q, k: (q * k).sum(-1),
+    products: Callable[[Tensor, Tensor], Tensor] = products,
 ) -> Measurements:
     """The dot product of a query and a key has variance d_k."""
     samples = 20_000
     for width in (4, 64):
         q, k = draw.normal(samples, width), draw.normal(samples, width)
-        yield estimate(f"variance of q·k, d_k = {width}", product(q, k).square(), variance(width))
+        yield estimate(f"variance of q·k, d_k = {width}", products(q, k).square(), variance(width))
     width = 64
-    square = product(q, q)
+    square = products(q, q)
     yield estimate("mean of q·q, where query and key are one", square, width)
     yield estimate("variance of q·q", (square - width).square(), 2 * width)
     common_q, common_k = draw.normal(samples, 1), draw.normal(samples, 1)
-    alike = product(q + common_q, k + common_k) / 2  # entries of variance 1 and correlation 1/2
+    alike = products(q + common_q, k + common_k) / 2  # entries of variance 1 and correlation 1/2
     expected = width + width * (width - 1) / 4
     yield estimate("variance of q·k, entries of correlation 1/2 in both", alike.square(), expected)
     yield apart("the same", float(alike.square().mean()), width, 10 * width)
