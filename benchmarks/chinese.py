@@ -56,6 +56,7 @@ WORDS = {
     "all keys": "全部键",
     "read anew": "重新读",
     "written out": "写成稠密",
+    "weights stored": "存下权重",
     "broadcast form": "广播形式",
 }
 """Pieces of labels."""

@@ -25,6 +25,7 @@ from benchmarks import (
     selection,
     short,
     sparse_decode,
+    stored,
     threads,
     training_memory,
     transformer_models,
@@ -58,4 +59,5 @@ QUESTIONS: dict[str, ModuleType] = {
     "growth": growth,
     "plans": plans,
     "short": short,
+    "stored": stored,
 }

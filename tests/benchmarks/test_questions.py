@@ -27,6 +27,7 @@ from benchmarks import (
     plotting,
     selection,
     short,
+    stored,
     training_memory,
     window,
 )
@@ -55,6 +56,11 @@ def test_bool_masks():
     for mask in given.values():
         bool_mask.check(tensors, mask)
     assert torch.equal(given["causal"], masks.Causal().to_dense(70)[0, 0])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_stored_weights(causal):
+    stored.check(stored.case(70, causal, trains=True))
 
 
 def test_training_memory():

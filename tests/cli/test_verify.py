@@ -74,7 +74,7 @@ def test_claims_verdicts_and_measurements_are_printed(verify):
 def test_a_topic_is_all_of_its_claims(verify):
     result = verify("--only", "masking", "--only", "worked-example")
     assert result.exit_code == 0, result.output
-    assert "4 claims: " in result.stdout
+    assert "5 claims: " in result.stdout
     assert result.stdout.index("worked-example") < result.stdout.index("empty-rows-give-nothing")
 
 
@@ -94,6 +94,35 @@ def test_a_check_that_fails_confirms_nothing(verify, with_claims):
     assert result.exit_code == 1
     assert "RuntimeError: no " in result.stdout
     assert "\x1b" not in result.stdout
+
+
+def needs_a_package(draw):
+    del draw
+    yield equal("one", 1.0, 1.0)
+    raise ImportError("minilm: needs a package;\n\x1b[31mpip install it\x1b[0m")
+
+
+def test_a_check_that_lacks_a_package_neither_stands_nor_falls(verify, with_claims):
+    with_claims(("needy", needs_a_package), ("right", one_is_one))
+    result = verify()
+    assert result.exit_code == 0, result.output
+    assert "  --  needy" in result.stdout
+    assert "not checked: minilm: needs a package; " in result.stdout
+    assert "\x1b" not in result.stdout
+    assert result.stdout.splitlines()[-2:] == [
+        "Not checked, since something is not installed: needy.",
+        "Every verdict stands.",
+    ]
+    told = json.loads(verify("--json").stdout)
+    assert told["ok"]
+    assert "pip install it" in told["claims"][0]["findings"][0]["missing"]
+
+
+def test_where_nothing_can_be_checked_nothing_is_confirmed(verify, with_claims):
+    with_claims(("needy", needs_a_package))
+    result = verify()
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "Nothing was checked."
 
 
 def test_a_check_that_measures_nothing_confirms_nothing(verify, with_claims):
@@ -130,7 +159,7 @@ def test_json_has_a_version_and_every_number(verify):
     result = verify("--only", "softmax", "--json")
     assert result.exit_code == 0
     told = json.loads(result.stdout)
-    assert told["schema"] == "saccade.verification/1"
+    assert told["schema"] == "saccade.verification/2"
     assert told["ok"] is True
     assert {claim["topic"] for claim in told["claims"]} == {"softmax"}
     claim = told["claims"][0]
@@ -185,7 +214,12 @@ def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--language", "zh"], "--language must be given beside --pictures, which it is for; got zh alone."),
+        (
+            ["--language", "zh"],
+            "--language must be given beside --pictures or beside --list --by document --markdown, which",
+        ),
+        (["--by", "document"], "--by must be given beside --list, whose order it is; got --by document alone."),
+        (["--list", "--json"], "--json must be left out where --list is given, which checks nothing."),
         (["--pictures", "new", "--language", "de"], "Invalid value for '--language'"),
         (["--only", "gravity\x1b[2J"], "--only must be the name of a claim or one of scaling, similarity, softmax,"),
         (["--seed", "-1"], "Invalid value for '--seed'"),

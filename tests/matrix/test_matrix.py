@@ -122,6 +122,16 @@ def test_explanation_counts_what_is_computed() -> None:
         assert sc.AttentionMatrix(q, q, bias=bias).explain().kernel == "fused"
 
 
+@pytest.mark.usefixtures("without_native")
+@pytest.mark.parametrize("n, head_dim, value_dim", [(64, 8, 8), (128, 8, 8), (64, 16, 8), (64, 8, 24)])
+def test_explanation_tells_what_each_step_takes(n: int, head_dim: int, value_dim: int) -> None:
+    q = torch.randn(1, 1, n, head_dim)
+    explanation = sc.AttentionMatrix(q, q).explain(value_dim=value_dim)
+    assert explanation.operations == {"QKᵀ": 2 * n**2 * head_dim, "softmax": n**2, "AV": 2 * n**2 * value_dim}
+    told = f"steps    QKᵀ {2 * n**2 * head_dim / 1e9:.3g} GFLOP, softmax {n**2 / 1e9:.3g} G exponentials, AV "
+    assert str(explanation).splitlines()[5].startswith(told)
+
+
 def test_a_trainable_bias_gets_its_gradient() -> None:
     q, k, v = (torch.randn(2, 2, 5, 4, dtype=torch.float64) for _ in range(3))
     bias = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)

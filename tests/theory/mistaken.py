@@ -1,6 +1,7 @@
 """Mistakes: functions that are wrong in one way each, for the checks of claims to catch."""
 
 import math
+from types import SimpleNamespace
 
 import torch
 
@@ -10,6 +11,7 @@ from saccade.mechanisms import Linear
 from saccade.scores import Gaussian
 from saccade.theory.complexity import dense
 from saccade.theory.gradients import Gradients, backward
+from saccade.theory.relations import _NOUNS, _SYNONYMS
 from saccade.theory.relatives import kalman_update
 
 
@@ -183,12 +185,12 @@ def a_window_instead(query, key, value, mask):
 
 def neighbours():
     """Every head looks at the token before."""
-    return dict.fromkeys(["encoder", "decoder"], [torch.eye(64).roll(-1, 1).expand(4, 64, 64)] * 2)
+    return dict.fromkeys(["encoder", "decoder"], [torch.eye(64).roll(-1, 1).expand(4, 64, 64)] * 4)
 
 
 def sinks():
     """Every head looks at the first token."""
-    return dict.fromkeys(["encoder", "decoder"], [torch.eye(64)[:1].expand(4, 64, 64)] * 2)
+    return dict.fromkeys(["encoder", "decoder"], [torch.eye(64)[:1].expand(4, 64, 64)] * 4)
 
 
 def sees_everything(tokens):
@@ -258,3 +260,104 @@ def the_best_key_alone(query, key, value, scale=1.0):
 
 def everywhere(query, key, value, scale=1.0):
     return sc.attention(query, key, value, scale=0.0)
+
+
+def uniform_heads():
+    return {name: [torch.full((4, 99, 99), 1 / 99)] for name in ("encoder", "decoder")}
+
+
+def half_uniform_heads():
+    """One key takes half, the others share the rest."""
+    weights = torch.full((4, 99, 99), 0.5 / 99)
+    weights[..., 0] += 0.5
+    return {name: [weights] for name in ("encoder", "decoder")}
+
+
+def without_correction(memory, fast):
+    """Tiles whose sums are added as they come, with whatever was largest in each."""
+    n, width = memory["query"].shape
+    query, output, total = memory["query"] * width**-0.5, torch.zeros_like(memory["value"]), 0
+    for block in torch.arange(n).split(64):
+        scores = query @ memory["key"][block].T
+        raised = (scores - scores.amax(-1, keepdim=True)).exp()
+        output, total = output + raised @ memory["value"][block], total + raised.sum(-1, keepdim=True)
+    memory.bring("output", output / total)
+
+
+def all_at_once(memory, fast):
+    """One tile for everything, as if the fast memory had no end."""
+    query, key, value = (memory.fetch(name) for name in ("query", "key", "value"))
+    memory.bring("output", sc.attention(query[None, None], key[None, None], value[None, None])[0, 0])
+
+
+def keeps_everything_by_row(memory, fast):
+    """Each query by itself: the keys are read anew for each."""
+    for row in range(len(memory["query"])):
+        rows = slice(row, row + 1)
+        weights = (memory.fetch("query", rows) @ memory.fetch("key").T / 8).softmax(-1)
+        memory.bring("output", weights @ memory.fetch("value"), rows)
+
+
+def a_new_cache_each_time(model, tokens, prompt):
+    pieces = [tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)]
+    return torch.cat([model(piece) for piece in pieces], 1), 1
+
+
+def knows_the_parse():
+    """Maps in which every word looks at the first noun of the sentence that can be a subject."""
+    nouns = _NOUNS.split()
+
+    def maps(texts):
+        first = [next((place for place, word in enumerate(words) if word in nouns), 0) for words in texts]
+        weights = torch.zeros(len(texts), 1, len(texts[0]), len(texts[0]))
+        for row, place in enumerate(first):
+            weights[row, :, :, place] = 1.0
+        return weights
+
+    return maps
+
+
+def looks_nowhere():
+    return lambda texts: torch.full((len(texts), 2, len(texts[0]), len(texts[0])), 1 / len(texts[0]))
+
+
+def knows_the_synonyms():
+    """Maps in which a word looks at its synonym, if that is there."""
+    pairs = {tuple(pair.split()) for pair in _SYNONYMS.split(",")}
+
+    def maps(texts):
+        related = [[[float((b, a) in pairs) for b in words] for a in words] for words in texts]
+        return torch.tensor(related)[:, None]
+
+    return maps
+
+
+def only_mixes_nothing(heads):
+    return lambda x, weights: x
+
+
+class Gate(torch.nn.Module):
+    """A gate that is the same everywhere, and made of all positions."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * x.mean((1, 2, 3), keepdim=True).sigmoid() * self.factor
+
+
+class Blind(torch.nn.Module):
+    """A non-local block whose positions see only themselves."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def matrix(self, x):
+        weights = torch.eye(x.shape[2] * x.shape[3], dtype=x.dtype) * self.weight
+        return SimpleNamespace(to_dense=lambda: weights[None, None])
+
+
+def uniform_rows(query):
+    return torch.full((len(query), len(query)), 1 / len(query))

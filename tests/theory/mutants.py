@@ -5,10 +5,14 @@ from functools import partial
 
 import torch
 from tests.theory.mistaken import (
+    Blind,
+    Gate,
     Mixing,
     Softly,
+    a_new_cache_each_time,
     a_window_instead,
     added_in_double,
+    all_at_once,
     averaging_gain,
     by_steps,
     capped,
@@ -21,9 +25,14 @@ from tests.theory.mistaken import (
     gain_upside_down,
     gaussian_always,
     gaussian_step_of_dot_products,
+    half_uniform_heads,
     identity_projection,
+    keeps_everything_by_row,
+    knows_the_parse,
+    knows_the_synonyms,
     linear_attention,
     linear_kernel,
+    looks_nowhere,
     masked,
     mean_of_values,
     mean_on_empty,
@@ -33,6 +42,7 @@ from tests.theory.mistaken import (
     no_gradient,
     norms_alone,
     one_product_a_step,
+    only_mixes_nothing,
     over_queries,
     posterior_without_norms,
     repeats_for_heads,
@@ -46,10 +56,13 @@ from tests.theory.mistaken import (
     too_small_a_number,
     turned_mask,
     two_products_more,
+    uniform_heads,
+    uniform_rows,
     unscaled,
     variance_of_normal,
     with_the_jacobian_left_out,
     with_the_untransposed_weights,
+    without_correction,
     without_norms,
     without_softmax,
     without_the_scale,
@@ -59,13 +72,17 @@ import saccade as sc
 from saccade import masks
 from saccade.scores import Gaussian
 from saccade.theory.complexity import dense
+from saccade.theory.decoding import decoder
+from saccade.theory.features import divided
 from saccade.theory.heads import least_error_of_one_head
 from saccade.theory.mixture import posterior
 from saccade.theory.paths import convolutions, lstm, recurrent, scanned
 from saccade.theory.products import factors_of_logits
 from saccade.theory.relatives import precision_weighted
 from saccade.theory.softmax import jacobian, jacobian_as_printed, jacobian_of_rows
+from saccade.theory.sparsity import by_chance, keys_needed, strongest
 from saccade.theory.spectrum import moduli
+from saccade.theory.trained import attentive, convolution
 from saccade.theory.universality import built
 
 MUTANTS = [
@@ -324,4 +341,51 @@ MUTANTS = [
     ("transformers-are-universal", "heads that look everywhere", {"layer": partial(built, attend=everywhere)}),
     ("transformers-are-universal", "a table of everything", {"left": lambda wanted, *seen: 0.0}),
     ("transformers-are-universal", "nothing is told apart", {"left": lambda wanted, *seen: 1.0}),
+    ("low-rank-explains-global-reach", "blocks are forgotten", {"weights": lambda q, k, mask: uniform_rows(q)}),
+    ("low-rank-explains-global-reach", "every token itself", {"weights": lambda q, k, mask: torch.eye(len(q))}),
+    ("low-rank-explains-global-reach", "a table of weights", {"layer": lambda n: torch.nn.Linear(n, n)}),
+    ("low-rank-explains-global-reach", "one weight for all", {"connected": lambda n: torch.nn.Linear(1, 1)}),
+    ("several-heads-beat-one", "always one", {"layer": lambda heads: attentive(1)}),
+    ("several-heads-beat-one", "always eight", {"layer": lambda heads: attentive(8)}),
+    ("several-heads-train-more-steadily", "always one", {"layer": lambda heads: attentive(1)}),
+    ("several-heads-train-more-steadily", "no attention", {"layer": only_mixes_nothing}),
+    ("attention-needs-much-data", "a convolution in its place", {"layer": lambda heads: convolution}),
+    ("attention-needs-much-data", "attention in the other's place", {"other": attentive(4)}),
+    ("trained-attention-is-sparse", "uniform weights", {"heads": uniform_heads}),
+    ("trained-attention-is-sparse", "a tenth is enough", {"needed": lambda one: keys_needed(one, 0.1)}),
+    ("most-tokens-matter-little", "drawn by lot", {"choose": by_chance}),
+    ("most-tokens-matter-little", "the strongest in the lot", {"lot": strongest}),
+    ("heads-learn-different-patterns", "uniform weights", {"heads": uniform_heads}),
+    ("heads-learn-different-patterns", "all look at a neighbour", {"heads": neighbours}),
+    ("first-tokens-are-sinks", "the decoder's in the encoder's place", {"encoder": lambda: torch.full((72,), 0.05)}),
+    ("first-tokens-are-sinks", "a decoder with a sink", {"decoder": half_uniform_heads}),
+    ("heads-follow-syntax", "heads that look nowhere", {"maps": looks_nowhere}),
+    ("heads-follow-syntax", "a head that finds the subject", {"maps": knows_the_parse}),
+    ("heads-follow-syntax", "one sentence", {"count": 1}),
+    ("heads-link-synonyms", "heads that look nowhere", {"maps": looks_nowhere}),
+    ("heads-link-synonyms", "every head knows them", {"maps": knows_the_synonyms}),
+    ("each-step-costs-n-squared", "scores in three dimensions", {"scores": lambda q, k: q @ k.T @ k @ k.T}),
+    ("each-step-costs-n-squared", "scores of the first entry", {"scores": lambda q, k: q[:, :1] @ k[:, :1].T}),
+    ("each-step-costs-n-squared", "some scores", {"scores": lambda q, k: q @ k[:1].T}),
+    ("each-step-costs-n-squared", "softmax of a diagonal", {"softmax": lambda s: s.diagonal().exp()}),
+    ("each-step-costs-n-squared", "sums of one entry", {"sums": lambda w, v: w @ v[:, :1]}),
+    ("each-step-costs-n-squared", "some sums", {"sums": lambda w, v: w[:1] @ v}),
+    ("tiling-moves-fewer-numbers", "sums that are not corrected", {"tiles": without_correction}),
+    ("tiling-moves-fewer-numbers", "one tile", {"tiles": all_at_once}),
+    ("tiling-moves-fewer-numbers", "row by row", {"tiles": keeps_everything_by_row}),
+    ("tiling-moves-fewer-numbers", "nothing is stored", {"stores": all_at_once}),
+    ("prefill-and-decode-are-the-full-run", "no cache", {"decode": a_new_cache_each_time}),
+    ("prefill-and-decode-are-the-full-run", "as many key heads", {"make": lambda heads: decoder(4)}),
+    ("prefill-and-decode-are-the-full-run", "the mask is causal", {"mask": masks.Causal()}),
+    ("a-cache-spares-what-was-computed", "everything twice", {"attend": lambda q, k, v: dense(dense(q, k, v), k, v)}),
+    ("features-need-no-division", "division forgotten", {"right": lambda q, k, v: q @ (k.T @ v)}),
+    ("features-need-no-division", "division in what is printed", {"printed": divided}),
+    ("spatial-attention-compares-all-positions", "a gate of the whole", {"gate": lambda: Gate(1.0)}),
+    ("spatial-attention-compares-all-positions", "gates of 0", {"gate": lambda: Gate(0.0)}),
+    ("spatial-attention-compares-all-positions", "positions alone", {"block": lambda channels: Blind(1.0)}),
+    ("spatial-attention-compares-all-positions", "weights halved", {"block": lambda channels: Blind(0.5)}),
+    ("masks-hide-the-future-and-padding", "no mask", {"attend": forgets_the_mask}),
+    ("masks-hide-the-future-and-padding", "the mask is turned", {"attend": turned_mask}),
+    ("dimensions-must-agree", "softmax over the queries", {"attend": over_queries}),
+    ("dimensions-must-agree", "anything fits", {"attend": mean_of_values}),
 ]

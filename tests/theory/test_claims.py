@@ -8,6 +8,7 @@ from tests.theory.mutants import MUTANTS
 
 from saccade import theory
 from saccade.theory.claim import VERDICTS
+from saccade.theory.documents import DOCUMENTS
 
 EVERY = pytest.mark.parametrize("claim", theory.CLAIMS, ids=lambda claim: claim.name)
 
@@ -17,6 +18,8 @@ def test_its_verdict_stands(claim):
     measurements = claim.check(7)
     assert measurements
     assert [str(one) for one in measurements if not one.agrees] == []
+    told = {said.row for document in DOCUMENTS for said in document.says if said.claim == claim.name}
+    assert told <= {one.what for one in measurements}
     if claim.verdict == "refuted":  # and what it says is among the measurements
         assert "!=" in {one.relation for one in measurements}
 
@@ -34,7 +37,13 @@ def test_no_verdict_falls_by_bad_luck():
     assert verification.chance < 1e-2
 
 
-@pytest.mark.parametrize("name, mistake, wrong", MUTANTS, ids=[f"{name}: {mistake}" for name, mistake, _ in MUTANTS])
+LONG = {claim.name for claim in theory.CLAIMS if claim.topic == "training"}  # each of their mutants trains for seconds
+
+
+@pytest.mark.parametrize(
+    "name, mistake, wrong",
+    [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] in LONG), id=f"{one[0]}: {one[1]}") for one in MUTANTS],
+)
 def test_a_mistake_turns_it_red(name, mistake, wrong):
     measurements = theory.find(name).check(0, **wrong)
     assert measurements

@@ -16,7 +16,8 @@ PAGES = {
     "theory-matrices": ("rank", "spectrum"),
     "theory-inference": ("mixture", "information"),
     "theory-relatives": ("relatives", "heads"),
-    "theory-cost": ("paths", "capacity", "complexity", "graphs"),
+    "theory-trained": ("training", "trained"),
+    "theory-cost": ("paths", "capacity", "complexity", "decoding", "graphs"),
     "theory-features": ("features",),
     "theory-mistakes": ("masking",),
 }

@@ -18,6 +18,7 @@ from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
 from saccade.theory.claims import CONDITION, sections, table
+from saccade.theory.documents import DOCUMENTS, Document, listed, tables
 from saccade.theory.pictures import PICTURES
 from saccade.theory.pictures_in_chinese import PICTURES_IN_CHINESE
 
@@ -39,9 +40,16 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the run as JSON.")]
 _Pictures = Annotated[
     Path | None, typer.Option(help="Draw the pictures of the documents into this folder, and check nothing.")
 ]
-_Language = Annotated[Literal["en", "zh"], typer.Option(help="The language of what is written in the pictures.")]
+_Language = Annotated[
+    Literal["en", "zh"], typer.Option(help="The language of the pictures, and of a list by document as Markdown.")
+]
 _Markdown = Annotated[
     bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown, and check nothing.")
+]
+_List = Annotated[bool, typer.Option("--list", help="List claims and verdicts, and check nothing.")]
+_By = Annotated[
+    Literal["topic", "document"],
+    typer.Option(help="The order of --list; by document, every statement of five tutorials with what judges it."),
 ]
 
 
@@ -54,22 +62,29 @@ def verify(
     pictures: _Pictures = None,
     language: _Language = "en",
     as_markdown: _Markdown = False,
+    as_list: _List = False,
+    by: _By = "topic",
 ) -> None:
     """Check what is said about attention, theorem by theorem.
 
     Each claim comes with a verdict (it holds, it holds under conditions, it is refuted) and measurements that would
     contradict a wrong one. The exit status is 1 if a measurement contradicts its verdict.
     """
+    by_document = as_list and by == "document"
     if pictures is not None:
-        others = ("--only", "--seed", "--seeds", "--json", "--markdown")
+        others = ("--only", "--seed", "--seeds", "--json", "--markdown", "--list", "--by")
         refuse_beside(context, "--pictures", others, "draws the same pictures always and checks nothing")
-    elif language != "en":
-        refuse("verify", f"--language must be given beside --pictures, which it is for; got {language} alone")
-    if as_markdown:
-        refuse_beside(context, "--markdown", ("--seed", "--seeds", "--json"), "checks nothing")
+    elif language != "en" and not (by_document and as_markdown):
+        rule = "be given beside --pictures or beside --list --by document --markdown, which it is for"
+        refuse("verify", f"--language must {rule}; got {language} alone")
+    for name, is_given in (("--list", as_list), ("--markdown", as_markdown)):
+        if is_given:
+            refuse_beside(context, name, ("--seed", "--seeds", "--json"), "checks nothing")
+    if by != "topic" and not as_list:
+        refuse("verify", f"--by must be given beside --list, whose order it is; got --by {by} alone")
     claims = _chosen(only or [])
-    if as_markdown:
-        typer.echo(f"{table(claims)}\n{sections(claims)}", nl=False)
+    if as_list or as_markdown:
+        typer.echo(_listed(claims, by_document, as_markdown, language), nl=False)
         return
     if pictures is not None:
         _draw(pictures, {"en": PICTURES, "zh": PICTURES_IN_CHINESE}[language])
@@ -105,6 +120,26 @@ def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:
     return tuple(claim for claim in CLAIMS if not only or claim.name in only or claim.topic in only)
 
 
+def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, language: str) -> str:
+    if by_document:
+        said = _saying(claims)
+        return tables(said, chinese=language == "zh") if as_markdown else listed(said)
+    if as_markdown:
+        return f"{table(claims)}\n{sections(claims)}"
+    lines = []
+    for topic in dict.fromkeys(claim.topic for claim in claims):
+        lines.append(topic.upper())
+        lines += [f"  {claim.verdict:<8}  {claim.name}: {claim.statement}" for claim in claims if claim.topic == topic]
+    return "\n".join(lines) + "\n"
+
+
+def _saying(claims: Sequence[Claim]) -> list[Document]:
+    """The documents, with the statements that these claims judge."""
+    names = {claim.name for claim in claims}
+    found = (one._replace(says=tuple(said for said in one.says if said.claim in names)) for one in DOCUMENTS)
+    return [one for one in found if one.says]
+
+
 def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> None:
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
     topic = ""
@@ -113,8 +148,10 @@ def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> N
         if claim.topic != topic:
             topic = claim.topic
             console.print(Text(topic.upper(), "bold"))
-        stands = all(finding.agrees for finding in own)
-        mark = Text("  ok  ", "green") if stands else Text("  NO  ", "bold red")
+        if any(finding.missing for finding in own):
+            mark = Text("  --  ", "yellow")
+        else:
+            mark = Text("  ok  ", "green") if all(finding.agrees for finding in own) else Text("  NO  ", "bold red")
         console.print(Text.assemble(mark, (claim.name, "bold"), "  ", (claim.verdict, _STYLES[claim.verdict])))
         console.print(Text(f"      {claim.statement}"))
         if claim.conditions:
@@ -127,6 +164,8 @@ def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> N
 
 def _print_finding(console: Console, finding: Finding, seeds: int) -> None:
     where = f"seed {finding.seed}: " if seeds > 1 and finding.is_random else ""
+    if finding.missing:
+        console.print(Text(f"        not checked: {visible(finding.missing)}", "yellow"))
     if finding.error:
         console.print(Text(f"        x {where}{visible(finding.error)}", "red"))
     for one in finding.measurements:
@@ -140,12 +179,17 @@ def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) ->
     verdicts = ", ".join(f"{count} {told[verdict]}" for verdict, count in counts.items() if count)
     measured = sum(len(finding.measurements) for finding in verification.findings)
     chance = f"; chance of a false alarm at most {verification.chance:.0e}" if verification.chance else ""
-    names = list(dict.fromkeys(finding.claim.name for finding in verification.contradicted))
-    return (
-        f"{_count(len(claims), 'claim')}: {verdicts}.\n"
-        f"{_count(measured, 'measurement')}, {_count(seeds, 'seed')}{chance}.\n"
-        f"{'Contradicted: ' + ', '.join(names) if names else 'Every verdict stands'}."
+    wrong, left = (
+        ", ".join(dict.fromkeys(finding.claim.name for finding in findings))
+        for findings in (verification.contradicted, verification.unchecked)
     )
+    lines = [
+        f"{_count(len(claims), 'claim')}: {verdicts}.",
+        f"{_count(measured, 'measurement')}, {_count(seeds, 'seed')}{chance}.",
+        *([f"Not checked, since something is not installed: {left}."] if left else []),
+        f"Contradicted: {wrong}." if wrong else "Every verdict stands." if verification.ok else "Nothing was checked.",
+    ]
+    return "\n".join(lines)
 
 
 def _count(number: int, noun: str) -> str:

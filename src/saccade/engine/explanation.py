@@ -28,7 +28,9 @@ class Explanation:
         pairs: query-key pairs whose scores the kernel computes, over batch and heads: all those that may attend, and
             those that are computed with them and then hidden. Of a causal mask the fused kernel leaves out the blocks
             of keys that stand after the last of a block of queries: a little more than half the pairs.
-        flops: floating-point operations of the forward product (two per multiply-add).
+        operations: what each step takes: "QKᵀ" and "AV" floating-point operations, two for each multiplication and
+            addition, "softmax" one exponential for each pair. With a score that is no dot product, "QKᵀ" is what one
+            would take.
         extra_bytes: most memory that the forward product holds at any time beside its inputs and its outputs, in bytes:
             copies, blocks of scores, the buffers of compiled operations (which grow with the number of threads), and
             the hidden pairs that the plan keeps for the next product. What autograd records is not counted, and of
@@ -41,8 +43,13 @@ class Explanation:
     mask: str
     tiles: int
     pairs: int
-    flops: int
+    operations: dict[str, int]
     extra_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of both matrix products of the forward pass."""
+        return self.operations["QKᵀ"] + self.operations["AV"]
 
     @classmethod
     def of(cls, given: Ingredients, route: Route, value_dim: int, dropout_p: float, *, mask: Mask) -> Explanation:
@@ -61,19 +68,21 @@ class Explanation:
             str(mask) if str(mask) == str(given.rule) else f"{mask}, the same as {given.rule}",
             cost.tiles,
             cost.pairs,
-            2 * cost.pairs * (given.query.shape[3] + value_dim),
+            {"QKᵀ": 2 * cost.pairs * given.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
             _extra_bytes(own, route, cost, value_dim),
         )
 
     def __str__(self) -> str:
         total = math.prod(self.shape)
         share = 100 * self.pairs / total if total else 100.0
+        scores, exponentials, sums = (self.operations[name] / 1e9 for name in ("QKᵀ", "softmax", "AV"))
         lines = [
             f"kernel   {self.kernel}",
             f"shape    {list(self.shape)}  [batch, heads, q_len, kv_len]",
             f"mask     {self.mask}",
             f"tiles    {self.tiles:,}, holding {self.pairs:,} of {total:,} pairs ({share:.3g} %)",
             f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} MiB besides tensors",
+            f"steps    QKᵀ {scores:.3g} GFLOP, softmax {exponentials:.3g} G exponentials, AV {sums:.3g} GFLOP",
         ]
         for name, reasons in self.passed_over.items():
             lines += [f"not {name}: {reason}" for reason in reasons]

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.attention import attention
 from saccade.masks import Causal
 from saccade.mechanisms import Delta, Linear
+from saccade.tasks import mqar
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
@@ -46,6 +47,18 @@ def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
     return attention(key[None, None], key[None, None], value[None, None], scale=1e4)[0, 0]
 
 
+def _answered(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
+    """Share of the questions of `saccade.tasks.mqar` that are answered, tokens being random unit vectors."""
+    task = mqar(1, 4 * pairs, pairs, vocab_size=4 * pairs + 1, seed=draw.integer())
+    read = task.tokens[0, : task.context_len].reshape(-1, 2)
+    key, value = (torch.nn.functional.normalize(draw.normal(4 * pairs + 1, width), dim=-1) for _ in range(2))
+    found = recall(key[read[:, 0]], value[read[:, 1]])
+    order, asked = read[:, 0].argsort(), task.tokens[0, task.targets[0] >= 0]
+    place = order[torch.searchsorted(read[order, 0], asked)]
+    answer = (found[place] @ value.T).argmax(-1)
+    return float((answer == task.targets[0, task.targets[0] >= 0]).double().mean())
+
+
 @claim(
     latex=r"\min_S\lVert KS-V\rVert_F^2\ge n-d_k\quad\text{for}\ V^\top V=I",
     source="tutorials on recurrent networks; by the rank of KS; Schlag et al. 2021, arXiv:2102.11174, section 4.1",
@@ -77,6 +90,9 @@ def a_fixed_state_limits_what_is_remembered(
     yield equal("linear attention, 8 axes as keys: squared error", lost(linear, values[:width, :width]), 0.0)
     yield at_least("linear attention, 16 keys: squared error, against n - d_k", lost(linear, crowded), n - width, 1e-9)
     yield at_most("attention, the same 16 keys: squared error", lost(attend, crowded), 1e-9)
+    answered = {name: _answered(draw, recall) for name, recall in (("best", best), ("attention", attend))}
+    yield at_most("recall of 64 pairs (mqar), any state, d_k = 16: share answered", answered["best"], 0.6)
+    yield equal("recall of 64 pairs (mqar), attention: share answered", answered["attention"], 1.0)
     angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
     circle = torch.stack([angles.cos(), angles.sin()], -1)
     yield at_most("attention, 16 keys on a circle, d_k = 2: squared error", lost(attend, circle), 1e-9)

@@ -11,6 +11,7 @@ from saccade.theory import (
     bottleneck,
     capacity,
     complexity,
+    decoding,
     features,
     gradients,
     graphs,
@@ -22,12 +23,16 @@ from saccade.theory import (
     paths,
     products,
     rank,
+    relations,
     relatives,
     scaling,
     similarity,
     softmax,
+    sparsity,
     spectrum,
+    steps,
     symmetry,
+    training,
     universality,
 )
 from saccade.theory.claim import Claim, Verdict
@@ -36,7 +41,8 @@ __all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
 
 _TOPICS = (
     *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
-    *(information, bottleneck, relatives, heads, paths, capacity, complexity, linear_costs, graphs, features, masking),
+    *(information, bottleneck, relatives, heads, training, sparsity, relations, paths, capacity, complexity, steps),
+    *(linear_costs, decoding, graphs, features, masking),
 )
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, apart, at_least, at_most, estimate
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, estimate, same
 
-__all__ = ["kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
+__all__ = ["divided", "kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
 
 _CHOROMANSKI = "Choromanski et al. 2021, arXiv:2009.14794"
 _WANG = "Wang et al. 2020, arXiv:2006.04768"
@@ -59,6 +59,41 @@ def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] =
     directions = draw.normal(200_000, width)
     for kind in ("positive", "trigonometric"):
         yield estimate(f"{kind} features: mean of the estimates", samples(x, y, directions, kind), float((x @ y).exp()))
+
+
+def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """φ(Q)(φ(K)ᵀV), each row divided by φ(q)·Σφ(k)."""
+    gathered = query @ (key.T @ value)
+    return gathered / (query @ key.sum(0))[:, None]
+
+
+@claim(
+    latex=r"\mathrm{Attention}(Q,K,V)\approx\phi(Q)(\phi(K)^\top V)",
+    source="tutorials; with the division Katharopoulos et al. 2020, arXiv:2006.16236, equation 5, and "
+    + _CHOROMANSKI
+    + ", equation 4",
+    verdict="refuted",
+    conditions="each row must be divided by φ(q)·Σφ(k), as softmax is by its sum: what is printed gives sums, not "
+    "averages, even with exact features",
+)
+def features_need_no_division(
+    draw: Draw,
+    *,
+    right: Callable[[Tensor, Tensor, Tensor], Tensor] = divided,
+    printed: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda query, key, value: query @ (key.T @ value),
+) -> Measurements:
+    """Attention is about φ(Q) (φ(K)ᵀ V), for features φ of the softmax kernel."""
+    n, places = 12, 5
+    # Keys at five places, and one feature for each of them: exp(q·k) exactly.
+    points, at = draw.normal(places, 4), torch.arange(n) % places
+    query, value = draw.normal(n, 4), draw.normal(n, 3)
+    of_query, of_key = (query @ points.T).exp(), torch.eye(places, dtype=torch.float64)[at]
+    exact = (query @ points[at].T).softmax(-1) @ value
+    yield same("divided by the sum, against softmax", right(of_query, of_key, value), exact, 1e-10)
+    ones = torch.ones(n, 1, dtype=torch.float64)
+    yield same("divided: sums of rows, against 1", right(of_query, of_key, ones), ones, 1e-10)
+    most = float(printed(of_query, of_key, ones).max())
+    yield apart("as printed: largest sum of a row", most, 1.0, 2.0)
 
 
 @claim(

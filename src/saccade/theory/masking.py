@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from saccade.attention import attention, attention_with_lse
+from saccade.masks import Causal, Padding
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, apart, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
 __all__ = ["filled"]
 
@@ -103,3 +104,34 @@ def empty_rows_give_nothing(
     gradients = torch.autograd.grad(out.square().sum(), (q, k, v))
     yield same("its gradient, against 0", gradients[0][0, 0, 0], zeros, 0.0)
     yield equal("all gradients are finite", all(bool(torch.isfinite(one).all()) for one in gradients), True)
+
+
+@claim(
+    latex=r"j\notin V(i)\ \Rightarrow\ \partial o_i/\partial k_j=\partial o_i/\partial v_j=0",
+    source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
+    verdict="holds",
+    conditions="the mask stands in the scores before softmax. A causal mask lets a token see itself: what is generated "
+    "at place i + 1 was made of the tokens up to i",
+)
+def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
+    """What a mask hides, later tokens or padding, has no influence."""
+    n, tokens = 8, 5
+    q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
+
+    def influence(mask: object) -> Tensor:
+        """How much each output depends on each key and value, ``[n, n]``."""
+
+        def of(key: Tensor, value: Tensor) -> Tensor:
+            return attend(q, key, value, mask)[0, 0].sum(-1)
+
+        by_key, by_value = torch.autograd.functional.jacobian(of, (k, v))
+        return (by_key.abs() + by_value.abs())[:, 0, 0].sum(-1)
+
+    causal, padded = influence(Causal()), influence(Padding([tokens], padded_len=n))
+    yield equal("causal: largest influence of a later token", float(causal.triu(1).max()), 0.0)
+    yield at_least("causal: smallest influence of the token itself and of earlier ones", _least(causal), 1e-6)
+    yield equal("padding: largest influence of what is no token", float(padded[:, tokens:].max()), 0.0)
+
+
+def _least(lower: Tensor) -> float:
+    return float(lower[torch.ones_like(lower, dtype=torch.bool).tril()].min())

@@ -212,8 +212,10 @@ def recurrences_are_sequential(
         "recurrence: growth of the longest chain for twice the length", growth(steps, 128), 2.0, 0.05, "its ends"
     )
     yield at_least("operations in it, n = 128, over n", steps(128) / 128, 1.0)
-    yield equal("attention: growth of the same", growth(path(lambda x: attend(x, x, x)), 128), 1.0)
-    yield equal("four convolutions: growth of the same", growth(path(stack), 128), 1.0)
+    yield equal(
+        "attention: growth of the longest chain for twice the length", growth(path(lambda x: attend(x, x, x)), 128), 1.0
+    )
+    yield equal("four convolutions: growth of the longest chain for twice the length", growth(path(stack), 128), 1.0)
     rounds = [path(scan)(length) for length in (64, 128, 256)]
     yield equal("linear recurrence: operations more for each doubling", rounds[2] - rounds[1], rounds[1] - rounds[0])
     yield at_most("the same, n = 256, over that of the recurrence", rounds[2] / steps(256), 0.1)

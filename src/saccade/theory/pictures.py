@@ -17,15 +17,16 @@ from saccade.theory.draw import Draw
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
 from saccade.theory.information import gaussian_information, patterns
 from saccade.theory.mistakes import MISTAKES
+from saccade.theory.panels import head, legend, side_by_side
 from saccade.theory.paths import attending, convolutions, influence, lstm
+from saccade.theory.picture_of_training import trained
 from saccade.theory.rank import weights_of
 from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
-from saccade.viz.canvas import DPI, GREY, INK, INKS, blank, colours
+from saccade.viz.canvas import GREY, INK, INKS, colours
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["PICTURES"]
@@ -41,15 +42,15 @@ def scaling() -> Figure:
         scores = draw.normal(800, width).norm(dim=-1, keepdim=True) * draw.normal(800, 16)
         left, kept = movability(scores), movability(scores * inverse_root(width))
         found.append([float(x) for x in (kept.median(), left.mean(), left.median())])
-    figure, (axes,) = _panels(1, 4.6)
+    figure, (axes,) = side_by_side(1, 4.6)
     columns = list(zip(*found, strict=True))
     told = (("scaled, median", _GREEN, "-"), ("not scaled, mean", _RED, "-"), ("not scaled, median", _PURPLE, "-"))
     for (label, colour, style), column in zip(told, columns, strict=True):
         axes.plot(widths, column, color=colour, linestyle=style, marker="o", markersize=3, label=label)
     axes.plot(widths, [2 / math.sqrt(width) for width in widths], color=_GREY, linestyle=":", label="2/√d_k")
     axes.set(xscale="log", yscale="log", xlabel="d_k", ylabel="1 - |p|²", ylim=(1e-7, 2))
-    _head(axes, "What is left of softmax's gradient, 16 keys")
-    _legend(axes)
+    head(axes, "What is left of softmax's gradient, 16 keys")
+    legend(axes)
     return figure
 
 
@@ -57,13 +58,13 @@ def softmax() -> Figure:
     """The Jacobian of a row, and the one that tutorials print."""
     weights = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0], dtype=torch.float64).softmax(0)
     right, printed = jacobian(weights), jacobian_as_printed(weights[None])[0, :, 0]
-    figure, panels = _panels(2, 2.6)
+    figure, panels = side_by_side(2, 2.6)
     for axes, matrix, title in zip(
         panels, (right, printed), ("right: δ_ik A_ij (δ_jl - A_il)", "as printed: A_ij (δ_ik - A_kj)"), strict=True
     ):
         image = axes.imshow(matrix.numpy(), cmap="PuOr_r", vmin=-0.4, vmax=0.4)
         axes.set(xlabel="score l", ylabel="weight j", xticks=range(5), yticks=range(5))
-        _head(axes, title, 9)
+        head(axes, title, 9)
         for j in range(5):
             for k in range(5):
                 axes.text(k, j, f"{matrix[j, k]:.2f}", ha="center", va="center", size=7, color=INK)
@@ -77,7 +78,7 @@ def averages() -> Figure:
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
     inside, dropped = (matrix @ value)[0, 0], matrix.matmul(value, dropout_p=0.5, seed=1)[0, 0]
-    figure, (axes,) = _panels(1, 5.0)
+    figure, (axes,) = side_by_side(1, 5.0)
     turn = torch.linspace(0, 2 * math.pi, 2000, dtype=torch.float64)
     furthest = (torch.stack([turn.cos(), turn.sin()], 1) @ value[0, 0].T).argmax(1)
     axes.fill(*value[0, 0, furthest].T.numpy(), color=_FILLED, zorder=0)
@@ -87,8 +88,8 @@ def averages() -> Figure:
         (dropped.numpy(), _RED, "x", "outputs with dropout 0.5"),
     ):
         axes.scatter(points[:, 0], points[:, 1], s=16, color=colour, marker=mark, label=label, linewidth=1)
-    _head(axes, "Outputs lie in the hull of the values")
-    _legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
+    head(axes, "Outputs lie in the hull of the values")
+    legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
     axes.set_aspect("equal")
     return figure
 
@@ -97,7 +98,7 @@ def matrices() -> Figure:
     """Singular values of scores and weights, and eigenvalues of a sink, uniform and random weights."""
     draw = Draw(0, "matrices")
     q, k = draw.normal(64, 8), draw.normal(64, 8)
-    figure, (left, right) = _panels(2, 3.0)
+    figure, (left, right) = side_by_side(2, 3.0)
     for matrix, colour, label in (
         (q @ k.T / 8**0.5, _RED, "QKᵀ/√d_k, rank 8"),
         (weights_of(q, k), _PURPLE, "A, rank 64"),
@@ -105,8 +106,8 @@ def matrices() -> Figure:
         values = torch.linalg.svdvals(matrix).clamp_min(1e-17).numpy()
         left.semilogy(range(1, 65), values, ".", color=colour, label=label)
     left.set(xlabel="number", ylabel="singular value")
-    _head(left, "Softmax does not keep rank")
-    _legend(left)
+    head(left, "Softmax does not keep rank")
+    legend(left)
     values = torch.linalg.eigvals(weights_of(3 * q, k)).numpy()
     turn = torch.linspace(0, 2 * math.pi, 200)
     right.plot(turn.cos().numpy(), turn.sin().numpy(), color=_GREY, linewidth=0.8)
@@ -115,8 +116,8 @@ def matrices() -> Figure:
     right.scatter([1, 0], [0, 0], label="a sink; uniform weights", zorder=3, **ring)
     right.set_aspect("equal")
     right.set(xlim=(-1.15, 1.15), ylim=(-1.6, 1.15), xlabel="real part", ylabel="imaginary part")
-    _head(right, "Eigenvalues")
-    _legend(right, loc="lower left")
+    head(right, "Eigenvalues")
+    legend(right, loc="lower left")
     return figure
 
 
@@ -130,13 +131,13 @@ def inference() -> Figure:
     for _ in range(25):
         at = attention(at[None, None], keys[None, None], keys[None, None], score=score)[0, 0]
         path.append(at)
-    figure, (left, right) = _panels(2, 3.0)
+    figure, (left, right) = side_by_side(2, 3.0)
     left.scatter(keys[:, 0].numpy(), keys[:, 1].numpy(), s=5, color=_GREY)
     for one in torch.stack(path, 1).numpy():
         left.plot(one[:, 0], one[:, 1], color=_PURPLE, linewidth=0.8)
         left.scatter(one[-1, :1], one[-1, 1:], s=22, color=_RED, zorder=3)
     left.set_aspect("equal")
-    _head(left, "Attention to keys as values climbs their density", 9)
+    head(left, "Attention to keys as values climbs their density", 9)
     for place, one in enumerate(patterns(16).values()):
         entropy, passed = float(torch.special.entr(one).sum(-1).mean()), gaussian_information(one, 0.01)
         for shift, nats, colour, what in (
@@ -149,8 +150,8 @@ def inference() -> Figure:
     right.set_yticks(range(3), ["one key each", "a sink", "uniform"])
     right.set_xlim(0, 44)
     right.invert_yaxis()
-    _head(right, "Together, sparse rows can tell the most", 9)
-    _legend(right, loc="lower right")
+    head(right, "Together, sparse rows can tell the most", 9)
+    legend(right, loc="lower right")
     return figure
 
 
@@ -160,7 +161,7 @@ def relatives() -> Figure:
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
     after = kalman_update(prior, prior_cov, seen, noise_cov)
-    figure, (axes,) = _panels(1, 5.0)
+    figure, (axes,) = side_by_side(1, 5.0)
     axes.fill([0, 1, 1, 0], [-1, -1, 0, 0], facecolor=_FILLED, edgecolor="none")
     turn = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
     circle = torch.stack([turn.cos(), turn.sin()])
@@ -172,14 +173,14 @@ def relatives() -> Figure:
     axes.scatter(after[:1].numpy(), after[1:].numpy(), color=_PURPLE, s=36, marker="D", label=label)
     axes.set(xlim=(-1.6, 2.2), ylim=(-2.0, 1.7))
     axes.set_aspect("equal")
-    _head(axes, "An update outside of the box that averages stay in", 9)
-    _legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
+    head(axes, "An update outside of the box that averages stay in", 9)
+    legend(axes, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
 def cost() -> Figure:
     """Counted operations against length, and influence against distance."""
-    figure, (left, right) = _panels(2, 3.0)
+    figure, (left, right) = side_by_side(2, 3.0)
     lengths, width = [2**power for power in range(4, 14)], 64
 
     def meta(length: int) -> Tensor:
@@ -195,8 +196,8 @@ def cost() -> Figure:
         left.plot(lengths, [count(n) for n in lengths], color=colour, marker="o", markersize=2.5, label=name)
     left.axvline(width, color=_GREY, linestyle=":", linewidth=1)
     left.set(xscale="log", yscale="log", xlabel="n (dotted: n = d = 64)", ylabel="operations in matrix products")
-    _head(left, "Counted operations")
-    _legend(left)
+    head(left, "Counted operations")
+    legend(left)
     draw = Draw(0, "cost")
     attend, x = attending(draw), draw.normal(32, 65, 16)
     layers = {
@@ -210,14 +211,14 @@ def cost() -> Figure:
         shown = found[found > 0]
         right.plot(range(len(shown)), shown / shown[1], color=colour, label=name)
     right.set(yscale="log", xlabel="distance", ylabel="influence, against distance 1", ylim=(1e-14, 50))
-    _head(right, "Influence on the last output")
-    _legend(right)
+    head(right, "Influence on the last output")
+    legend(right)
     return figure
 
 
 def features() -> Figure:
     """Variance of two kinds of random features against the angle of query and key."""
-    figure, (axes,) = _panels(1, 4.6)
+    figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
     other = 0.7 * torch.stack([angles.cos(), angles.sin()], 1)
@@ -229,8 +230,8 @@ def features() -> Figure:
         axes.plot(angles.rad2deg().numpy(), relative, color=colour, label=name)
     axes.set(xlabel="angle of query and key, degrees", xticks=range(0, 181, 45))
     axes.set_ylabel("error of one feature, relative to the kernel")
-    _head(axes, "Neither kind of feature is always better; |x| = |y| = 0.7", 9)
-    _legend(axes)
+    head(axes, "Neither kind of feature is always better; |x| = |y| = 0.7", 9)
+    legend(axes)
     return figure
 
 
@@ -241,47 +242,22 @@ def mistakes() -> Figure:
     allowed, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
     shown = {"right": attention(q, k, eye, allowed)}
     shown |= {mistake.name: mistake.function(q, k, eye, allowed) for mistake in MISTAKES[:4]}
-    figure, panels = _panels(5, 1.7)
+    figure, panels = side_by_side(5, 1.7)
     steps = [(x - 0.5, y - 0.5) for y in range(n + 1) for x in (y, y + 1)][1:-1]
     for axes, (name, matrix) in zip(panels, shown.items(), strict=True):
         image = axes.imshow(matrix[0, 0].numpy(), cmap=colours(), vmin=0, vmax=1)
         axes.plot(*zip(*steps, strict=True), color=_GREEN, linewidth=1.2)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(visible=True, color=GREY, linewidth=0.6)
-        _head(axes, name, 8.5)
+        head(axes, name, 8.5)
     panels[0].set(xlabel="key", ylabel="query")
     panels[1].set_xlabel("right of the line: hidden", color=_GREEN)
     figure.colorbar(image, ax=panels, shrink=0.75, aspect=12, pad=0.01).ax.tick_params(labelsize=7)
     return figure
 
 
-def _panels(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
-    """A figure outside of pyplot with panels side by side, each about ``width`` inches wide."""
-    canvas = blank("theory.pictures")
-    figure = canvas.figure
-    figure.clear()
-    figure.set_size_inches(width * count + 0.8, min(width, 3.0) + 0.6)
-    figure.set_layout_engine("constrained")
-    panels = tuple(figure.add_subplot(1, count, number + 1) for number in range(count))
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
-        axes.xaxis.label.set(size=8, color=INK)
-        axes.yaxis.label.set(size=8, color=INK)
-    assert figure.dpi == DPI, "blank() made it so"
-    return figure, panels
-
-
-def _head(axes: Axes, title: str, size: float = 10) -> None:
-    axes.set_title(title, loc="left", size=size, color=INK)
-
-
-def _legend(axes: Axes, **place: Any) -> None:
-    axes.legend(frameon=False, fontsize=8, **place)
-
-
 PICTURES: dict[str, Callable[[], Figure]] = {
     f"theory-{picture.__name__}": picture
-    for picture in (scaling, softmax, averages, matrices, inference, relatives, cost, features, mistakes)
+    for picture in (scaling, softmax, averages, matrices, inference, relatives, trained, cost, features, mistakes)
 }
 """Functions that draw, by the name of the page that shows the picture."""

@@ -55,6 +55,17 @@ CHINESE = {
     "prediction": "预测",
     "observation": "观测",
     "update (0.88, 0.73)": "更新 (0.88, 0.73)",
+    # trained
+    "both neighbours": "两个邻居",
+    "one of 16 keys": "16 个键中的一个",
+    "heads, of the same total width": "头数，总宽度相同",
+    "accuracy": "准确率",
+    "Which is better depends on the task": "哪个更好，要看任务",
+    "drawn by lot": "随机抽取",
+    "the strongest": "权重最大的",
+    "keys that a query reads, of 74": "一个查询读多少个键，共 74 个",
+    "nats a token lost": "每个词元损失的奈特",
+    "Most keys matter little to a decoder": "对解码器来说，大多数键并不要紧",
     # cost
     "Counted operations": "数出的运算量",
     "n (dotted: n = d = 64)": "n（点线：n = d = 64）",

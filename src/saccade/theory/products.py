@@ -92,6 +92,37 @@ def sums_are_matrix_products(
     yield same("output, against the library", whole, summed)
 
 
+def unfitting(widths: tuple[int, int], lengths: tuple[int, int], attend: Callable[..., Tensor]) -> bool:
+    """Whether attention refuses queries and keys of these widths, keys and values of these lengths."""
+    query, key = torch.zeros(1, 1, 3, widths[0]), torch.zeros(1, 1, lengths[0], widths[1])
+    try:
+        attend(query, key, torch.zeros(1, 1, lengths[1], 2))
+    except (RuntimeError, ValueError):
+        return True
+    return False
+
+
+@claim(
+    latex=r"Q\in\mathbb{R}^{n\times d_k},\ K\in\mathbb{R}^{m\times d_k},\ V\in\mathbb{R}^{m\times d_v}",
+    source="lists of common mistakes in tutorials; the shapes of the definition",
+    verdict="holds if",
+    conditions="it is the widths of queries and keys and the lengths of keys and values that must agree; n and m, "
+    "d_k and d_v need not. Where n = m, keys times queries fits as well, and is wrong: that a product "
+    "fits proves nothing",
+)
+def dimensions_must_agree(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
+    """The dimensions of queries, keys and values must agree."""
+    query, key, value = draw.normal(3, 4), draw.normal(5, 4), draw.normal(5, 2)
+    weights = torch.tensor(by_hand(query.tolist(), key.tolist(), value.tolist())[0], dtype=torch.float64)
+    found = attend(query[None, None], key[None, None], value[None, None])[0, 0]
+    yield same("n = 3, m = 5, d_k = 4, d_v = 2: output", found, weights @ value)
+    yield equal("queries of width 4, keys of width 6: refused", unfitting((4, 6), (5, 5), attend), True)
+    yield equal("5 keys, 6 values: refused", unfitting((4, 4), (5, 6), attend), True)
+    tokens = draw.normal(1, 1, 5, 4)
+    turned = (tokens @ tokens.mT / 2).softmax(-2) @ tokens
+    yield differ("n = m: keys times queries fits too", turned, attend(tokens, tokens, tokens), 0.01)
+
+
 @claim(
     latex=r"O=A(Q,K)\,V",
     source="by definition; the tutorials call it a data-dependent linear map",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.attention import AttentionMatrix, attention
-from saccade.masks import Causal, Mask
+from saccade.masks import Causal, Documents, Mask
 from saccade.models import chinese_encoder, small_decoder
+from saccade.nn import MultiHeadAttention
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
@@ -75,8 +76,9 @@ def trained_heads() -> dict[str, list[Tensor]]:
     latex=r"\textstyle\sum_{i\le k}\sigma_i^2\ge 0.9\sum_i\sigma_i^2\ \text{for}\ k\ll n",
     source="tutorials; Wang et al. 2020, arXiv:2006.04768, section 3 and figure 1, for RoBERTa",
     verdict="holds if",
-    conditions="it is said of most trained heads, of the later layers above all: heads that look at one neighbour need "
-    "most of n directions. Random scores of variance 1 need as few, so it says little about what was learned",
+    conditions="it is said of most trained heads, of the later layers above all: heads that look at one neighbour, "
+    "as in the first layer of the encoder, need most of n directions. Random scores of variance 1 need as few, so it "
+    "says little about what was learned",
 )
 def attention_is_approximately_low_rank(
     draw: Draw,
@@ -87,14 +89,46 @@ def attention_is_approximately_low_rank(
     """Attention matrices are approximately of low rank: a few directions hold nearly all of them."""
     for name, layers in heads().items():
         shares = [directions(one).double() / one.shape[-1] for one in layers]
-        yield at_most(
-            f"{name}: directions for 90 % of the energy / n, median head", float(torch.cat(shares).median()), 0.3
-        )
-        yield at_most("the same in the last layer", float(shares[-1].median()), 0.25)
-        widest = float(torch.cat(shares).max())
-        yield at_least("the same, head that needs most", widest, 0.45)
+        typical, widest = float(torch.cat(shares).median()), float(torch.cat(shares).max())
+        yield at_most(f"{name}: directions for 90 % of the energy / n, median head", typical, 0.3)
+        for place, own in enumerate(shares[1:], 2):
+            yield at_most(f"{name}, layer {place}: the same", float(own.median()), 0.35)
+        yield at_least(f"{name}: head that needs most", widest, 0.45)
+        if name == "encoder":
+            yield at_least("encoder, layer 1: median head", float(shares[0].median()), 0.6)
     dense = weights(draw.normal(96, 32), draw.normal(96, 32))
     yield at_most("random scores of variance 1, n = 96", float(directions(dense)) / 96, 0.35)
+
+
+@claim(
+    latex=r"\mathrm{rank}\,A\ll n\ \Rightarrow\ \text{global reach without }n^2\text{ weights}",
+    source="tutorials; against it, by example",
+    verdict="refuted",
+    conditions="rank and reach have nothing to do with one another: blocks that see only themselves are of low rank, "
+    "and causal attention, whose last token sees all, has full rank. What saves the n² trained weights of a fully "
+    "connected layer is that weights are made of the tokens, by the same few matrices for every n",
+)
+def low_rank_explains_global_reach(
+    draw: Draw,
+    *,
+    weights: Callable[..., Tensor] = weights_of,
+    layer: Callable[[int], nn.Module] = lambda n: MultiHeadAttention(16, 2),
+    connected: Callable[[int], nn.Module] = lambda n: nn.Linear(n, n, bias=False, device="meta"),
+) -> Measurements:
+    """Low rank explains why attention reaches everywhere without a fully connected layer."""
+    n, alike = 64, torch.zeros(64, 8, dtype=torch.float64)
+    blocks = weights(alike, alike, Documents([16] * 4))
+    yield equal("four blocks apart: rank of A, n = 64", int(torch.linalg.matrix_rank(blocks)), 4)
+    yield equal("four blocks apart: share of all tokens that one reaches", float((blocks > 0).double().mean()), 0.25)
+    causal = weights(draw.normal(n, 8), draw.normal(n, 8), Causal())
+    yield apart("causal, d_k = 8: rank of A, n = 64", int(torch.linalg.matrix_rank(causal)), 8, 40)
+    yield equal("causal: tokens that the last one reaches", int((causal[-1] > 0).sum()), n)
+
+    def size(make: Callable[[int], nn.Module], length: int) -> int:
+        return sum(one.numel() for one in make(length).parameters())
+
+    yield equal("trained weights for n = 1,024, against n = 64: attention", size(layer, 1024) / size(layer, 64), 1.0)
+    yield equal("the same: fully connected", size(connected, 1024) / size(connected, 64), 256.0)
 
 
 @claim(

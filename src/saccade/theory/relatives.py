@@ -11,8 +11,8 @@ from saccade.attention import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
-from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, same
-from saccade.vision import ChannelAttention
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
+from saccade.vision import ChannelAttention, NonLocal, SpatialAttention
 
 __all__ = ["kalman_update", "non_local_means_of", "precision_weighted"]
 
@@ -54,6 +54,43 @@ def squeeze_and_excitation_is_attention(
     sums = matrix.sum(-1)
     yield apart("sum of a row nearest to 1", float(sums[(sums - 1).abs().argmin()]), 1.0, 0.05)
     yield apart("sum of all gates, which for one distribution is 1", float(gates.sum()), 1.0, 2.0)
+
+
+@claim(
+    latex=r"\sigma(f^{7\times7}[\mathrm{mean};\max])\ \text{compares a position with all others}",
+    source="tutorials; Woo et al. 2018, arXiv:1807.06521, section 3.2; against it the non-local block: Wang et "
+    "al. 2018, arXiv:1711.07971",
+    verdict="refuted",
+    conditions="the map of CBAM is made by a convolution: it knows nothing of a position further off than its "
+    "reach, and each gate is between 0 and 1 by itself. A non-local block does compare all positions, "
+    "and its rows sum to 1",
+)
+def spatial_attention_compares_all_positions(
+    draw: Draw,
+    *,
+    gate: Callable[[], torch.nn.Module] = SpatialAttention,
+    block: Callable[[int], NonLocal] = lambda channels: NonLocal(channels, subsample=1),
+) -> Measurements:
+    """Spatial attention (CBAM) weighs each position by its likeness to all others."""
+    channels, size = 4, 12
+    module = draw.module(gate).eval()
+    features = draw.normal(1, channels, size, size)
+    with torch.no_grad():
+        plain = module(features)[..., 0, 0]
+
+        def change(place: int) -> float:
+            """How far the first position moves with another."""
+            moved = features.clone()
+            moved[..., place, place] += 3.0
+            return float((module(moved)[..., 0, 0] - plain).abs().max())
+
+        yield at_most("CBAM: how far the first position moves with the last", change(-1), 0.0)
+        yield at_least("CBAM: how far it moves with one inside its reach", change(2), 1e-9)
+        gates = (module(features) / features).mean(1)
+        yield apart("CBAM: sum of all gates, which for one distribution is 1", float(gates.sum()), 1.0, 10.0)
+        weights = draw.module(lambda: block(channels)).matrix(features).to_dense()
+    yield at_least("non-local block: smallest weight of one position for another", float(weights.min()), 1e-12)
+    yield equal("non-local block: sum of a row", float(weights[0, 0, 0].sum()), 1.0, 1e-9)
 
 
 @claim(

@@ -47,7 +47,7 @@ def permutation_equivariance(
     where = Sinusoidal(width).double()(torch.arange(n))
     broken["sinusoidal positions"] = attend(permuted + where, None) - attend(x + where, None)[:, :, order]
     for name, difference in broken.items():
-        yield apart(f"the same with {name}, largest difference", float(difference.abs().max()), 0.0, 0.01)
+        yield apart(f"permuted, with {name}, largest difference", float(difference.abs().max()), 0.0, 0.01)
 
 
 @claim(

@@ -15,7 +15,7 @@ from saccade.theory.measurement import Measurement
 
 __all__ = ["SCHEMA", "Finding", "Verification", "verify"]
 
-SCHEMA = "saccade.verification/1"
+SCHEMA = "saccade.verification/2"
 """Name and version of the form that `Verification.to_json` returns."""
 _SAID = ("name", "topic", "statement", "latex", "source", "verdict", "conditions")  # of a claim, in that form
 
@@ -30,6 +30,7 @@ class Finding:
         measurements: in the order in which they were made.
         is_random: whether the check drew random numbers.
         error: what the check raised; empty if nothing.
+        missing: what is not installed and the check needs, as the ImportError says it; empty if nothing.
     """
 
     claim: Claim
@@ -37,6 +38,7 @@ class Finding:
     measurements: tuple[Measurement, ...]
     is_random: bool
     error: str = ""
+    missing: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -57,12 +59,17 @@ class Verification:
     @property
     def contradicted(self) -> tuple[Finding, ...]:
         """Findings that contradict their claim's verdict."""
-        return tuple(finding for finding in self.findings if not finding.agrees)
+        return tuple(finding for finding in self.findings if not (finding.agrees or finding.missing))
+
+    @property
+    def unchecked(self) -> tuple[Finding, ...]:
+        """Findings that say nothing, since something that the check needs is not installed."""
+        return tuple(finding for finding in self.findings if finding.missing)
 
     @property
     def ok(self) -> bool:
         """Something was checked, and nothing contradicts its verdict."""
-        return bool(self.findings) and not self.contradicted
+        return len(self.findings) > len(self.unchecked) and not self.contradicted
 
     @property
     def chance(self) -> float:
@@ -104,7 +111,8 @@ def verify(
     Raises:
         TypeError, ValueError: something that is no claim, or a number that is not an int in its range.
 
-    Cost: all claims take a few seconds a seed on one core.
+    Cost: all claims take about a minute on one core, half of it for small layers that are trained once, for the first
+        seed; each further seed takes a quarter of a minute.
 
     Example:
         >>> from saccade import theory
@@ -136,6 +144,8 @@ def _find(claim: Claim, seed: int) -> Finding:
     draw = Draw(seed, claim.name)
     try:
         measurements = claim.measure(draw)
+    except ImportError as error:
+        return Finding(claim, seed, (), draw.used, missing=" ".join(str(error).split()))
     except Exception as error:  # a check that cannot run has not confirmed anything
         return Finding(claim, seed, (), draw.used, f"{type(error).__name__}: {' '.join(str(error).split())}")
     return Finding(claim, seed, measurements, draw.used)
@@ -146,6 +156,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "seed": finding.seed,
         "agrees": finding.agrees,
         "error": finding.error,
+        "missing": finding.missing,
         "measurements": [
             dataclasses.asdict(one)
             | {"expected": _finite(one.expected), "seen": _finite(one.seen), "agrees": one.agrees}

@@ -1,0 +1,64 @@
+"""Every statement of the tutorials has a claim that judges it, and a measurement that could contradict the verdict."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from saccade import theory
+from saccade.cli.app import app
+from saccade.theory.claim import VERDICTS
+from saccade.theory.documents import DOCUMENTS, listed, tables
+
+DOCS = Path(__file__).parents[2] / "docs"
+SAID = [said for document in DOCUMENTS for said in document.says]
+
+
+def command(*arguments):
+    result = CliRunner().invoke(app, ["verify", "--list", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_there_are_five_with_many_statements():
+    assert len(DOCUMENTS) == 5
+    assert len(SAID) > 140
+    for document in DOCUMENTS:
+        statements = [said.statement for said in document.says]
+        assert len(statements) == len(set(statements))
+
+
+@pytest.mark.parametrize("said", SAID, ids=lambda said: said.statement[:50])
+def test_each_statement_is_complete(said):
+    assert theory.find(said.claim)  # whose measurement of this name is looked for where the claim is run
+    assert said.verdict in VERDICTS
+    assert said.statement.endswith(".")
+    assert said.chinese.endswith("。")
+    assert re.search(r"[\u4e00-\u9fff]", said.chinese)
+
+
+def test_the_list_by_document_has_every_statement():
+    told = command("--by", "document")
+    assert told == listed()
+    for said in SAID:
+        assert f"  {said.verdict:<8}  {said.statement}\n            {said.claim}: {said.row}\n" in told
+
+
+def test_a_list_can_be_of_some_claims():
+    told = command("--by", "document", "--only", "attention-has-low-rank")
+    assert told.splitlines()[0] == "THE MATHEMATICS OF ATTENTION"
+    assert len(told.splitlines()) == 3
+
+
+def test_the_list_by_topic_has_every_claim():
+    told = command()
+    for claim in theory.CLAIMS:
+        assert f"  {claim.verdict:<8}  {claim.name}: {claim.statement}\n" in told
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_is_what_the_command_prints(language):
+    told = command("--by", "document", "--markdown", "--language", language)
+    assert told == tables(chinese=language == "zh")
+    assert (DOCS / language / "theory-documents.md").read_text(encoding="utf-8").endswith(told)
