@@ -11,6 +11,8 @@ from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 from saccade.theory.trained import Layer, Task, attentive, convolution, learned, neighbours, recall, triples
 
+__all__: list[str] = []
+
 
 @claim(
     latex=r"\mathrm{loss}(h\ \text{heads})<\mathrm{loss}(1\ \text{head})",
