@@ -75,9 +75,9 @@ def _no_scale(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor
     return scores.masked_fill(~mask, -1e9).softmax(-1) @ value
 
 
-def _turned_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def _one_mask_for_all(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     scores = query @ key.mT * query.shape[-1] ** -0.5
-    return scores.masked_fill(mask, -1e9).softmax(-1) @ value
+    return scores.masked_fill(~mask.any(0), -1e9).softmax(-1) @ value
 
 
 def _wrong_axis(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -99,7 +99,13 @@ MISTAKES = (
         "more-keys",
     ),
     Mistake("missing scale", "scores are not divided by the root of head_dim", _no_scale, "oracle", "full"),
-    Mistake("wrong mask", "True is read as hidden, where it says visible", _turned_mask, "polarity", "causal"),
+    Mistake(
+        "wrong mask",
+        "texts of several lengths are padded, and all get the mask of the longest: the others look at padding",
+        _one_mask_for_all,
+        "polarity",
+        "padding",
+    ),
     Mistake("wrong axis", "softmax runs over queries instead of keys", _wrong_axis, "ones", "full"),
     Mistake(
         "quadratic memory",

@@ -237,16 +237,20 @@ def features() -> Figure:
 
 def mistakes() -> Figure:
     """The matrices of the common mistakes beside the right one: what each function makes of values that are units."""
-    draw, n = Draw(0, "mistakes"), 7
+    draw, n, tokens = Draw(0, "mistakes"), 7, 4
     q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
-    allowed, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
-    shown = {"right": attention(q, k, eye, allowed)}
-    shown |= {mistake.name: mistake.function(q, k, eye, allowed) for mistake in MISTAKES[:4]}
+    causal, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
+    padded = (torch.arange(n) < torch.tensor([[n], [tokens]]))[:, None, None]  # two texts; the second is shorter
+    diagonal = [(x - 0.5, y - 0.5) for y in range(n + 1) for x in (y, y + 1)][1:-1]
+    steps = {"wrong mask": [(tokens - 0.5, -0.5), (tokens - 0.5, n - 0.5)]}
+    shown = {"right": attention(q, k, eye, causal)}
+    for mistake in MISTAKES[:4]:
+        allowed = padded.expand(2, 1, n, n) if mistake.name in steps else causal
+        shown[mistake.name] = mistake.function(q, k, eye, allowed)[-1:]
     figure, panels = side_by_side(5, 1.7)
-    steps = [(x - 0.5, y - 0.5) for y in range(n + 1) for x in (y, y + 1)][1:-1]
     for axes, (name, matrix) in zip(panels, shown.items(), strict=True):
         image = axes.imshow(matrix[0, 0].numpy(), cmap=colours(), vmin=0, vmax=1)
-        axes.plot(*zip(*steps, strict=True), color=_GREEN, linewidth=1.2)
+        axes.plot(*zip(*steps.get(name, diagonal), strict=True), color=_GREEN, linewidth=1.2)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(visible=True, color=GREY, linewidth=0.6)
         head(axes, name, 8.5)

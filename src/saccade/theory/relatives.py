@@ -58,7 +58,7 @@ def squeeze_and_excitation_is_attention(
 
 @claim(
     latex=r"\sigma(f^{7\times7}[\mathrm{mean};\max])\ \text{compares a position with all others}",
-    source="tutorials; Woo et al. 2018, arXiv:1807.06521, section 3.2; against it the non-local block: Wang et "
+    source="tutorials; Woo et al. 2018, arXiv:1807.06521, section 3; against it the non-local block: Wang et "
     "al. 2018, arXiv:1711.07971",
     verdict="refuted",
     conditions="the map of CBAM is made by a convolution: it knows nothing of a position further off than its "
