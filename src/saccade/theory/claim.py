@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -81,11 +82,22 @@ class Claim:
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
             raise type_error("Claim.check", f"ingredients of {self.name}", rule, ", ".join(unknown))
-        with torch.enable_grad():
+        with _one_thread(), torch.enable_grad():
             return tuple(self.trial(draw, **kwargs))
 
     def __str__(self) -> str:
         return f"{self.name} ({self.verdict}): {self.statement}"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors as small as those of a claim gain little from several threads, and lose much beside a busy process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def claim(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -132,31 +131,6 @@ def learned(
         examples: how many to draw them from; new ones in every step when None.
         activation: between layer and readout.
     """
-    with _one_thread():
-        return _learned(layer, task, steps, rate, seeds, width, examples, activation)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from several threads, and lose much beside a busy process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _learned(
-    layer: Layer,
-    task: Task,
-    steps: int,
-    rate: float,
-    seeds: int,
-    width: int,
-    examples: int | None,
-    activation: Callable[[Tensor], Tensor],
-) -> Learned:
     begin, data = Generator().manual_seed(0), Generator().manual_seed(1)
 
     def weight(*shape: int, scale: float = 1.0) -> Tensor:
