@@ -5,6 +5,7 @@ The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`
 
 from saccade import integrations, masks, mechanisms, models, nn, positions, scores, statistics, text, vision, viz
 from saccade.attention import AttentionMatrix, attention, attention_with_lse
+from saccade.auditing import audit
 from saccade.errors import UnsupportedError
 from saccade.integrations.replacing import Replaced, replace_attention
 from saccade.matrix import Matrix
@@ -20,6 +21,7 @@ __all__ = [
     "AttentionMatrix",
     "Matrix",
     "compare",
+    "audit",
     "pack",
     "Packed",
     "record",

@@ -12,6 +12,7 @@ from saccade.testing.conformance import check, trials, try_law
 from saccade.testing.laws import LAWS, Law, LawBroken
 from saccade.testing.mutants import MUTANTS, Mutant
 from saccade.testing.problem import Problem
+from saccade.testing.reach import assert_reach
 from saccade.testing.report import Report, Result
 from saccade.testing.subject import Claims, Subject
 from saccade.testing.tolerances import TOLERANCES, Tolerance, error, tolerance
@@ -40,4 +41,5 @@ __all__ = [
     "error",
     "definitions",
     "oracle",
+    "assert_reach",
 ]

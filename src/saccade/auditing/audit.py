@@ -1,0 +1,215 @@
+"""audit: a model held against what is declared of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import platform
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.arguments import instance, integer
+from saccade.auditing.by_layer import ByLayer, mixers
+from saccade.auditing.declared import Declared, from_config, rules_of
+from saccade.auditing.end_to_end import EndToEnd
+from saccade.auditing.finding import Finding, Judged
+from saccade.auditing.noise import jitter, repeats, undisturbed
+from saccade.auditing.place import depth_of, first_module
+from saccade.auditing.reach import Reach
+from saccade.auditing.report import Report, reached_by_gradient
+from saccade.auditing.subject import Subject, rows_of
+from saccade.errors import value_error
+from saccade.masks import Mask
+
+__all__ = ["audit"]
+
+_DRAWN = 64  # tokens up to which every pair is measured, for the picture
+_FACTOR = 4.0  # right models differ by at most 1.2 times what rounding does to them
+
+
+def audit(
+    model: Callable[..., Any],
+    rule: Declared | None = None,
+    *,
+    inputs: Tensor | Mapping[str, Any] | None = None,
+    length: int = 48,
+    layers: int | None = None,
+    padding: Tensor | None = None,
+    outputs: Callable[[Any], Tensor] = rows_of,
+    tests: int = 12,
+    seed: int = 0,
+) -> Report:
+    """Which token reaches which in a model, held against a rule: end to end, and layer by layer.
+
+    The model runs as it is, on whatever kernel it has. Outputs may depend on a token only where the rule, closed over
+    the layers with their residual connections, allows it; and each module that mixes tokens must do, run again in its
+    place, what the rule of its own layer says. Two probes look: changes of the tokens' vectors, and gradients, of
+    which the smallest that is not 0 counts.
+
+    Args:
+        model: a module or function from tokens ``[batch, length]``, or from vectors ``[batch, length, width]``, to
+            rows ``[batch, length, ...]``.
+        rule: a mask for all layers, a list with one for each, or a mapping from patterns of module names to masks. Read
+            from ``model.config`` when None, and then said to be assumed.
+        inputs: tokens or vectors, or all keyword arguments of the model; two random texts when None.
+        length: of random texts.
+        layers: how many layers there are; as many as modules that mix tokens when None.
+        padding: True where a token stands, bool ``[batch, length]``; rows of padding are not judged. All when None.
+        outputs: reads the rows of what the model returns; logits, hidden states or the tensor itself by default.
+        tests: sets of rows to look at.
+        seed: of the random text and of all changes.
+
+    Returns:
+        A `Report`; print it. `Report.ok` says whether all that was asked held.
+
+    Raises:
+        TypeError, ValueError: what is no mask, no input that the model takes, no rows of the right shape; a model that
+            is being trained with dropout.
+
+    Cost: about 35 forward passes for a right model, and 50 for one that leaks; memory of one forward and backward pass.
+
+    Example:
+        >>> import saccade as sc
+        >>> model = sc.models.small_decoder()
+        >>> sc.audit(model, sc.masks.Causal()).ok
+        True
+    """
+    integer("audit", "length", length, 2)
+    integer("audit", "tests", tests, 1)
+    integer("audit", "seed", seed, 0)
+    _check_still(model)
+    with undisturbed(model) if isinstance(model, nn.Module) else nullcontext():
+        subject = Subject(
+            model, _without_cache(model, _texts(model, length, seed) if inputs is None else inputs), outputs
+        )
+        judged = _judged(padding, subject.shape)
+        declared, is_assumed = (rule, False) if rule is not None else (_assumed(model), True)
+        names = mixers(subject)
+        rules = rules_of(declared, names, layers)
+        reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
+        floor = _floor(subject, judged)
+        probes = EndToEnd(subject, reach, judged, floor=floor, tests=tests, seed=seed).run()
+        claims = [*_end_to_end(subject, reach, probes, floor), _by_layer(subject, reach, names, judged)]
+        pictured = _pictured(subject, reach)
+        return Report(
+            type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "a function"),
+            ("assumed: " if is_assumed else "") + _told(rules),
+            tuple(claims),
+            subject.shape,
+            str(subject.vectors.dtype).removeprefix("torch."),
+            seed,
+            floor,
+            tests,
+            probes.covered,
+            {"torch": torch.__version__, "python": platform.python_version()},
+            *pictured,
+        )
+
+
+def _check_still(model: object) -> None:
+    if not isinstance(model, nn.Module) or not model.training:
+        return
+    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
+    if drops:
+        hint = "model.eval() stands still; or set p to 0 and audit what training does"
+        raise value_error("audit", "model", "not drop at random", f"training, with {drops[0] or 'dropout'}", hint=hint)
+
+
+def _without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
+    """What a model of transformers is called with: a module that runs again must not find its own keys in a cache."""
+    if not isinstance(model, nn.Module) or "use_cache" not in inspect.signature(model.forward).parameters:
+        return inputs
+    if isinstance(inputs, Tensor):
+        inputs = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
+    return {"use_cache": False} | dict(inputs)
+
+
+def _texts(model: object, length: int, seed: int) -> Tensor:
+    """Two random texts of a vocabulary that the model's configuration, or its first table, tells."""
+    tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
+    if not tables:
+        hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
+        raise value_error("audit", "inputs", "be given for a model without a table of embeddings", None, hint=hint)
+    text = getattr(model, "config", None)
+    size = getattr(text, "vocab_size", None) or tables[0].num_embeddings
+    device = tables[0].weight.device
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(min(3, size - 1), size, (2, length), generator=draw).to(device)
+
+
+def _judged(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
+    if padding is None:
+        return torch.ones(shape, dtype=torch.bool)
+    instance("audit", "padding", padding, Tensor, "be a bool tensor [batch, length]")
+    if padding.shape != shape:
+        raise value_error("audit", "padding", f"have shape {list(shape)}", list(padding.shape))
+    return padding.bool().cpu()
+
+
+def _assumed(model: object) -> Declared:
+    found = from_config(model)
+    if found is None:
+        hint = "saccade.masks has the words: audit(model, masks.Causal() & masks.Window(127, 0))"
+        raise value_error("audit", "rule", "be given for a model whose configuration does not say it", None, hint=hint)
+    return found
+
+
+def _floor(subject: Subject, judged: Tensor) -> float:
+    """How much outputs change by noise alone: by running again, and by one unit in what every module returns."""
+    again = repeats(subject.run, 3)
+    model = subject.model
+    moved = jitter(model, subject.run) if isinstance(model, nn.Module) else 0.0
+    return _FACTOR * max(again, moved)
+
+
+def _end_to_end(subject: Subject, reach: Reach, probes: EndToEnd, floor: float) -> list[Judged]:
+    """Two claims: nothing leaks, nothing is blind."""
+    judged = []
+    for name, kind in (("reach", "leak"), ("sight", "blind")):
+        own = [one for one in probes.findings if one.kind == kind]
+        found: Finding | None = own[0] if own else None
+        if found is not None and found.key is not None and kind == "leak":
+            found = _placed(subject, reach, probes, found)
+        largest = probes.largest if kind == "leak" else 0.0
+        judged.append(Judged(name, "broken" if own else "held", largest, floor if kind == "leak" else 0.0, found))
+    return judged
+
+
+def _placed(subject: Subject, reach: Reach, probes: EndToEnd, found: Finding) -> Finding:
+    assert found.key is not None
+    module = first_module(subject, reach, found.key, probes.swapped(reach.one(*found.key)))
+    return dataclasses.replace(found, module=module)
+
+
+def _by_layer(subject: Subject, reach: Reach, names: list[str], judged: Tensor) -> Judged:
+    if not names:
+        return Judged(
+            "by layer", "not answered", why="no module was seen to mix tokens: a function, or one that hooks miss"
+        )
+    layers = len(reach.rules)
+    places = {name: place if len(names) == layers else depth_of(name, layers) for place, name in enumerate(names)}
+    found = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, judged).run().findings
+    leaks = [one for one in found if one.kind == "leak"]
+    first = next(iter([*leaks, *found]), None)
+    return Judged("by layer", "broken" if found else "held", max((one.size for one in leaks), default=0.0), 0.0, first)
+
+
+def _pictured(subject: Subject, reach: Reach) -> tuple[Tensor | None, Tensor | None]:
+    length = subject.shape[1]
+    if length > _DRAWN:
+        return None, None
+    leaf, out = subject.graph()
+    if not out.requires_grad:
+        return None, None
+    declared = torch.stack([reach.sources(reach.one(0, place))[0] for place in range(length)])
+    return declared, reached_by_gradient(leaf, out)
+
+
+def _told(rules: list[Mask]) -> str:
+    if all(rule == rules[0] for rule in rules):
+        return f"{rules[0]} in {len(rules)} layers"
+    return "; ".join(f"layer {place}: {rule}" for place, rule in enumerate(rules, 1))

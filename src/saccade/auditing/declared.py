@@ -1,0 +1,89 @@
+"""What is declared of a model: its rule, layer by layer, given or read from its configuration."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saccade import masks
+from saccade.errors import type_error, value_error
+from saccade.masks import Mask
+
+__all__ = ["Declared", "from_config", "rules_of"]
+
+Declared = Mask | Sequence[Mask] | Mapping[str, Mask]
+"""A rule for all layers, one for each, or rules by patterns of module names ("*.layers.0.*")."""
+
+
+def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> list[Mask]:
+    """One rule for each layer, first to last.
+
+    Args:
+        declared: the rule or rules.
+        mixers: names of the modules that mix tokens, in the order in which they run.
+        layers: how many layers there are; as many as mixers when None.
+
+    Raises:
+        TypeError, ValueError: what is no mask, lists of another length, modules that no pattern names.
+    """
+    count = layers or len(mixers) or 1
+    if isinstance(declared, Mask):
+        return [declared] * count
+    if isinstance(declared, Mapping):
+        found = [_by_pattern(declared, name) for name in mixers]
+    else:
+        found = list(declared)
+        if len(found) != count:
+            hint = f"modules that mix tokens: {', '.join(mixers) or 'none found'}"
+            raise value_error(
+                "audit", "rule", f"be one mask for each of {count} layers", f"{len(found)} masks", hint=hint
+            )
+    wrong = [type(rule).__name__ for rule in found if not isinstance(rule, Mask)]
+    if wrong:
+        raise type_error("audit", "rule", "be masks", ", ".join(wrong))
+    return found
+
+
+def _by_pattern(declared: Mapping[str, Mask], name: str) -> Mask:
+    for pattern, rule in declared.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return rule
+    raise value_error("audit", "rule", f"name the module {name} by some pattern", list(declared), hint='"*" names all')
+
+
+def from_config(model: Any) -> list[Mask] | Mask | None:
+    """The rule that the configuration of a model declares, of transformers or of ours; None where it says too little.
+
+    A window of w in transformers is `Window(w - 1, 0)`; ModernBERT's ``local_attention`` of w is
+    ``Window(w // 2, w // 2)``.
+    """
+    if (config := getattr(model, "config", None)) is None:
+        return None
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if isinstance(own := getattr(text, "mask", None), Mask):
+        return masks.Causal() & own
+    if type(text).__name__ == "DecoderConfig":
+        return masks.Causal()
+    if (local := getattr(text, "local_attention", None)) and (every := getattr(text, "global_attn_every_n_layers", 0)):
+        near = masks.Window(local // 2, local // 2)
+        return [masks.Full() if layer % every == 0 else near for layer in range(text.num_hidden_layers)]
+    if _is_causal(model, text):
+        return _windows(text)
+    return masks.Full() if type(text).__name__ in ("EncoderConfig", "BertConfig", "RobertaConfig") else None
+
+
+def _windows(text: Any) -> list[Mask] | Mask:
+    """Causal attention, with a window in those layers that have one."""
+    width = getattr(text, "sliding_window", None)
+    near = masks.Causal() & masks.Window(width - 1, 0) if width else masks.Causal()
+    if kinds := getattr(text, "layer_types", None):
+        return [near if kind == "sliding_attention" else masks.Causal() for kind in kinds]
+    return near if getattr(text, "use_sliding_window", True) else masks.Causal()
+
+
+def _is_causal(model: Any, text: Any) -> bool:
+    if getattr(model.config, "is_encoder_decoder", False):
+        return False
+    names = [type(model).__name__, *(getattr(model.config, "architectures", None) or ())]
+    return getattr(text, "is_decoder", False) or any("CausalLM" in name or "LMHead" in name for name in names)

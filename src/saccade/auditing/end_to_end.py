@@ -1,0 +1,160 @@
+"""End to end: outputs may depend on tokens only where the rules of all layers together allow it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.finding import Finding
+from saccade.auditing.reach import Reach
+from saccade.auditing.sets import Rows, combs, separating
+from saccade.auditing.subject import Subject
+
+__all__ = ["EndToEnd", "changed"]
+
+_COUNTED = 512  # tokens up to which the share of pairs that were tested is counted
+
+
+def changed(rows: Tensor, base: Tensor, scale: float) -> Tensor:
+    """Largest change of each row, by the root mean square of all; a NaN on one side only is infinite."""
+    apart = (rows.double() - base.double()).abs()
+    apart[rows.isnan() & base.isnan()] = 0
+    return apart.nan_to_num(nan=math.inf).flatten(2).amax(-1).cpu() / scale
+
+
+class EndToEnd:
+    """The probes of one model on one input, and what they found.
+
+    Two probes look at every set, since each misses what the other finds. The gradient of an output by a token that it
+    must not see is exactly 0, so the smallest leak shows; but it does not pass through counts, routers and rounding.
+    A change of the tokens does, as long as it is larger than the noise.
+
+    Args:
+        subject: the model and its input.
+        reach: the declared rules.
+        judged: rows that say something, bool ``[batch, length]``: not those of padding.
+        floor: changes up to this are noise.
+        tests: sets of rows to look at.
+        seed: of the changes and of the rows.
+
+    Attributes:
+        findings: leaks and blind pairs, at most one for each probe.
+        largest: largest change of a row that ought not to have changed.
+        covered: share of the forbidden pairs that some change could have shown; None above 512 tokens.
+    """
+
+    def __init__(self, subject: Subject, reach: Reach, judged: Tensor, *, floor: float, tests: int, seed: int):
+        self.subject, self.reach, self.judged, self.floor = subject, reach, judged, floor
+        self.findings: list[Finding] = []
+        self.largest, self.covered = 0.0, None if reach.shape[1] > _COUNTED else 0.0
+        self._sets = list(combs(reach, judged, tests, seed))
+        draw = torch.Generator().manual_seed(seed)
+        vectors = subject.vectors
+        noise = torch.randn(vectors.shape, generator=draw, dtype=torch.float64).to(vectors)
+        self._other = vectors + noise * vectors.std()
+        self._base = subject.run()
+        self._scale = float(self._base.double()[judged.to(self._base.device)].square().mean().sqrt()) or 1.0
+
+    def run(self) -> EndToEnd:
+        """Look at all sets, by both probes; stop looking for what has been found."""
+        tried: list[tuple[Tensor, Tensor]] = []
+        for keys in [*separating(self.reach), *(~own.sources for own in self._sets)]:
+            clean = self.judged & ~self.reach.through(keys)
+            if bool(clean.any()) and bool(keys.any()):
+                tried.append((clean, keys))
+                self._change(clean, keys)
+        self._cover(tried)
+        self._gradients()
+        return self
+
+    def swapped(self, keys: Tensor) -> Tensor:
+        """The vectors, with others in the place of those of ``keys``."""
+        return torch.where(keys.to(self._other.device)[..., None], self._other, self.subject.vectors)
+
+    def effect(self, keys: Tensor) -> Tensor:
+        """How much each row changes if these tokens do."""
+        return changed(self.subject.run(self.swapped(keys)), self._base, self._scale)
+
+    def _found(self, kind: str, probe: str) -> bool:
+        return any((one.kind, one.probe) == (kind, probe) for one in self.findings)
+
+    def _change(self, clean: Tensor, keys: Tensor) -> None:
+        size = self.effect(keys)
+        self.largest = max(self.largest, float(size[clean].max()))
+        hit = clean & (size > self.floor)
+        if not bool(hit.any()) or self._found("leak", "change"):
+            return
+        item, place = hit.nonzero()[0].tolist()
+        key = _halved(keys, lambda half: bool(self.effect(half)[item, place] > self.floor))
+        found = Finding("leak", (item, place), key, float(size[item, place]), "", "change", self.subject.passes)
+        self.findings.append(found)
+
+    def _gradients(self) -> None:
+        leaf, out = self.subject.graph()
+        if not out.requires_grad:
+            return
+        draw = torch.Generator().manual_seed(1)
+
+        def pull(rows: Tensor) -> Tensor:
+            """What the outputs of some rows ask of every token."""
+            weights = torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out)
+            weights = weights * rows.to(out.device).view(*rows.shape, *[1] * (out.dim() - 2))
+            self.subject.passes += 1
+            (found,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
+            return found.double().abs().nan_to_num(nan=math.inf).amax(-1).cpu()
+
+        for own in self._sets:
+            self._pull_clean(own, pull)
+            self._pull_rows(own, pull)
+
+    def _pull_clean(self, own: Rows, pull: Callable[[Tensor], Tensor]) -> None:
+        clean = self.judged & ~self.reach.through(~own.sources)
+        if self._found("leak", "gradient") or not bool(clean.any()):
+            return
+        size = pull(clean)
+        bad = (size > 0) & ~own.sources
+        if not bool(bad.any()):
+            return
+        item, place = bad.nonzero()[0].tolist()
+        row = _halved(clean, lambda half: bool(pull(half)[item, place] > 0))
+        typical = size[own.sources].median() if bool(own.sources.any()) else size.new_tensor(1.0)
+        relative = float(size[item, place] / typical) if float(typical) else math.inf
+        self.findings.append(Finding("leak", row, (item, place), relative, "", "gradient", self.subject.passes))
+
+    def _pull_rows(self, own: Rows, pull: Callable[[Tensor], Tensor]) -> None:
+        if self._found("blind", "gradient"):
+            return
+        bad = (pull(own.rows) == 0) & own.sources & self.judged
+        if not bool(bad.any()):
+            return
+        key = tuple(bad.nonzero()[0].tolist())
+        row = next(tuple(row) for row in own.rows.nonzero().tolist() if self.reach.sources(self.reach.one(*row))[key])
+        self.findings.append(
+            Finding("blind", (row[0], row[1]), (key[0], key[1]), 0.0, "", "gradient", self.subject.passes)
+        )
+
+    def _cover(self, tried: Sequence[tuple[Tensor, Tensor]]) -> None:
+        if self.covered is None:
+            return
+        batch, length = self.reach.shape
+        seen = torch.zeros(batch, length, batch, length, dtype=torch.bool)
+        for clean, keys in tried:
+            seen |= clean[:, :, None, None] & keys
+        hidden = torch.stack(
+            [~self.reach.sources(self.reach.one(item, place)) for item in range(batch) for place in range(length)]
+        ).view_as(seen)
+        hidden &= self.judged[:, :, None, None]
+        self.covered = float((seen & hidden).sum() / hidden.sum().clamp_min(1))
+
+
+def _halved(tokens: Tensor, tells: Callable[[Tensor], bool]) -> tuple[int, int]:
+    """One token of a set that still tells, by halves: log2 of its size runs."""
+    while int(tokens.sum()) > 1:
+        places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
+        half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)
+        tokens = half if tells(half) else tokens & ~half
+    item, place = tokens.nonzero()[0].tolist()
+    return item, place

@@ -1,0 +1,148 @@
+"""Report: what an audit says of a model, as a table, as JSON, as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.finding import Finding, Judged
+from saccade.text import visible
+
+__all__ = ["SCHEMA", "Report"]
+
+SCHEMA = "saccade.audit/1"
+"""Name and version of the form that `Report.to_json` returns."""
+_HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What an audit says.
+
+    Attributes:
+        model: its class, or the function's name.
+        rule: what was declared, layer by layer, as text; "assumed" stands before what the configuration says.
+        claims: what came of each claim.
+        shape: batch items and tokens of the input.
+        dtype: in which the model ran.
+        seed: of the input and of the changes.
+        floor: changes of outputs up to this are noise.
+        tests: sets of tokens that were changed or pulled.
+        covered: share of the forbidden pairs that a change could have shown; None where it was not counted.
+        versions: of what ran.
+        declared, measured: who may influence whom, and who does, bool ``[length, length]`` of the first item; None
+            where the input is too long.
+    """
+
+    model: str
+    rule: str
+    claims: tuple[Judged, ...]
+    shape: tuple[int, int]
+    dtype: str
+    seed: int
+    floor: float
+    tests: int
+    covered: float | None
+    versions: dict[str, str]
+    declared: Tensor | None = None
+    measured: Tensor | None = None
+
+    @property
+    def ok(self) -> bool:
+        """No claim is broken, and some claim was answered."""
+        verdicts = [claim.verdict for claim in self.claims]
+        return "broken" not in verdicts and "held" in verdicts
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The counter-examples of all broken claims."""
+        return tuple(claim.finding for claim in self.claims if claim.finding is not None)
+
+    def __getitem__(self, name: str) -> Judged:
+        """What came of the claim of this name."""
+        for claim in self.claims:
+            if claim.name == name:
+                return claim
+        raise KeyError(f"no claim {name!r}; there are {', '.join(claim.name for claim in self.claims)}")
+
+    def __str__(self) -> str:
+        rows = [_HEADS, *(_row(claim) for claim in self.claims)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+        lines = [f"{visible(self.model)}, {self.shape[0]} x {self.shape[1]} tokens, {self.dtype}, seed {self.seed}"]
+        lines += [f"rule     {visible(self.rule)}", ""]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        lines += [f"{' ' * 2}{claim.name}: {visible(claim.why)}" for claim in self.claims if claim.why]
+        lines += ["", *self._honest()]
+        return "\n".join(lines)
+
+    def _honest(self) -> list[str]:
+        share = "" if self.covered is None else f"; changes covered {self.covered:.0%} of the forbidden pairs"
+        missed = (
+            f"a fault that shows in a share of rows above {3 / max(self.tests, 1):.0%} is missed in less than 1 of 20"
+        )
+        return [
+            f"{self.tests} sets of rows{share}. Of what shows at random rows, {missed} audits.",
+            f"noise up to {self.floor:.1e} of the outputs; " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
+        ]
+
+    def picture(self) -> str:
+        """The declared rule, and beside it what was measured: ``1`` as declared, ``#`` a leak, ``o`` a blind pair.
+
+        Raises:
+            ValueError: the input was longer than 64 tokens, and nothing was measured pair by pair.
+        """
+        if self.declared is None or self.measured is None:
+            raise ValueError("Report.picture: the input must have at most 64 tokens; audit(..., length=48) has")
+        lines = []
+        for may, does in zip(self.declared.tolist(), self.measured.tolist(), strict=True):
+            left = " ".join("1" if one else "." for one in may)
+            right = " ".join(_mark(a, b) for a, b in zip(may, does, strict=True))
+            lines.append(f"{left}    {right}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values, in the form that `SCHEMA` names."""
+        return {
+            "schema": SCHEMA,
+            "ok": self.ok,
+            "model": self.model,
+            "rule": self.rule,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "seed": self.seed,
+            "floor": self.floor,
+            "tests": self.tests,
+            "covered": self.covered,
+            "miss": {"share": 3 / max(self.tests, 1), "confidence": 0.95},
+            "versions": self.versions,
+            "claims": [claim.to_json() for claim in self.claims],
+        }
+
+
+def _row(claim: Judged) -> tuple[str, ...]:
+    found = claim.finding
+    verdict = claim.verdict.upper() if claim.verdict == "broken" else claim.verdict
+    numbers = ("", "") if claim.verdict == "not answered" else (f"{claim.largest:.1e}", f"{claim.allowed:.1e}")
+    if found is None:
+        return (claim.name, verdict, *numbers, "", "", "")
+    return (claim.name, verdict, *numbers, found.pair, visible(found.module), str(found.passes))
+
+
+def _mark(may: bool, does: bool) -> str:
+    return ("1" if does else "o") if may else ("#" if does else ".")
+
+
+def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
+    """Which tokens each output of one item depends on, by one backward pass for each, bool ``[length, length]``."""
+    rows = []
+    draw = torch.Generator().manual_seed(0)
+    for place in range(out.shape[1]):
+        weights = torch.randn(out[item, place].shape, generator=draw, dtype=torch.float64).to(out)
+        (found,) = torch.autograd.grad(out[item, place], leaf, weights, retain_graph=True)
+        rows.append(found[item].abs().flatten(1).amax(-1) > 0)
+    return torch.stack(rows).cpu()

@@ -1,0 +1,138 @@
+"""Subject: a model from tokens to rows of outputs, whose token vectors can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import type_error, value_error
+
+__all__ = ["Subject", "rows_of"]
+
+
+def rows_of(out: Any) -> Tensor:
+    """The rows of what a model returns: logits, hidden states, the tensor itself, or the first of a tuple."""
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(found := getattr(out, name, None), Tensor):
+            return found
+    if isinstance(out, Mapping):
+        out = next((out[name] for name in ("logits", "last_hidden_state") if name in out), out)
+    if isinstance(out, tuple | list) and out:
+        return rows_of(out[0])
+    if isinstance(out, Tensor):
+        return out
+    rule = "return logits, last_hidden_state, or a tensor [batch, length, ...]"
+    raise type_error(
+        "audit", "the model", rule, type(out).__name__, hint="outputs= takes a function that reads its rows"
+    )
+
+
+class Subject:
+    """A model from tokens, or from vectors, to rows of outputs, with the vectors of the tokens in hand.
+
+    Args:
+        model: a module or a function.
+        inputs: token ids or vectors, ``[batch, length]`` or ``[batch, length, width]``; or all keyword arguments, with
+            one of these among them as ``input_ids``, ``inputs_embeds`` or ``tokens``.
+        outputs: reads the rows ``[batch, length, ...]`` of what the model returns; see `rows_of`.
+
+    Attributes:
+        vectors: the tokens' vectors, ``[batch, length, width]``.
+        passes: forward and backward passes so far.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], inputs: Tensor | Mapping[str, Any], outputs: Callable[[Any], Tensor] = rows_of
+    ):
+        self.model, self.inputs, self.outputs = model, inputs, outputs
+        self.given = inputs if isinstance(inputs, Tensor) else _given(inputs)
+        self.passes = 0
+        self.table = None if self.given.is_floating_point() else self._first_table()
+        self.vectors = self.given.detach()
+        if self.table is not None:
+            self._run(self._keep)
+        self._check(self.run())
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Modules of the model by name, but for the table of embeddings; none of a function."""
+        named = self.model.named_modules() if isinstance(self.model, nn.Module) else ()
+        return {name: module for name, module in named if name and module is not self.table}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Batch items and tokens."""
+        return self.given.shape[0], self.given.shape[1]
+
+    def run(self, vectors: Tensor | None = None) -> Tensor:
+        """Rows of outputs, with other vectors in the place of the tokens' own; without gradient."""
+        with torch.no_grad():
+            return self._run(lambda own: own if vectors is None else vectors)
+
+    def graph(self) -> tuple[Tensor, Tensor]:
+        """The vectors as a leaf, and rows of outputs that depend on them."""
+        leaf = self.vectors.clone().requires_grad_()
+        with torch.enable_grad():
+            return leaf, self._run(lambda own: leaf)
+
+    def _run(self, change: Callable[[Tensor], Tensor]) -> Tensor:
+        self.passes += 1
+        if self.table is None:
+            return self.outputs(self._called(change(self.given)))
+        hook = self.table.register_forward_hook(lambda module, arguments, out: change(out))
+        try:
+            return self.outputs(self._called(self.given))
+        finally:
+            hook.remove()
+
+    def _called(self, given: Tensor) -> Any:
+        if isinstance(self.inputs, Tensor):
+            return self.model(given)
+        return self.model(**{name: given if value is self.given else value for name, value in self.inputs.items()})
+
+    def _keep(self, own: Tensor) -> Tensor:
+        self.vectors = own.detach()
+        return own
+
+    def _first_table(self) -> nn.Module:
+        """The table of embeddings that is asked for the tokens, whatever the model says of it."""
+        fired: list[nn.Module] = []
+
+        def note(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> None:
+            if arguments and isinstance(arguments[0], Tensor) and torch.equal(arguments[0], self.given):
+                fired.append(module)
+
+        tables = [own for own in _modules(self.model) if isinstance(own, nn.Embedding)]
+        handles = [own.register_forward_hook(note) for own in tables]
+        try:
+            with torch.no_grad():
+                self._called(self.given)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not fired:
+            hint = "give vectors [batch, length, width], which such a model must take"
+            rule = "look the tokens up in a torch.nn.Embedding, whose vectors can be changed"
+            raise value_error("audit", "the model", rule, f"{len(tables)} tables, none of which is asked", hint=hint)
+        return fired[0]
+
+    def _check(self, rows: Tensor) -> None:
+        if rows.dim() < 2 or tuple(rows.shape[:2]) != self.shape:
+            rule = f"give rows [{self.shape[0]}, {self.shape[1]}, ...], one for each token"
+            raise value_error(
+                "audit", "the model", rule, list(rows.shape), hint="outputs= takes a function that reads them"
+            )
+
+
+def _given(inputs: Mapping[str, Any]) -> Tensor:
+    for name in ("inputs_embeds", "input_ids", "tokens"):
+        if isinstance(found := inputs.get(name), Tensor):
+            return found
+    raise value_error("audit", "inputs", "have a tensor input_ids, inputs_embeds or tokens", sorted(inputs))
+
+
+def _modules(model: object) -> Iterator[nn.Module]:
+    return model.modules() if isinstance(model, nn.Module) else iter(())

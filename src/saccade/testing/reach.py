@@ -1,0 +1,38 @@
+"""assert_reach: an audit as a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from saccade.auditing import Report, audit
+from saccade.auditing.declared import Declared
+
+__all__ = ["assert_reach"]
+
+
+def assert_reach(model: Callable[..., Any], rule: Declared, **kwargs: Any) -> Report:
+    """Raise unless the outputs of a model depend on what the rule allows and on nothing else.
+
+    Args:
+        model: a module or function from tokens or vectors to rows of outputs.
+        rule: who may see whom; see `saccade.audit`.
+        kwargs: further arguments of `saccade.audit`.
+
+    Returns:
+        The report.
+
+    Raises:
+        AssertionError: a claim is broken; the message is the report.
+
+    Cost: that of `saccade.audit`.
+
+    Example:
+        >>> from saccade import masks, models
+        >>> assert_reach(models.small_decoder(), masks.Causal(), length=24)["reach"].verdict
+        'held'
+    """
+    report = audit(model, rule, **kwargs)
+    if not report.ok:
+        raise AssertionError(f"assert_reach: the model does not keep the rule\n{report}")
+    return report
