@@ -22,7 +22,9 @@ from saccade.masks.grid.neighborhood import Neighborhood
 from saccade.masks.grid.windows import ShiftedWindows
 from saccade.masks.mask import Mask
 from saccade.masks.padding import Padding
+from saccade.masks.parsing import parse
 from saccade.masks.per_item import PerItem
+from saccade.masks.power import through_layers as through_layers  # what Mask.__pow__ calls
 from saccade.masks.predicate import Predicate
 from saccade.masks.prefix import Prefix
 from saccade.masks.random_blocks import Random
@@ -74,6 +76,7 @@ __all__ = [
     "image_rows",
     "image_columns",
     "image_neighbors",
+    "parse",
     "as_mask",
     "from_attention_mask",
     "from_block_mask",

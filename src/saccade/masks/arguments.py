@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.arguments import integer, is_integer
 from saccade.errors import hidden_by_vmap, shown, type_error, value_error
+from saccade.positions.tokens import GivenPositions, Positions
 from saccade.transforms import is_mapped
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "items_of",
     "ints_of",
     "size_of",
+    "written_out",
 ]
 
 POSITION_BITS = 62
@@ -101,3 +103,13 @@ def size_of(where: str, name: str, size: object) -> int:
     if isinstance(size, torch.SymInt):
         return size  # type: ignore[return-value]
     return integer(where, name, size, 0, below=1 << SIZE_BITS)
+
+
+def written_out(given: GivenPositions, where: str, name: str, first: int, length: int, batch: int) -> Tensor:
+    """Positions, int64 ``[batch | 1, length]``; from ``first`` on when None. In a tensor all below 0 mean no token."""
+    if given is None:
+        return torch.arange(first, first + length)[None]
+    if isinstance(given, Tensor):
+        check_readable(where, name, given)
+        given = given.clamp(min=-1) if given.dtype == torch.int64 else given
+    return Positions.of(given, where, name, length=length, batch=batch).on()

@@ -17,6 +17,7 @@ class NoArithmetic:
         raise type_error("masks", "a mask", "not be counted with", self, hint=hint)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = __rmatmul__ = _refuse
+    __rpow__ = _refuse
 
     def __bool__(self) -> NoReturn:
         hint = "masks join by & (both), | (either) and ~ (not); with `and`, `or` and `not` one of them would be lost"

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.errors import kind, type_error, value_error
-from saccade.masks.arguments import check_readable, size_of
+from saccade.masks.arguments import size_of, written_out
 from saccade.masks.arithmetic import NoArithmetic
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.plans import plan_of
 from saccade.plan import Box, Groups, Plan
 from saccade.plan.spans import Bounds, Ints, Universe
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.positions.tokens import GivenPositions
 
 __all__ = ["Mask"]
 
@@ -164,8 +164,8 @@ class Mask(NoArithmetic, ABC):
         """
         where = "Mask.to_dense"
         batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
-        q = _written_out(q_positions, where, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
-        kv = _written_out(kv_positions, where, "kv_positions", 0, kv_len, batch)[:, None, None, :]
+        q = written_out(q_positions, where, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
+        kv = written_out(kv_positions, where, "kv_positions", 0, kv_len, batch)[:, None, None, :]
         allowed = self.allows(torch.arange(batch)[:, None, None, None], torch.arange(heads)[None, :, None, None], q, kv)
         for given, own in ((q_positions, q), (kv_positions, kv)):
             if given is not None:
@@ -261,6 +261,18 @@ class Mask(NoArithmetic, ABC):
     def __invert__(self) -> Mask:
         return masks.Not(self)
 
+    def __pow__(self, layers: int) -> Mask:
+        """Who may reach whom through ``layers`` layers of this rule, each with a residual: ``(I or rule) ** layers``.
+
+        >>> from saccade.masks import Causal, Global, Window
+        >>> Window(3, 1) ** 4, (Window(3, 3) | Global([0])) ** 2
+        (Window(left=12, right=4), Full())
+
+        Exact at every length, in O(parts of the rule): `saccade.masks.power` lists the forms. A rule without one raises
+        `UnsupportedError`, and ``layers`` that is no int of at least 1 a ``ValueError``.
+        """
+        return masks.through_layers(self, layers)
+
     def __rand__(self, other: object) -> Mask:
         return masks.And((_checked(other, "&"), self))
 
@@ -285,13 +297,3 @@ def _checked(other: object, sign: str) -> Mask:
         return other
     hint = "wrap a bool tensor as masks.Dense(tensor) and a function as masks.Predicate(function)"
     raise type_error("masks", sign, "join two masks", kind(other), hint=hint)
-
-
-def _written_out(given: GivenPositions, where: str, name: str, first: int, length: int, batch: int) -> Tensor:
-    """Positions, int64 ``[batch | 1, length]``; from ``first`` on when None. In a tensor all below 0 mean no token."""
-    if given is None:
-        return torch.arange(first, first + length)[None]
-    if isinstance(given, Tensor):
-        check_readable(where, name, given)
-        given = given.clamp(min=-1) if given.dtype == torch.int64 else given
-    return Positions.of(given, where, name, length=length, batch=batch).on()
