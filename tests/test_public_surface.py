@@ -31,6 +31,7 @@ PACKAGES = (
     ".text",
     ".viz",
     ".recording",
+    ".auditing",
     ".integrations.transformers",
     ".testing",
     ".theory",

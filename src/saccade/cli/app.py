@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from saccade import __version__
+from saccade.cli.audit import audit
 from saccade.cli.compare import compare
 from saccade.cli.generate import generate
 from saccade.cli.look import look
@@ -16,7 +17,7 @@ __all__ = ["app"]
 app = typer.Typer(
     name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (look, compare, generate, verify):
+for command in (look, compare, generate, verify, audit):
     app.command(epilog=STATUSES)(command)
 
 

@@ -1,0 +1,78 @@
+"""``saccade audit``: which token reaches which in a model."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch import nn
+
+from saccade.auditing import audit as run
+from saccade.auditing.loading import model_of
+from saccade.cli.loading import NAMED
+from saccade.cli.refusal import fail, refuse
+from saccade.masks import Mask, parse
+
+__all__ = ["audit"]
+
+_Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help=f"A folder, a config.json (random weights), or {', '.join(NAMED)}."),
+]
+_Rule = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RULE", help='Who may see whom, as in "causal & window(127, 0)"; else what the model declares.'
+    ),
+]
+_Length = Annotated[int, typer.Option(min=2, help="Tokens of the two random texts.")]
+_Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to look at.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Of random weights, texts and changes.")]
+_Picture = Annotated[bool, typer.Option("--picture", help="Draw the declared rule beside what was measured.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+
+def audit(
+    model: _Model,
+    rule: _Rule = None,
+    length: _Length = 48,
+    tests: _Tests = 12,
+    seed: _Seed = 0,
+    picture: _Picture = False,
+    as_json: _Json = False,
+) -> None:
+    """Hold a model against a rule: which token reaches which, end to end and layer by layer.
+
+    The model runs as it is; changed tokens and gradients show what reaches what. The exit status is 1 if a claim is
+    broken.
+    """
+    declared = _declared(rule)
+    subject = _loaded(model, seed)
+    try:
+        report = run(subject, declared, length=length, tests=tests, seed=seed)
+    except (TypeError, ValueError) as error:
+        refuse("audit", str(error).removeprefix("audit: "))
+    typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
+    if picture and not as_json:
+        typer.echo("\n" + report.picture())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _declared(rule: str | None) -> Mask | None:
+    try:
+        return None if rule is None else parse(rule)
+    except (TypeError, ValueError) as error:
+        refuse("audit", f"--rule: {error}")
+
+
+def _loaded(model: str, seed: int) -> nn.Module:
+    if model in NAMED:
+        return NAMED[model]()
+    path = Path(model)
+    if not (path / "config.json").is_file() and not (path.is_file() and path.suffix == ".json"):
+        refuse("audit", f"MODEL must be {', '.join(NAMED)}, a folder with config.json, or such a file; got {model}")
+    try:
+        return model_of(path, seed=seed)
+    except (ImportError, ValueError) as error:
+        fail("audit", str(error).removeprefix("audit: "))
