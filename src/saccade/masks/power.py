@@ -68,7 +68,7 @@ def through_layers(rule: Mask, layers: int) -> Mask:
         case And() if _steps_anywhere(rule):
             return Causal()
     reason = f"{rule} has no power that is exact and one rule again"
-    hint = "saccade.audit.Reach moves sets of tokens through the layers of any rule"
+    hint = "saccade.auditing.Reach moves sets of tokens through the layers of any rule"
     raise unsupported("Mask ** layers", f"layers={layers}", [reason], hint=hint)
 
 
