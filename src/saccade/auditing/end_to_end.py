@@ -130,11 +130,18 @@ class EndToEnd:
         bad = (pull(own.rows) == 0) & own.sources & self.judged
         if not bool(bad.any()):
             return
-        key = tuple(bad.nonzero()[0].tolist())
-        row = next(tuple(row) for row in own.rows.nonzero().tolist() if self.reach.sources(self.reach.one(*row))[key])
-        self.findings.append(
-            Finding("blind", (row[0], row[1]), (key[0], key[1]), 0.0, "", "gradient", self.subject.passes)
-        )
+        item, place = bad.nonzero()[0].tolist()
+        seen = (tuple(row) for row in own.rows.nonzero().tolist())
+        row = next(one for one in seen if self.reach.sources(self.reach.one(*one))[item, place])
+        if not self._sees((row[0], row[1]), (item, place)):
+            found = Finding("blind", (row[0], row[1]), (item, place), 0.0, "", "gradient", self.subject.passes)
+            self.findings.append(found)
+
+    def _sees(self, row: tuple[int, int], key: tuple[int, int]) -> bool:
+        """Whether an output depends on a token if all tokens are others: a unit may be dead on one input."""
+        leaf, out = self.subject.graph(self._other)
+        (found,) = torch.autograd.grad(out[row].double().sum(), leaf)
+        return bool(found[key].ne(0).any())
 
     def _cover(self, tried: Sequence[tuple[Tensor, Tensor]]) -> None:
         if self.covered is None:

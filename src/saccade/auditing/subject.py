@@ -72,9 +72,9 @@ class Subject:
         with torch.no_grad():
             return self._run(lambda own: own if vectors is None else vectors)
 
-    def graph(self) -> tuple[Tensor, Tensor]:
-        """The vectors as a leaf, and rows of outputs that depend on them."""
-        leaf = self.vectors.clone().requires_grad_()
+    def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Vectors, the tokens' own when None, as a leaf; and rows of outputs that depend on them."""
+        leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
             return leaf, self._run(lambda own: leaf)
 

@@ -1,0 +1,105 @@
+"""Models of transformers, as they are, hold the rule that their configuration declares; wrong rules are broken."""
+
+import pytest
+import torch
+import transformers
+
+from saccade import audit, masks, models
+from saccade.testing import assert_reach
+
+SIZES = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+PARTS = {"num_key_value_heads": 2, "intermediate_size": 48}
+MADE = {
+    "Llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **PARTS)),
+    "Mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **PARTS, sliding_window=8)),
+    "Gemma 3": lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**SIZES, **PARTS, sliding_window=8, head_dim=8)
+    ),
+    "Mixtral": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**SIZES, **PARTS, num_local_experts=4)
+    ),
+    "GPT-OSS": lambda: transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(
+            **SIZES, **PARTS, sliding_window=8, head_dim=8, num_local_experts=4, num_experts_per_tok=2
+        )
+    ),
+    "GPT-2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=101, n_embd=32, n_layer=2, n_head=4)
+    ),
+    "BERT": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, intermediate_size=48)),
+}
+
+
+def made(name):
+    torch.manual_seed(0)
+    return MADE[name]().eval()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_it_holds_what_its_configuration_declares(name):
+    report = audit(made(name), length=24)
+    assert report.rule.startswith("assumed: ")
+    assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_window_declared_one_off_is_named(implementation):
+    model = made("Mistral")
+    model.set_attn_implementation(implementation)
+    for width, kind in ((6, "leak"), (8, "blind")):
+        report = audit(model, masks.Causal() & masks.Window(width, 0), length=24)
+        assert report["by layer"].verdict == "broken"
+        found = report["by layer"].finding
+        assert (found.kind, found.module) == (kind, "model.layers.0.self_attn")
+        assert found.row[1] - found.key[1] == max(width, 7)
+
+
+def test_packed_texts_see_one_another_beside_a_mask_of_ones():
+    model, tokens = made("Llama"), torch.randint(3, 101, (1, 48))
+    packed = {"input_ids": tokens, "position_ids": torch.arange(24).repeat(2)[None]}
+    rule = masks.Documents([24, 24], rule=masks.Causal())
+    assert audit(model, rule, inputs=packed).ok
+    report = audit(model, rule, inputs=packed | {"attention_mask": torch.ones_like(tokens)})
+    assert report["reach"].finding.row[1] >= 24 > report["reach"].finding.key[1]
+
+
+def test_functions_of_vectors_have_no_modules():
+    def mean_so_far(x):
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+    x = torch.randn(2, 10, 3)
+    report = audit(mean_so_far, masks.Causal(), inputs=x)
+    assert report.ok
+    assert report["by layer"].verdict == "not answered"
+    report = audit(lambda x: x.mean(1, keepdim=True) + x, masks.Causal(), inputs=x)
+    assert report["reach"].verdict == "broken"
+
+
+def test_ours_and_a_test_of_it():
+    assert assert_reach(models.small_decoder(), masks.Causal(), length=20).ok
+    with pytest.raises(AssertionError, match="the model does not keep the rule\nDecoder, 2 x 20 tokens"):
+        assert_reach(models.small_decoder(), masks.Window(2, 0), length=20)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"rule": "causal"}, TypeError, "rule must be masks"),
+        ({"rule": [masks.Causal()]}, ValueError, "rule must be one mask for each of 2 layers; got 1 masks"),
+        ({"rule": {"nothing": masks.Causal()}}, ValueError, "rule must name the module .* by some pattern"),
+        ({"length": 1}, ValueError, "length must be an int of at least 2; got 1"),
+        ({"tests": 0}, ValueError, "tests must be an int of at least 1; got 0"),
+        ({"padding": torch.ones(3, 3)}, ValueError, r"padding must have shape \[2, 48\]"),
+        ({"outputs": lambda out: out.logits.mean(1)}, ValueError, "the model must give rows"),
+        ({"inputs": {"labels": 3}}, ValueError, "inputs must have a tensor input_ids"),
+    ],
+)
+def test_what_is_wrong_is_said(change, error, message):
+    with pytest.raises(error, match=message):
+        audit(made("Llama"), **{"rule": masks.Causal()} | change)
+
+
+def test_a_model_that_drops_at_random_is_refused():
+    model = made("BERT").train()
+    with pytest.raises(ValueError, match="model must not drop at random; got training, with embeddings.dropout"):
+        audit(model, masks.Full())

@@ -1,0 +1,73 @@
+"""``saccade audit`` as a user runs it."""
+
+import json
+
+import pytest
+from transformers import LlamaConfig
+from typer.testing import CliRunner
+
+from saccade.cli.app import app
+
+
+@pytest.fixture
+def audit(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *arguments: CliRunner().invoke(app, ["audit", *arguments])
+
+
+@pytest.fixture
+def config(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    LlamaConfig(vocab_size=64, **sizes).save_pretrained(tmp_path)
+    return str(tmp_path / "config.json")
+
+
+def test_a_configuration_is_enough(audit, config):
+    result = audit(config, "--length", "20", "--picture")
+    assert result.exit_code == 0, result.output
+    assert "LlamaForCausalLM, 2 x 20 tokens, float32, seed 0" in result.stdout
+    assert "rule     assumed: Causal() in 2 layers" in result.stdout
+    assert "by layer  held" in result.stdout
+    rows = result.stdout.splitlines()[-20:]
+    assert rows[0].split() == ["1", *"." * 19, "1", *"." * 19]
+    assert "of the forbidden pairs" in result.stdout
+    assert "no leak" not in result.stdout
+
+
+def test_a_broken_rule_ends_with_status_1(audit, config):
+    result = audit(config, "--rule", "causal & window(3, 0)", "--length", "20", "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert told["schema"] == "saccade.audit/1"
+    assert not told["ok"]
+    claim = next(one for one in told["claims"] if one["name"] == "by layer")
+    assert claim["verdict"] == "broken"
+    (item, row), (other, key) = claim["finding"]["row"], claim["finding"]["key"]
+    assert item == other
+    assert row - key > 3
+    assert claim["finding"]["module"].startswith("model.layers.")
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["nowhere"], "MODEL must be all-MiniLM-L6-v2, chinese-encoder, small-decoder, a folder with config.json"),
+        (["small-decoder", "--rule", "causal & windo(3)"], "--rule: masks.parse: text must name masks that it knows"),
+        (["small-decoder", "--rule", "causal \x1b[2J"], "--rule: masks.parse: text must"),
+        (["small-decoder", "--length", "1"], "Invalid value for '--length'"),
+        (["small-decoder", "--tests", "0"], "Invalid value for '--tests'"),
+    ],
+)
+def test_what_is_wrong_is_said(audit, arguments, sentence):
+    result = audit(*arguments)
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert "\x1b" not in result.output
+
+
+def test_a_file_that_is_no_configuration_fails(audit, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("[1, 2", encoding="utf-8")
+    result = audit(str(path))
+    assert result.exit_code == 1
+    assert "MODEL must be a configuration that transformers knows" in result.output
