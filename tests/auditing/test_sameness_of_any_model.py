@@ -78,9 +78,22 @@ def test_of_two_lines_the_first_is_told() -> None:
         ({"against": "eager"}, TypeError, "sameness: against must be a list of names; got 'eager'"),
         ({"factor": 0}, ValueError, "sameness: factor must be"),
         ({"seed": -1}, ValueError, "sameness: seed must be an int of at least 0; got -1"),
-        ({"pick": lambda out: 3}, ValueError, r"sameness: pick must return rows \[2, 23, \.\.\.\] of what .*; got int"),
-        ({"pick": lambda out: out[:, 0]}, ValueError, r"sameness: pick must return rows .*; got \[2, 101\]"),
-        ({"pick": lambda out: out.no}, ValueError, "sameness: pick must return rows .*; got AttributeError"),
+        (
+            {"pick": lambda out: 3},
+            ValueError,
+            r"sameness: pick must return floats \[2, 23, \.\.\.\] of what .*; got int",
+        ),
+        (
+            {"pick": lambda out: out[:, 0]},
+            ValueError,
+            r"sameness: pick must return floats .*; got torch.float32 \[2, 101\]",
+        ),
+        (
+            {"pick": lambda out: out.argmax(-1)},
+            ValueError,
+            r"sameness: pick must return floats .*; got torch.int64 \[2, 23\]",
+        ),
+        ({"pick": lambda out: out.no}, ValueError, "sameness: pick must return floats .*; got AttributeError"),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )

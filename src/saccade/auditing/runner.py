@@ -120,8 +120,10 @@ class Runner:
             rows = self._pick(out)
         except Exception as error:
             raise _pick_error(ids, said(error)) from error
-        if not isinstance(rows, Tensor) or rows.shape[:2] != ids.shape or rows.dim() < 2:
-            raise _pick_error(ids, list(rows.shape) if isinstance(rows, Tensor) else kind(rows))
+        if not isinstance(rows, Tensor):
+            raise _pick_error(ids, kind(rows))
+        if rows.shape[:2] != ids.shape or not rows.is_floating_point():
+            raise _pick_error(ids, f"{rows.dtype} {list(rows.shape)}")
         return rows
 
 
@@ -139,4 +141,4 @@ def without_dropout(part: object) -> None:
 
 def _pick_error(ids: Tensor, got: object) -> WrongArgument:
     shape = f"[{ids.shape[0]}, {ids.shape[1]}, ...]"
-    return WrongArgument(str(value_error("sameness", "pick", f"return rows {shape} of what the model returns", got)))
+    return WrongArgument(str(value_error("sameness", "pick", f"return floats {shape} of what the model returns", got)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from saccade.arguments import flag, integer, number
 from saccade.auditing.float64 import TrueFloat64, float64_copy, said
-from saccade.auditing.noise import jitter, row_differences, undisturbed
+from saccade.auditing.noise import jitter, relative, row_differences, undisturbed
 from saccade.auditing.runner import Pick, Runner, Side, Unanswered, WrongArgument
 from saccade.auditing.runners import runner_of
 from saccade.errors import shown, type_error, value_error
@@ -129,8 +129,7 @@ def sameness(
 
 def _benches(runner: Runner, ids: Tensor, factor: float, seed: int) -> tuple[_Bench, _Bench | None, str]:
     """The model as it is, and its copy in float64, or why there is none."""
-    noise = jitter(runner.model, lambda: runner.whole(ids), seed=seed)
-    whole = runner.whole(ids)
+    whole, noise = _with_noise(runner, ids, seed)
     copied, reason = float64_copy(runner.model, lambda model: runner.on(model).whole(ids))
     dtype = str(whole.dtype).removeprefix("torch.")
     why = dtype + (f"; in float64: {reason}" if reason else "")
@@ -140,9 +139,18 @@ def _benches(runner: Runner, ids: Tensor, factor: float, seed: int) -> tuple[_Be
         return own, None, reason
     other = runner.on(copied)
     with TrueFloat64():
-        noise = jitter(copied, lambda: other.whole(ids), seed=seed)
-        whole = other.whole(ids)
+        whole, noise = _with_noise(other, ids, seed)
     return own, _Bench(other, whole, noise, max(_TOLERANCE, factor * noise), "true float64", TrueFloat64), reason
+
+
+def _with_noise(runner: Runner, ids: Tensor, seed: int) -> tuple[Tensor, float]:
+    """The whole run, and what rounding does to it: in every part, and once more in the outputs themselves.
+
+    The last step of a model need not be a module: the head that shares its weights with the embedding often is none.
+    """
+    whole = runner.whole(ids)
+    noise = jitter(runner.model, lambda: runner.whole(ids), seed=seed)
+    return whole, noise + relative(whole * (1 + torch.finfo(whole.dtype).eps), whole)
 
 
 def _judged(name: str, claim: _Claim, benches: Sequence[_Bench]) -> Pair:
