@@ -1,0 +1,135 @@
+"""Models of transformers, run in every way that their ``forward`` has parameters for."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.runner import Runner, Side, Unanswered, WrongArgument, without_dropout
+from saccade.errors import value_error
+
+__all__ = ["TransformersRunner"]
+
+
+class TransformersRunner(Runner):
+    """A model of transformers, called with ``input_ids=`` and whatever else its ``forward`` has parameters for."""
+
+    _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # turned by angles that no length changes
+
+    @property
+    def window(self) -> int | None:
+        size = getattr(self._text_config, "sliding_window", None)
+        return size if isinstance(size, int) else None
+
+    @property
+    def vocab_size(self) -> int | None:
+        size = getattr(self._text_config, "vocab_size", None)
+        return size if isinstance(size, int) else None
+
+    def whole(self, ids: Tensor) -> Tensor:
+        return self._run(ids)
+
+    def shifted(self, ids: Tensor, by: int) -> Tensor:
+        self._need("position_ids")
+        given = getattr(self._text_config, "rope_parameters", None) or {}
+        each = [one for one in given.values() if isinstance(one, dict)] or [given]
+        if not all(one.get("rope_type") in self._RELATIVE for one in each):
+            raise Unanswered("its config does not say that positions are relative")
+        return self._run(ids, position_ids=torch.arange(by, by + ids.shape[1], device=ids.device).expand(ids.shape))
+
+    def padded(self, ids: Tensor, side: Side, pad: int) -> Tensor:
+        self._need("attention_mask")
+        batch, n = ids.shape
+        fill = getattr(self._text_config, "pad_token_id", None)
+        extra = ids.new_full((batch, pad), fill if isinstance(fill, int) else 0)
+        real, none = torch.ones_like(ids), torch.zeros_like(extra)
+        wide = torch.cat([extra, ids] if side == "left" else [ids, extra], 1)
+        mask = torch.cat([none, real] if side == "left" else [real, none], 1)
+        more = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if self._takes("position_ids") else {}
+        rows = self._run(wide, attention_mask=mask, **more)
+        return rows[:, pad:] if side == "left" else rows[:, :n]
+
+    def packed(self, ids: Tensor, lengths: Sequence[int], *, ones: bool = False) -> Tensor:
+        self._need("position_ids")
+        places = torch.cat([torch.arange(length) for length in lengths])[None].to(ids.device)
+        more = {"attention_mask": torch.ones_like(ids)} if ones else {}
+        return self._run(ids, position_ids=places, **more)
+
+    def start(self) -> Any:
+        if self._cache is None:
+            raise Unanswered("its forward takes no cache")
+
+    def more(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        name = self._cache or ""
+        out = self.model(input_ids=ids, use_cache=True, **({} if state is None else {name: state}))
+        state = getattr(out, name, None)
+        if state is None:
+            raise Unanswered("it returns no cache")
+        return self._rows(out, ids), state
+
+    def rewindable(self, state: Any) -> Any:
+        if hasattr(state, "activate_past_recording"):
+            state.activate_past_recording()
+        return state
+
+    def cropped(self, state: Any, tokens: int) -> Any:
+        if not getattr(state, "is_croppable", True):  # states of a recurrence: crop itself would not say so
+            raise Unanswered("its cache says that it is not cropped")
+        state.crop(-tokens)
+        return state
+
+    def reordered(self, state: Any, rows: Tensor) -> Any:
+        state.reorder_cache(rows)
+        return state
+
+    def trained(self) -> Self:
+        other = super().trained()
+        for config in (other._config, other._text_config):
+            without_dropout(config)
+        return other
+
+    def implemented(self, name: str) -> Self:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415  # transformers is an extra
+
+        known = sorted({"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
+        if name not in known:
+            raise WrongArgument(str(value_error("sameness", "against", f"be among {', '.join(known)}", repr(name))))
+        if self._config._attn_implementation == name:
+            raise Unanswered(f"the model runs by {name} as it is")
+        other = self.on(copy.deepcopy(self.model))
+        other._model.set_attn_implementation(name)
+        if other._config._attn_implementation != name:
+            raise Unanswered("its implementation of attention cannot be changed")
+        return other
+
+    @property
+    def _text_config(self) -> Any:
+        return self._config.get_text_config()
+
+    @property
+    def _config(self) -> Any:
+        return self._model.config
+
+    @property
+    def _model(self) -> Any:  # has more than a module of torch, and transformers need not be installed
+        return self.model
+
+    @property
+    def _cache(self) -> str | None:
+        return next((name for name in ("past_key_values", "cache_params") if self._takes(name)), None)
+
+    def _takes(self, name: str) -> bool:
+        return name in inspect.signature(self.model.forward).parameters
+
+    def _need(self, name: str) -> None:
+        if not self._takes(name):
+            raise Unanswered(f"its forward takes no {name}")
+
+    def _run(self, ids: Tensor, **more: Tensor) -> Tensor:
+        off = {"use_cache": False} if self._takes("use_cache") else {}
+        return self._rows(self.model(input_ids=ids, **off, **more), ids)
