@@ -84,7 +84,7 @@ def test_ours_and_a_test_of_it():
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"rule": "causal"}, TypeError, "rule must be masks"),
+        ({"rule": [masks.Causal(), 3]}, TypeError, "rule must be masks; got int"),
         ({"rule": [masks.Causal()]}, ValueError, "rule must be one mask for each of 2 layers; got 1 masks"),
         ({"rule": {"nothing": masks.Causal()}}, ValueError, "rule must name the module .* by some pattern"),
         ({"length": 1}, ValueError, "length must be an int of at least 2; got 1"),
@@ -101,5 +101,5 @@ def test_what_is_wrong_is_said(change, error, message):
 
 def test_a_model_that_drops_at_random_is_refused():
     model = made("BERT").train()
-    with pytest.raises(ValueError, match="model must not drop at random; got training, with embeddings.dropout"):
+    with pytest.raises(ValueError, match=r"model must not drop at random; got training, with embeddings\.dropout"):
         audit(model, masks.Full())

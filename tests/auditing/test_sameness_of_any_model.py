@@ -33,7 +33,7 @@ class Plain(nn.Module):
 
 
 def test_a_plain_module_is_run_whole_and_in_batches() -> None:
-    pairs = sameness(Plain(), zoo.tokens(), **zoo.EVERYTHING, pick=lambda out: out["rows"])
+    pairs = sameness(Plain(), zoo.tokens(), **zoo.EVERYTHING, outputs=lambda out: out["rows"])
     assert zoo.named(pairs, "held") == {"one by one = in a batch", "in training, without dropout", "float32 = float64"}
     assert {pair.why for pair in pairs if pair.name in zoo.CACHE} == {"the model has no cache"}
 
@@ -79,21 +79,21 @@ def test_of_two_lines_the_first_is_told() -> None:
         ({"factor": 0}, ValueError, "sameness: factor must be"),
         ({"seed": -1}, ValueError, "sameness: seed must be an int of at least 0; got -1"),
         (
-            {"pick": lambda out: 3},
+            {"outputs": lambda out: 3},
             ValueError,
-            r"sameness: pick must return floats \[2, 23, \.\.\.\] of what .*; got int",
+            r"sameness: outputs must return floats \[2, 23, \.\.\.\] of what .*; got int",
         ),
         (
-            {"pick": lambda out: out[:, 0]},
+            {"outputs": lambda out: out[:, 0]},
             ValueError,
-            r"sameness: pick must return floats .*; got torch.float32 \[2, 101\]",
+            r"sameness: outputs must return floats .*; got torch.float32 \[2, 101\]",
         ),
         (
-            {"pick": lambda out: out.argmax(-1)},
+            {"outputs": lambda out: out.argmax(-1)},
             ValueError,
-            r"sameness: pick must return floats .*; got torch.int64 \[2, 23\]",
+            r"sameness: outputs must return floats .*; got torch.int64 \[2, 23\]",
         ),
-        ({"pick": lambda out: out.no}, ValueError, "sameness: pick must return floats .*; got AttributeError"),
+        ({"outputs": lambda out: out.no}, ValueError, "sameness: outputs must return floats .*; got AttributeError"),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
@@ -153,8 +153,8 @@ def test_everything_is_as_before(make: Callable[[], nn.Module], training: bool) 
 def test_everything_is_as_before_a_wrong_argument() -> None:
     model = Counting().train()
     before = _state(model)
-    with pytest.raises(ValueError, match="pick must return"):
-        sameness(model, zoo.tokens(), pick=lambda out: 3)
+    with pytest.raises(ValueError, match="outputs must return"):
+        sameness(model, zoo.tokens(), outputs=lambda out: 3)
     assert _state(model) == before
 
 

@@ -54,6 +54,7 @@ def test_a_broken_rule_ends_with_status_1(audit, config):
         (["nowhere"], "MODEL must be all-MiniLM-L6-v2, chinese-encoder, small-decoder, a folder with config.json"),
         (["small-decoder", "--rule", "causal & windo(3)"], "--rule: masks.parse: text must name masks that it knows"),
         (["small-decoder", "--rule", "causal \x1b[2J"], "--rule: masks.parse: text must"),
+        (["small-decoder", "--packed", "3;4"], "--packed must be lengths of texts, as in 20,28; got 3;4."),
         (["small-decoder", "--length", "1"], "Invalid value for '--length'"),
         (["small-decoder", "--tests", "0"], "Invalid value for '--tests'"),
     ],
@@ -63,6 +64,15 @@ def test_what_is_wrong_is_said(audit, arguments, sentence):
     assert result.exit_code == 2
     assert sentence in result.output
     assert "\x1b" not in result.output
+
+
+def test_ways_of_running_are_compared(audit, config):
+    result = audit(config, "--packed", "7,9", "--padded", "--cache", "--against", "eager", "--json")
+    told = {one["name"]: one["verdict"] for one in json.loads(result.stdout)["claims"]}
+    assert result.exit_code == 1  # beside a mask of ones packed texts see one another
+    assert [name for name, verdict in told.items() if verdict == "broken"] == ["packed, with a mask of ones"]
+    assert {"padded at the left", "padded at the right", "packed"} <= told.keys()
+    assert len(told) > 12
 
 
 def test_a_file_that_is_no_configuration_fails(audit, tmp_path):

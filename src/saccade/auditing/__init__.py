@@ -2,7 +2,10 @@
 
 from saccade.auditing.audit import audit
 from saccade.auditing.finding import Finding, Judged
+from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.reach import Reach
 from saccade.auditing.report import Report
+from saccade.auditing.runner import Runner, Unanswered
+from saccade.auditing.sameness import Pair, sameness
 
-__all__ = ["Finding", "Judged", "Reach", "Report", "audit"]
+__all__ = ["Finding", "Judged", "Pair", "Reach", "Report", "Runner", "TrueFloat64", "Unanswered", "audit", "sameness"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,9 +21,10 @@ from saccade.auditing.noise import jitter, repeats, undisturbed
 from saccade.auditing.place import depth_of, first_module
 from saccade.auditing.reach import Reach
 from saccade.auditing.report import Report, reached_by_gradient
+from saccade.auditing.sameness import sameness
 from saccade.auditing.subject import Subject, rows_of
 from saccade.errors import value_error
-from saccade.masks import Mask
+from saccade.masks import Mask, parse
 
 __all__ = ["audit"]
 
@@ -33,13 +34,17 @@ _FACTOR = 4.0  # right models differ by at most 1.2 times what rounding does to 
 
 def audit(
     model: Callable[..., Any],
-    rule: Declared | None = None,
+    rule: Declared | str | None = None,
     *,
     inputs: Tensor | Mapping[str, Any] | None = None,
     length: int = 48,
     layers: int | None = None,
     padding: Tensor | None = None,
     outputs: Callable[[Any], Tensor] = rows_of,
+    packed: Sequence[int] | None = None,
+    padded: bool = False,
+    cache: bool = False,
+    against: Sequence[str] = (),
     tests: int = 12,
     seed: int = 0,
 ) -> Report:
@@ -53,13 +58,17 @@ def audit(
     Args:
         model: a module or function from tokens ``[batch, length]``, or from vectors ``[batch, length, width]``, to
             rows ``[batch, length, ...]``.
-        rule: a mask for all layers, a list with one for each, or a mapping from patterns of module names to masks. Read
-            from ``model.config`` when None, and then said to be assumed.
+        rule: a mask for all layers, also as text (`saccade.masks.parse`), a list with one for each, or a mapping from
+            patterns of module names to masks. Read from ``model.config`` when None, and then said to be assumed.
         inputs: tokens or vectors, or all keyword arguments of the model; two random texts when None.
         length: of random texts.
         layers: how many layers there are; as many as modules that mix tokens when None.
         padding: True where a token stands, bool ``[batch, length]``; rows of padding are not judged. All when None.
         outputs: reads the rows of what the model returns; logits, hidden states or the tensor itself by default.
+        packed: lengths of texts that the first sequence is cut into: packed, each must say what it says alone.
+        padded: whether padding, left and right, must change nothing.
+        cache: whether a prompt and steps through a cache must say what the whole text does, in every split.
+        against: names of implementations of attention ("eager", "sdpa") that must say the same.
         tests: sets of rows to look at.
         seed: of the random text and of all changes.
 
@@ -87,13 +96,24 @@ def audit(
             model, _without_cache(model, _texts(model, length, seed) if inputs is None else inputs), outputs
         )
         judged = _judged(padding, subject.shape)
-        declared, is_assumed = (rule, False) if rule is not None else (_assumed(model), True)
+        told = parse(rule) if isinstance(rule, str) else rule
+        declared, is_assumed = (told, False) if told is not None else (_assumed(model), True)
         names = mixers(subject)
         rules = rules_of(declared, names, layers)
         reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
         floor = _floor(subject, judged)
         probes = EndToEnd(subject, reach, judged, floor=floor, tests=tests, seed=seed).run()
         claims = [*_end_to_end(subject, reach, probes, floor), _by_layer(subject, reach, names, judged)]
+        if packed is not None or padded or cache or against:
+            asked = {
+                "packed": packed,
+                "padded": padded,
+                "cache": cache,
+                "against": against,
+                "outputs": outputs,
+                "seed": seed,
+            }
+            claims += _same(model, subject, asked)
         pictured = _pictured(subject, reach)
         return Report(
             type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "a function"),
@@ -196,6 +216,24 @@ def _by_layer(subject: Subject, reach: Reach, names: list[str], judged: Tensor) 
     leaks = [one for one in found if one.kind == "leak"]
     first = next(iter([*leaks, *found]), None)
     return Judged("by layer", "broken" if found else "held", max((one.size for one in leaks), default=0.0), 0.0, first)
+
+
+def _same(model: Callable[..., Any], subject: Subject, asked: dict[str, Any]) -> list[Judged]:
+    """Ways of running the model that must say the same, each as a claim."""
+    if not isinstance(model, nn.Module) or subject.given.is_floating_point():
+        rule = "be left out for a function and for vectors"
+        raise value_error(
+            "audit", "packed, padded, cache, against", rule, "given", hint="they run modules on token ids"
+        )
+    judged = []
+    for pair in sameness(model, subject.given, **asked):
+        answered = pair.verdict != "not answered"
+        found = None
+        if pair.verdict == "broken" and pair.where is not None:
+            found = Finding("differs", pair.where, None, pair.difference, "", pair.name, subject.passes)
+        numbers = (pair.difference, pair.allowed) if answered else (0.0, 0.0)
+        judged.append(Judged(pair.name, pair.verdict, *numbers, found, "" if answered else pair.why))
+    return judged
 
 
 def _pictured(subject: Subject, reach: Reach) -> tuple[Tensor | None, Tensor | None]:

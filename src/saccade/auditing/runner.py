@@ -13,10 +13,10 @@ from saccade.auditing.float64 import said
 from saccade.auditing.subject import rows_of
 from saccade.errors import kind, value_error
 
-__all__ = ["Pick", "PlainRunner", "Runner", "Side", "Unanswered", "WrongArgument", "without_dropout"]
+__all__ = ["Outputs", "PlainRunner", "Runner", "Side", "Unanswered", "WrongArgument", "without_dropout"]
 
 Side = Literal["left", "right"]
-Pick = Callable[[Any], Tensor]
+Outputs = Callable[[Any], Tensor]
 
 
 class Unanswered(Exception):  # noqa: N818  # no error: a model that has no such way is not wrong
@@ -34,11 +34,11 @@ class Runner:
 
     Args:
         model: the module that is run.
-        pick: makes rows of what it returns; the logits, the last hidden states or the tensor itself by default.
+        outputs: makes rows of what it returns; the logits, the last hidden states or the tensor itself by default.
     """
 
-    def __init__(self, model: nn.Module, pick: Pick | None = None):
-        self.model, self._pick = model, pick or rows_of
+    def __init__(self, model: nn.Module, outputs: Outputs | None = None):
+        self.model, self._pick = model, outputs or rows_of
 
     @property
     def window(self) -> int | None:
@@ -141,4 +141,6 @@ def without_dropout(part: object) -> None:
 
 def _pick_error(ids: Tensor, got: object) -> WrongArgument:
     shape = f"[{ids.shape[0]}, {ids.shape[1]}, ...]"
-    return WrongArgument(str(value_error("sameness", "pick", f"return floats {shape} of what the model returns", got)))
+    return WrongArgument(
+        str(value_error("sameness", "outputs", f"return floats {shape} of what the model returns", got))
+    )

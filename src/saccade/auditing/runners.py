@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from saccade.auditing.runner import Pick, PlainRunner, Runner
+from saccade.auditing.runner import Outputs, PlainRunner, Runner
 from saccade.auditing.saccade_runner import SaccadeRunner
 from saccade.auditing.transformers_runner import TransformersRunner
 from saccade.errors import kind, type_error
@@ -13,7 +13,7 @@ from saccade.models import Decoder, Encoder
 __all__ = ["runner_of"]
 
 
-def runner_of(model: object, pick: Pick | None = None) -> Runner:
+def runner_of(model: object, outputs: Outputs | None = None) -> Runner:
     """The runner that knows a model; a `Runner` is its own.
 
     Raises:
@@ -22,8 +22,8 @@ def runner_of(model: object, pick: Pick | None = None) -> Runner:
     if isinstance(model, Runner):
         return model
     if isinstance(model, Decoder | Encoder):
-        return SaccadeRunner(model, pick)
+        return SaccadeRunner(model, outputs)
     if isinstance(model, nn.Module):
         ours = any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__)
-        return (TransformersRunner if ours else PlainRunner)(model, pick)
+        return (TransformersRunner if ours else PlainRunner)(model, outputs)
     raise type_error("sameness", "model", "be a torch.nn.Module or a saccade.auditing Runner", kind(model))

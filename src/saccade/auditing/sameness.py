@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from saccade.arguments import flag, integer, number
 from saccade.auditing.float64 import TrueFloat64, float64_copy, said
 from saccade.auditing.noise import jitter, relative, row_differences, undisturbed
-from saccade.auditing.runner import Pick, Runner, Side, Unanswered, WrongArgument
+from saccade.auditing.runner import Outputs, Runner, Side, Unanswered, WrongArgument
 from saccade.auditing.runners import runner_of
 from saccade.errors import shown, type_error, value_error
 from saccade.models.tokens import check_tokens
@@ -69,7 +69,7 @@ def sameness(
     padded: bool = False,
     cache: bool = False,
     against: Sequence[str] = (),
-    pick: Pick | None = None,
+    outputs: Outputs | None = None,
     factor: float = 4.0,
     seed: int = 0,
 ) -> list[Pair]:
@@ -88,8 +88,8 @@ def sameness(
         padded: whether to ask about padding.
         cache: whether to ask about steps through a cache.
         against: names of implementations of attention, such as ``"eager"`` and ``"sdpa"``.
-        pick: makes rows ``[batch, len, ...]`` of what the model returns: the logits, or the last hidden states, or the
-            tensor itself, when None.
+        outputs: makes rows ``[batch, len, ...]`` of what the model returns: the logits, or the last hidden states, or
+            the tensor itself, when None.
         factor: how many times its rounding a model may differ by.
         seed: of the rounding.
 
@@ -99,12 +99,12 @@ def sameness(
     Raises:
         TypeError: no such model, or ids that are no integers.
         ValueError: ids outside the vocabulary, fewer than two of them, lengths that are not those of the row, or a
-            ``pick`` that returns something else.
+            ``outputs`` that returns something else.
 
     Cost: about 20 runs, and with ``cache`` as many steps as there are tokens; a copy of the model in float64, and for a
     moment another one of it.
     """
-    runner = runner_of(model, pick)
+    runner = runner_of(model, outputs)
     lengths = _checked(runner, ids, packed, against)
     for name, given in {"padded": padded, "cache": cache}.items():
         flag("sameness", name, given)

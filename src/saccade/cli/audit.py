@@ -25,6 +25,15 @@ _Rule = Annotated[
         metavar="RULE", help='Who may see whom, as in "causal & window(127, 0)"; else what the model declares.'
     ),
 ]
+_Packed = Annotated[
+    str | None, typer.Option(metavar="N,N,...", help="Lengths of texts; packed, each must say what it says alone.")
+]
+_Padded = Annotated[bool, typer.Option("--padded", help="Padding, left and right, must change nothing.")]
+_Cache = Annotated[bool, typer.Option("--cache", help="A prompt and steps must say what the whole text does.")]
+_Against = Annotated[
+    list[str] | None,
+    typer.Option("--against", metavar="NAME", help="An implementation that must say the same: eager, sdpa."),
+]
 _Length = Annotated[int, typer.Option(min=2, help="Tokens of the two random texts.")]
 _Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to look at.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Of random weights, texts and changes.")]
@@ -35,6 +44,10 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")
 def audit(
     model: _Model,
     rule: _Rule = None,
+    packed: _Packed = None,
+    padded: _Padded = False,
+    cache: _Cache = False,
+    against: _Against = None,
     length: _Length = 48,
     tests: _Tests = 12,
     seed: _Seed = 0,
@@ -47,9 +60,20 @@ def audit(
     broken.
     """
     declared = _declared(rule)
+    lengths = _lengths(packed)
     subject = _loaded(model, seed)
     try:
-        report = run(subject, declared, length=length, tests=tests, seed=seed)
+        report = run(
+            subject,
+            declared,
+            length=length if lengths is None else sum(lengths),
+            packed=lengths,
+            padded=padded,
+            cache=cache,
+            against=against or (),
+            tests=tests,
+            seed=seed,
+        )
     except (TypeError, ValueError) as error:
         refuse("audit", str(error).removeprefix("audit: "))
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
@@ -64,6 +88,15 @@ def _declared(rule: str | None) -> Mask | None:
         return None if rule is None else parse(rule)
     except (TypeError, ValueError) as error:
         refuse("audit", f"--rule: {error}")
+
+
+def _lengths(packed: str | None) -> list[int] | None:
+    if packed is None:
+        return None
+    parts = [part.strip() for part in packed.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < len(part) < 7 for part in parts):
+        refuse("audit", f"--packed must be lengths of texts, as in 20,28; got {packed}")
+    return [int(part) for part in parts]
 
 
 def _loaded(model: str, seed: int) -> nn.Module:
