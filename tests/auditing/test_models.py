@@ -63,6 +63,22 @@ def test_packed_texts_see_one_another_beside_a_mask_of_ones():
     assert report["reach"].finding.row[1] >= 24 > report["reach"].finding.key[1]
 
 
+def test_a_leak_is_ten_lines_without_this_library(capsys):
+    model, tokens = made("Llama"), torch.randint(3, 101, (1, 32))
+    packed = {
+        "input_ids": tokens,
+        "position_ids": torch.arange(16).repeat(2)[None],
+        "attention_mask": torch.ones_like(tokens),
+    }
+    report = audit(model, masks.Documents([16, 16], rule=masks.Causal()), inputs=packed)
+    assert "saccade" not in report.script
+    assert len(report.script.splitlines()) == 10
+    exec(report.script, {})
+    moved = float(capsys.readouterr().out.split("moves by ")[1].split()[0])
+    assert moved > 1e-3
+    assert audit(model, masks.Causal(), length=16).script == ""
+
+
 def test_functions_of_vectors_have_no_modules():
     def mean_so_far(x):
         return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]

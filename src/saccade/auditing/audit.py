@@ -22,6 +22,7 @@ from saccade.auditing.place import depth_of, first_module
 from saccade.auditing.reach import Reach
 from saccade.auditing.report import Report, reached_by_gradient
 from saccade.auditing.sameness import sameness
+from saccade.auditing.script import script_of
 from saccade.auditing.subject import Subject, rows_of
 from saccade.errors import value_error
 from saccade.masks import Mask, parse
@@ -115,6 +116,7 @@ def audit(
             }
             claims += _same(model, subject, asked)
         pictured = _pictured(subject, reach)
+        leaks = [claim.finding for claim in claims if claim.finding is not None and claim.finding.kind == "leak"]
         return Report(
             type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "a function"),
             ("assumed: " if is_assumed else "") + _told(rules),
@@ -126,6 +128,7 @@ def audit(
             tests,
             probes.covered,
             {"torch": torch.__version__, "python": platform.python_version()},
+            script_of(model, subject.inputs, leaks[0], seed) if leaks else "",
             *pictured,
         )
 

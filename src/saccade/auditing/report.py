@@ -33,6 +33,8 @@ class Report:
         tests: sets of tokens that were changed or pulled.
         covered: share of the forbidden pairs that a change could have shown; None where it was not counted.
         versions: of what ran.
+        script: ten lines that show the first leak without this library; empty where there is none, or no way to write
+            it down.
         declared, measured: who may influence whom, and who does, bool ``[length, length]`` of the first item; None
             where the input is too long.
     """
@@ -47,6 +49,7 @@ class Report:
     tests: int
     covered: float | None
     versions: dict[str, str]
+    script: str = ""
     declared: Tensor | None = None
     measured: Tensor | None = None
 
@@ -121,6 +124,7 @@ class Report:
             "miss": {"share": 3 / max(self.tests, 1), "confidence": 0.95},
             "versions": self.versions,
             "claims": [claim.to_json() for claim in self.claims],
+            "script": self.script,
         }
 
 

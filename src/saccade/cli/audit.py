@@ -38,6 +38,7 @@ _Length = Annotated[int, typer.Option(min=2, help="Tokens of the two random text
 _Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to look at.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Of random weights, texts and changes.")]
 _Picture = Annotated[bool, typer.Option("--picture", help="Draw the declared rule beside what was measured.")]
+_Script = Annotated[bool, typer.Option("--script", help="Print lines that show the first leak without this library.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -52,6 +53,7 @@ def audit(
     tests: _Tests = 12,
     seed: _Seed = 0,
     picture: _Picture = False,
+    script: _Script = False,
     as_json: _Json = False,
 ) -> None:
     """Hold a model against a rule: which token reaches which, end to end and layer by layer.
@@ -79,6 +81,8 @@ def audit(
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
     if picture and not as_json:
         typer.echo("\n" + report.picture())
+    if script and report.script and not as_json:
+        typer.echo("\n" + report.script, nl=False)
     if not report.ok:
         raise typer.Exit(1)
 
