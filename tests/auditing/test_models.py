@@ -63,6 +63,16 @@ def test_packed_texts_see_one_another_beside_a_mask_of_ones():
     assert report["reach"].finding.row[1] >= 24 > report["reach"].finding.key[1]
 
 
+@pytest.mark.parametrize("name", ["Mistral", "Gemma 3", "GPT-OSS"])
+def test_a_mask_of_four_dimensions_takes_windows_away(name):
+    tokens = torch.randint(3, 101, (1, 24))
+    hidden = torch.full((1, 1, 24, 24), torch.finfo(torch.float32).min).triu(1)
+    report = audit(made(name), inputs={"input_ids": tokens, "attention_mask": hidden})
+    assert report["by layer"].verdict == "broken"
+    assert report["by layer"].finding.kind == "leak"
+    assert report["by layer"].finding.module == "model.layers.0.self_attn"
+
+
 def test_a_leak_is_ten_lines_without_this_library(capsys):
     model, tokens = made("Llama"), torch.randint(3, 101, (1, 32))
     packed = {
