@@ -404,5 +404,5 @@ def test_of_long_lists_and_tensors_little_is_said() -> None:
 
 def test_every_mask_and_recipe_is_in_the_table() -> None:
     tried = {constructor for constructor, _, _ in CONSTRUCTORS.values()}
-    without_arguments = {masks.Mask, masks.Full, masks.Causal, masks.as_mask}
-    assert {getattr(masks, name) for name in masks.__all__} <= tried | without_arguments
+    without_sizes = {masks.Mask, masks.Full, masks.Causal, masks.as_mask, masks.parse}
+    assert {getattr(masks, name) for name in masks.__all__} <= tried | without_sizes
