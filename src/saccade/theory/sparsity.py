@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from saccade.mechanisms import Mechanism, Softmax, TopK
 from saccade.mechanisms.scorers import DotProducts
-from saccade.models import Decoder, minilm, small_decoder
+from saccade.models import minilm, small_decoder
 from saccade.nn import MultiHeadAttention
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
@@ -61,7 +60,7 @@ def sinks_of_minilm() -> Tensor:
 
 def decoder_loss(text: str, change: Callable[[Softmax], Mechanism] = lambda own: own) -> float:
     """Nats a token that the small decoder needs for a text, with something else in the place of its attention."""
-    model: Decoder = copy.deepcopy(small_decoder())
+    model = small_decoder()
     assert model.tokenizer is not None
     for layer in model.modules():
         if isinstance(layer, MultiHeadAttention):
