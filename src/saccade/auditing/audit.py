@@ -17,7 +17,7 @@ from saccade.auditing.by_layer import ByLayer, mixers
 from saccade.auditing.declared import Declared, from_config, rules_of
 from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.finding import Finding, Judged
-from saccade.auditing.noise import jitter, repeats, undisturbed
+from saccade.auditing.noise import FACTOR, jitter, repeats, undisturbed
 from saccade.auditing.place import depth_of, first_module
 from saccade.auditing.reach import Reach
 from saccade.auditing.report import Report, reached_by_gradient
@@ -30,7 +30,6 @@ from saccade.masks import Mask, parse
 __all__ = ["audit"]
 
 _DRAWN = 64  # tokens up to which every pair is measured, for the picture
-_FACTOR = 4.0  # right models differ by at most 1.2 times what rounding does to them
 
 
 def audit(
@@ -80,7 +79,9 @@ def audit(
         TypeError, ValueError: what is no mask, no input that the model takes, no rows of the right shape; a model that
             is being trained with dropout.
 
-    Cost: about 35 forward passes for a right model, and 50 for one that leaks; memory of one forward and backward pass.
+    Cost: for each test a forward pass and two backward ones; ten more for noise and to find the modules, and where one
+        leaks, log2 of the length to name the pair. Up to 64 tokens, a backward pass for each, for the picture. Memory
+        of one forward and backward pass, and a byte for each pair of tokens and distinct rule.
 
     Example:
         >>> import saccade as sc
@@ -102,19 +103,12 @@ def audit(
         names = mixers(subject)
         rules = rules_of(declared, names, layers)
         reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
-        floor = _floor(subject, judged)
+        floor = _floor(subject)
         probes = EndToEnd(subject, reach, judged, floor=floor, tests=tests, seed=seed).run()
         claims = [*_end_to_end(subject, reach, probes, floor), _by_layer(subject, reach, names, judged)]
         if packed is not None or padded or cache or against:
-            asked = {
-                "packed": packed,
-                "padded": padded,
-                "cache": cache,
-                "against": against,
-                "outputs": outputs,
-                "seed": seed,
-            }
-            claims += _same(model, subject, asked)
+            ways = {"packed": packed, "padded": padded, "cache": cache, "against": against}
+            claims += _same(model, subject, ways, outputs, seed)
         pictured = _pictured(subject, reach)
         leaks = [claim.finding for claim in claims if claim.finding is not None and claim.finding.kind == "leak"]
         return Report(
@@ -181,25 +175,31 @@ def _assumed(model: object) -> Declared:
     return found
 
 
-def _floor(subject: Subject, judged: Tensor) -> float:
+def _floor(subject: Subject) -> float:
     """How much outputs change by noise alone: by running again, and by one unit in what every module returns."""
-    again = repeats(subject.run, 3)
     model = subject.model
     moved = jitter(model, subject.run) if isinstance(model, nn.Module) else 0.0
-    return _FACTOR * max(again, moved)
+    return FACTOR * max(repeats(subject.run, 3), moved)
 
 
 def _end_to_end(subject: Subject, reach: Reach, probes: EndToEnd, floor: float) -> list[Judged]:
     """Two claims: nothing leaks, nothing is blind."""
-    judged = []
-    for name, kind in (("reach", "leak"), ("sight", "blind")):
-        own = [one for one in probes.findings if one.kind == kind]
-        found: Finding | None = own[0] if own else None
-        if found is not None and found.key is not None and kind == "leak":
-            found = _placed(subject, reach, probes, found)
-        largest = probes.largest if kind == "leak" else 0.0
-        judged.append(Judged(name, "broken" if own else "held", largest, floor if kind == "leak" else 0.0, found))
-    return judged
+    leak = next((one for one in probes.findings if one.kind == "leak"), None)
+    blind = next((one for one in probes.findings if one.kind == "blind"), None)
+    if leak is not None:
+        seen = Judged("reach", "broken", max(probes.largest, leak.size), floor, _placed(subject, reach, probes, leak))
+    else:
+        seen = Judged("reach", "held", probes.largest, floor, why=_unseen(probes))
+    if not probes.has_gradient:
+        return [seen, Judged("sight", "not answered", why="the outputs have no gradient")]
+    return [seen, Judged("sight", "broken" if blind else "held", finding=blind)]
+
+
+def _unseen(probes: EndToEnd) -> str:
+    """What a claim that was held does not say."""
+    if not probes.hides_something:
+        return "the rule forbids nothing"
+    return "" if probes.has_gradient else "by changes alone: the outputs have no gradient"
 
 
 def _placed(subject: Subject, reach: Reach, probes: EndToEnd, found: Finding) -> Finding:
@@ -215,13 +215,20 @@ def _by_layer(subject: Subject, reach: Reach, names: list[str], judged: Tensor) 
         )
     layers = len(reach.rules)
     places = {name: place if len(names) == layers else depth_of(name, layers) for place, name in enumerate(names)}
-    found = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, judged).run().findings
+    probes = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, judged).run()
+    found, missed = probes.findings, sorted(set(names) - probes.looked_at)
+    why = f"no gradient passes through {', '.join(missed)}" if missed else ""
+    if not found and missed:
+        return Judged("by layer", "not answered", why=why)
     leaks = [one for one in found if one.kind == "leak"]
     first = next(iter([*leaks, *found]), None)
-    return Judged("by layer", "broken" if found else "held", max((one.size for one in leaks), default=0.0), 0.0, first)
+    largest = max((one.size for one in leaks), default=0.0)
+    return Judged("by layer", "broken" if found else "held", largest, 0.0, first, why)
 
 
-def _same(model: Callable[..., Any], subject: Subject, asked: dict[str, Any]) -> list[Judged]:
+def _same(
+    model: Callable[..., Any], subject: Subject, ways: dict[str, Any], outputs: Callable[[Any], Tensor], seed: int
+) -> list[Judged]:
     """Ways of running the model that must say the same, each as a claim."""
     if not isinstance(model, nn.Module) or subject.given.is_floating_point():
         rule = "be left out for a function and for vectors"
@@ -229,7 +236,7 @@ def _same(model: Callable[..., Any], subject: Subject, asked: dict[str, Any]) ->
             "audit", "packed, padded, cache, against", rule, "given", hint="they run modules on token ids"
         )
     judged = []
-    for pair in sameness(model, subject.given, **asked):
+    for pair in sameness(model, subject.given, outputs=outputs, seed=seed, **ways):
         answered = pair.verdict != "not answered"
         found = None
         if pair.verdict == "broken" and pair.where is not None:

@@ -19,12 +19,8 @@ from saccade.auditing.subject import Subject
 
 __all__ = ["ByLayer", "mixers"]
 
-_CACHES = (
-    "past_key_values",
-    "past_key_value",
-    "cache",
-    "cache_params",
-)  # a second run must not find the first one's keys
+# A second run must not find the first one's keys.
+_CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names under which modules take what they mix
 
 
@@ -64,6 +60,7 @@ class ByLayer:
 
     Attributes:
         findings: the first leak and the first blind pair of each module.
+        looked_at: names of the modules whose outputs have gradients, and so were judged.
     """
 
     def __init__(
@@ -72,6 +69,7 @@ class ByLayer:
         self.subject, self.allowed, self.judged = subject, allowed, judged
         self.rows, self.least = rows, least
         self.findings: list[Finding] = []
+        self.looked_at: set[str] = set()
 
     def run(self) -> ByLayer:
         """Replay all of them in one forward pass."""
@@ -86,6 +84,7 @@ class ByLayer:
             rows = _rows(again(leaf))
             if not rows.requires_grad:
                 return
+            self.looked_at.add(name)
             draw = torch.Generator().manual_seed(0)
             for place in self._places(hidden.shape[1]):
                 weights = torch.randn(rows[:, place].shape, generator=draw, dtype=torch.float64).to(rows)
@@ -134,7 +133,6 @@ def _again(
             found = tensors_of(out)
             if running or hidden is None or not found or found[0].shape[:2] != subject.shape:
                 return
-
             kept = {name: None if name in _CACHES else value for name, value in kwargs.items()}
 
             def again(other: Tensor) -> Any:

@@ -9,20 +9,14 @@ import torch
 from torch import Tensor
 
 from saccade.auditing.finding import Finding
+from saccade.auditing.noise import row_differences
 from saccade.auditing.reach import Reach
 from saccade.auditing.sets import Rows, combs, separating
 from saccade.auditing.subject import Subject
 
-__all__ = ["EndToEnd", "changed"]
+__all__ = ["EndToEnd"]
 
 _COUNTED = 512  # tokens up to which the share of pairs that were tested is counted
-
-
-def changed(rows: Tensor, base: Tensor, scale: float) -> Tensor:
-    """Largest change of each row, by the root mean square of all; a NaN on one side only is infinite."""
-    apart = (rows.double() - base.double()).abs()
-    apart[rows.isnan() & base.isnan()] = 0
-    return apart.nan_to_num(nan=math.inf).flatten(2).amax(-1).cpu() / scale
 
 
 class EndToEnd:
@@ -44,19 +38,21 @@ class EndToEnd:
         findings: leaks and blind pairs, at most one for each probe.
         largest: largest change of a row that ought not to have changed.
         covered: share of the forbidden pairs that some change could have shown; None above 512 tokens.
+        hides_something: whether there was a pair to test: the rule forbids some.
+        has_gradient: whether the outputs could be asked for gradients, without which nothing is said to be seen.
     """
 
     def __init__(self, subject: Subject, reach: Reach, judged: Tensor, *, floor: float, tests: int, seed: int):
         self.subject, self.reach, self.judged, self.floor = subject, reach, judged, floor
         self.findings: list[Finding] = []
         self.largest, self.covered = 0.0, None if reach.shape[1] > _COUNTED else 0.0
+        self.hides_something, self.has_gradient = False, True
         self._sets = list(combs(reach, judged, tests, seed))
         draw = torch.Generator().manual_seed(seed)
         vectors = subject.vectors
         noise = torch.randn(vectors.shape, generator=draw, dtype=torch.float64).to(vectors)
         self._other = vectors + noise * vectors.std()
         self._base = subject.run()
-        self._scale = float(self._base.double()[judged.to(self._base.device)].square().mean().sqrt()) or 1.0
 
     def run(self) -> EndToEnd:
         """Look at all sets, by both probes; stop looking for what has been found."""
@@ -66,6 +62,7 @@ class EndToEnd:
             if bool(clean.any()) and bool(keys.any()):
                 tried.append((clean, keys))
                 self._change(clean, keys)
+        self.hides_something = bool(tried)
         self._cover(tried)
         self._gradients()
         return self
@@ -76,7 +73,7 @@ class EndToEnd:
 
     def effect(self, keys: Tensor) -> Tensor:
         """How much each row changes if these tokens do."""
-        return changed(self.subject.run(self.swapped(keys)), self._base, self._scale)
+        return row_differences(self.subject.run(self.swapped(keys)), self._base).cpu()
 
     def _found(self, kind: str, probe: str) -> bool:
         return any((one.kind, one.probe) == (kind, probe) for one in self.findings)
@@ -94,7 +91,8 @@ class EndToEnd:
 
     def _gradients(self) -> None:
         leaf, out = self.subject.graph()
-        if not out.requires_grad:
+        self.has_gradient = out.requires_grad
+        if not self.has_gradient:
             return
         draw = torch.Generator().manual_seed(1)
 
@@ -140,6 +138,7 @@ class EndToEnd:
     def _sees(self, row: tuple[int, int], key: tuple[int, int]) -> bool:
         """Whether an output depends on a token if all tokens are others: a unit may be dead on one input."""
         leaf, out = self.subject.graph(self._other)
+        self.subject.passes += 1
         (found,) = torch.autograd.grad(out[row].double().sum(), leaf)
         return bool(found[key].ne(0).any())
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from saccade.auditing.finding import Finding, Judged
+from saccade.errors import value_error
 from saccade.text import visible
 
-__all__ = ["SCHEMA", "Report"]
+__all__ = ["SCHEMA", "Report", "reached_by_gradient"]
 
 SCHEMA = "saccade.audit/1"
 """Name and version of the form that `Report.to_json` returns."""
@@ -64,12 +65,17 @@ class Report:
         """The counter-examples of all broken claims."""
         return tuple(claim.finding for claim in self.claims if claim.finding is not None)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the claims."""
+        return tuple(claim.name for claim in self.claims)
+
     def __getitem__(self, name: str) -> Judged:
         """What came of the claim of this name."""
         for claim in self.claims:
             if claim.name == name:
                 return claim
-        raise KeyError(f"no claim {name!r}; there are {', '.join(claim.name for claim in self.claims)}")
+        raise KeyError(f"Report: name must be that of a claim; got {name!r}. Claims: {', '.join(self.names)}")
 
     def __str__(self) -> str:
         rows = [_HEADS, *(_row(claim) for claim in self.claims)]
@@ -79,7 +85,7 @@ class Report:
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
-        lines += [f"{' ' * 2}{claim.name}: {visible(claim.why)}" for claim in self.claims if claim.why]
+        lines += [f"  {claim.name}: {visible(claim.why)}" for claim in self.claims if claim.why]
         lines += ["", *self._honest()]
         return "\n".join(lines)
 
@@ -97,10 +103,11 @@ class Report:
         """The declared rule, and beside it what was measured: ``1`` as declared, ``#`` a leak, ``o`` a blind pair.
 
         Raises:
-            ValueError: the input was longer than 64 tokens, and nothing was measured pair by pair.
+            ValueError: the input was longer than 64 tokens, or had no gradients: nothing was measured pair by pair.
         """
         if self.declared is None or self.measured is None:
-            raise ValueError("Report.picture: the input must have at most 64 tokens; audit(..., length=48) has")
+            rule = "have at most 64 tokens, and outputs with gradients"
+            raise value_error("Report.picture", "the input", rule, list(self.shape), hint="audit(..., length=48) has")
         lines = []
         for may, does in zip(self.declared.tolist(), self.measured.tolist(), strict=True):
             left = " ".join("1" if one else "." for one in may)

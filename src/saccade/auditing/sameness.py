@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from saccade.arguments import flag, integer, number
 from saccade.auditing.float64 import TrueFloat64, float64_copy, said
-from saccade.auditing.noise import jitter, relative, row_differences, undisturbed
+from saccade.auditing.noise import FACTOR, jitter, relative, row_differences, undisturbed
 from saccade.auditing.runner import Outputs, Runner, Side, Unanswered, WrongArgument
 from saccade.auditing.runners import runner_of
 from saccade.errors import shown, type_error, value_error
@@ -70,7 +70,7 @@ def sameness(
     cache: bool = False,
     against: Sequence[str] = (),
     outputs: Outputs | None = None,
-    factor: float = 4.0,
+    factor: float = FACTOR,
     seed: int = 0,
 ) -> list[Pair]:
     """Whether a model says the same however it is run: alone or in a batch, padded, packed, step by step, in training.
@@ -99,7 +99,7 @@ def sameness(
     Raises:
         TypeError: no such model, or ids that are no integers.
         ValueError: ids outside the vocabulary, fewer than two of them, lengths that are not those of the row, or a
-            ``outputs`` that returns something else.
+            function ``outputs`` that returns something else.
 
     Cost: about 20 runs, and with ``cache`` as many steps as there are tokens; a copy of the model in float64, and for a
     moment another one of it.
