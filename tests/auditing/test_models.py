@@ -101,6 +101,47 @@ def test_functions_of_vectors_have_no_modules():
     assert report["reach"].verdict == "broken"
 
 
+def test_outputs_without_gradients_are_not_said_to_see():
+    x = torch.randn(2, 10, 3)
+    report = audit(lambda x: x.cumsum(1).detach(), masks.Causal(), inputs=x)
+    assert report["reach"].verdict == "held"
+    assert report["reach"].why == "by changes alone: the outputs have no gradient"
+    assert report["sight"].verdict == "not answered"
+    assert (
+        audit(lambda x: x.mean(1, keepdim=True) + x, masks.Full(), inputs=x[:1])["reach"].why
+        == "the rule forbids nothing"
+    )
+    with pytest.raises(ValueError, match=r"the input must have at most 64 tokens, and outputs with gradients"):
+        report.picture()
+
+
+UNKNOWN = {
+    "chunks": {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 4},
+    "convolutions": {"layer_types": ["conv", "full_attention"]},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_of_layers_of_unknown_kinds_nothing_is_assumed(name):
+    class Told(torch.nn.Module):
+        config = transformers.LlamaConfig(**SIZES, **PARTS, architectures=["LlamaForCausalLM"])
+
+        def forward(self, x):
+            return x
+
+    Told.config.update(UNKNOWN[name])
+    with pytest.raises(ValueError, match="rule must be given for a model whose configuration does not say it"):
+        audit(Told(), inputs=torch.ones(1, 4, 3))
+
+
+def test_windows_of_gpt_neo_have_another_name():
+    sizes = {"vocab_size": 101, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
+    neo = transformers.GPTNeoForCausalLM(transformers.GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]]))
+    with pytest.raises(ValueError, match="rule must be given"):
+        audit(neo.eval(), length=12)
+    assert audit(neo.eval(), [masks.Causal(), masks.Causal() & masks.Window(3, 0)], length=12).ok
+
+
 def test_ours_and_a_test_of_it():
     assert assert_reach(models.small_decoder(), masks.Causal(), length=20).ok
     with pytest.raises(AssertionError, match="the model does not keep the rule\nDecoder, 2 x 20 tokens"):

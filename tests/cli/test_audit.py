@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import LlamaConfig
+from transformers import GPT2Config, LlamaConfig
 from typer.testing import CliRunner
 
 from saccade.cli.app import app
@@ -57,6 +57,9 @@ def test_a_broken_rule_ends_with_status_1(audit, config):
         (["small-decoder", "--packed", "3;4"], "--packed must be lengths of texts, as in 20,28; got 3;4."),
         (["small-decoder", "--length", "1"], "Invalid value for '--length'"),
         (["small-decoder", "--tests", "0"], "Invalid value for '--tests'"),
+        (["small-decoder", "--picture", "--length", "65"], "--picture must have at most 64 tokens; got 65"),
+        (["small-decoder", "--json", "--script"], "--script must be left out where --json is given"),
+        (["small-decoder", "--packed", "3,4", "--length", "9"], "--length must be left out where --packed is given"),
     ],
 )
 def test_what_is_wrong_is_said(audit, arguments, sentence):
@@ -81,3 +84,16 @@ def test_a_file_that_is_no_configuration_fails(audit, tmp_path):
     result = audit(str(path))
     assert result.exit_code == 1
     assert "MODEL must be a configuration that transformers knows" in result.output
+
+
+def test_a_text_that_is_too_long_for_the_model_fails(audit, tmp_path):
+    GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=16).save_pretrained(tmp_path)
+    result = audit(str(tmp_path / "config.json"), "--length", "20")
+    assert result.exit_code == 1
+    assert "the model must run on 20 tokens; it raised IndexError: index out of range" in result.output
+
+
+def test_a_right_model_has_no_script(audit, config):
+    assert "no script: nothing leaks" in audit(config, "--length", "12", "--script").stdout
+    result = audit(config, "--length", "12", "--script", "--rule", "causal & window(1, 0)")
+    assert result.stdout.splitlines()[-1].startswith('print("output ')

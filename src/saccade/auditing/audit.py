@@ -20,7 +20,7 @@ from saccade.auditing.finding import Finding, Judged
 from saccade.auditing.noise import FACTOR, jitter, repeats, undisturbed
 from saccade.auditing.place import depth_of, first_module
 from saccade.auditing.reach import Reach
-from saccade.auditing.report import Report, reached_by_gradient
+from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.sameness import sameness
 from saccade.auditing.script import script_of
 from saccade.auditing.subject import Subject, rows_of
@@ -28,8 +28,6 @@ from saccade.errors import value_error
 from saccade.masks import Mask, parse
 
 __all__ = ["audit"]
-
-_DRAWN = 64  # tokens up to which every pair is measured, for the picture
 
 
 def audit(
@@ -248,7 +246,7 @@ def _same(
 
 def _pictured(subject: Subject, reach: Reach) -> tuple[Tensor | None, Tensor | None]:
     length = subject.shape[1]
-    if length > _DRAWN:
+    if length > DRAWN:
         return None, None
     leaf, out = subject.graph()
     if not out.requires_grad:

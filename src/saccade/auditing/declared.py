@@ -9,6 +9,7 @@ from typing import Any
 from saccade import masks
 from saccade.errors import type_error, value_error
 from saccade.masks import Mask
+from saccade.models import DecoderConfig, EncoderConfig
 
 __all__ = ["Declared", "from_config", "rules_of"]
 
@@ -56,34 +57,35 @@ def from_config(model: Any) -> list[Mask] | Mask | None:
     """The rule that the configuration of a model declares, of transformers or of ours; None where it says too little.
 
     A window of w in transformers is `Window(w - 1, 0)`; ModernBERT's ``local_attention`` of w is
-    ``Window(w // 2, w // 2)``.
+    ``Window(w // 2, w // 2)``. A recurrence is causal. Of layers of other kinds nothing is assumed.
     """
-    if (config := getattr(model, "config", None)) is None:
+    config = getattr(model, "config", None)
+    if isinstance(config, DecoderConfig):
+        return config.causal_mask
+    if isinstance(config, EncoderConfig):
+        return masks.Full()
+    if config is None or getattr(config, "is_encoder_decoder", False):
         return None
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if isinstance(own := getattr(text, "mask", None), Mask):
-        return masks.Causal() & own
-    if type(text).__name__ == "DecoderConfig":
-        return masks.Causal()
     if (local := getattr(text, "local_attention", None)) and (every := getattr(text, "global_attn_every_n_layers", 0)):
         near = masks.Window(local // 2, local // 2)
         return [masks.Full() if layer % every == 0 else near for layer in range(text.num_hidden_layers)]
     if _is_causal(model, text):
-        return _windows(text)
-    return masks.Full() if type(text).__name__ in ("EncoderConfig", "BertConfig", "RobertaConfig") else None
+        return _causal_layers(text)
+    return masks.Full() if type(text).__name__ in ("BertConfig", "RobertaConfig") else None
 
 
-def _windows(text: Any) -> list[Mask] | Mask:
+def _causal_layers(text: Any) -> list[Mask] | Mask | None:
     """Causal attention, with a window in those layers that have one."""
     width = getattr(text, "sliding_window", None)
-    near = masks.Causal() & masks.Window(width - 1, 0) if width else masks.Causal()
     if kinds := getattr(text, "layer_types", None):
-        return [near if kind == "sliding_attention" else masks.Causal() for kind in kinds]
-    return near if getattr(text, "use_sliding_window", True) else masks.Causal()
+        known = {"full_attention": None, "sliding_attention": width, "linear_attention": None}
+        return [masks.from_sliding_window(known[kind]) for kind in kinds] if set(kinds) <= known.keys() else None
+    if set(getattr(text, "attention_layers", ())) - {"global"}:  # GPT-Neo's: windows under another name
+        return None
+    return masks.from_sliding_window(width if getattr(text, "use_sliding_window", True) else None)
 
 
 def _is_causal(model: Any, text: Any) -> bool:
-    if getattr(model.config, "is_encoder_decoder", False):
-        return False
     names = [type(model).__name__, *(getattr(model.config, "architectures", None) or ())]
     return getattr(text, "is_decoder", False) or any("CausalLM" in name or "LMHead" in name for name in names)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from saccade.errors import missing_extra, value_error
 
-__all__ = ["model_of"]
+__all__ = ["model_of", "quiet_transformers"]
 
 _HEADS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
 
@@ -27,39 +29,50 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
         ImportError: transformers is not installed.
         ValueError: no configuration of a model that transformers knows.
     """
+    with quiet_transformers("audit") as transformers, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return _made(transformers, path).eval()
+        except Exception as error:  # what a folder of any content makes of so much code: anything
+            first = str(error).strip().partition("\n")[0] or type(error).__name__
+            rule = "be a configuration that transformers knows"
+            raise value_error("audit", "MODEL", rule, f"{path} ({first})") from None
+
+
+@contextmanager
+def quiet_transformers(command: str) -> Iterator[Any]:
+    """The package transformers, which prints no warnings and no bars while this lasts.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     try:
         import transformers  # noqa: PLC0415  optional
         from transformers.utils import logging  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise missing_extra("audit", "transformers", "transformers") from None
-    folder = path if path.is_dir() else path.parent
-    has_weights = path.is_dir() and any(folder.glob("*.safetensors"))
-    own = {"local_files_only": True, "trust_remote_code": False}
+        raise missing_extra(command, "transformers", "transformers") from None
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(path, **own)
-        names = (
-            _HEADS if not has_weights else tuple(json.loads((folder / "config.json").read_text())["architectures"][:1])
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            for name in names:
-                maker = getattr(transformers, name)
-                try:
-                    if has_weights:
-                        found = maker.from_pretrained(folder, use_safetensors=True, **own)
-                    else:
-                        found = maker.from_config(config)
-                except ValueError:  # an Auto class that does not know this configuration
-                    continue
-                return found.eval()
-        raise ValueError(f"no class of transformers makes a model of {type(config).__name__}")
-    except Exception as error:  # what a folder of any content makes of so much code: anything
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise value_error("audit", "MODEL", "be a configuration that transformers knows", f"{path} ({first})") from None
+        yield transformers
     finally:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
+
+
+def _made(transformers: Any, path: Path) -> nn.Module:
+    own = {"local_files_only": True, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(path, **own)
+    if path.is_dir() and any(path.glob("*.safetensors")):
+        name = (getattr(config, "architectures", None) or ["AutoModel"])[0]
+        maker: Any = getattr(transformers, name, None)
+        if not (isinstance(maker, type) and issubclass(maker, transformers.PreTrainedModel)):
+            maker = transformers.AutoModel
+        return maker.from_pretrained(path, use_safetensors=True, **own)
+    known = (getattr(transformers, name) for name in _HEADS)
+    maker = next((one for one in known if type(config) in one._model_mapping), None)
+    if maker is None:
+        raise ValueError(f"no class of transformers makes a model of {type(config).__name__}")
+    return maker.from_config(config)

@@ -12,10 +12,12 @@ from saccade.auditing.finding import Finding, Judged
 from saccade.errors import value_error
 from saccade.text import visible
 
-__all__ = ["SCHEMA", "Report", "reached_by_gradient"]
+__all__ = ["DRAWN", "SCHEMA", "Report", "reached_by_gradient"]
 
 SCHEMA = "saccade.audit/1"
 """Name and version of the form that `Report.to_json` returns."""
+DRAWN = 64
+"""Tokens up to which every pair is measured, for the picture."""
 _HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
 
 
@@ -106,7 +108,7 @@ class Report:
             ValueError: the input was longer than 64 tokens, or had no gradients: nothing was measured pair by pair.
         """
         if self.declared is None or self.measured is None:
-            rule = "have at most 64 tokens, and outputs with gradients"
+            rule = f"have at most {DRAWN} tokens, and outputs with gradients"
             raise value_error("Report.picture", "the input", rule, list(self.shape), hint="audit(..., length=48) has")
         lines = []
         for may, does in zip(self.declared.tolist(), self.measured.tolist(), strict=True):

@@ -8,9 +8,11 @@ import typer
 from torch import nn
 
 from saccade.auditing import audit as run
+from saccade.auditing.float64 import said
 from saccade.auditing.loading import model_of
-from saccade.cli.loading import NAMED
-from saccade.cli.refusal import fail, refuse
+from saccade.auditing.report import DRAWN
+from saccade.cli.loading import NAMED, load
+from saccade.cli.refusal import fail, loaded, refuse, refuse_beside
 from saccade.masks import Mask, parse
 
 __all__ = ["audit"]
@@ -43,6 +45,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")
 
 
 def audit(
+    context: typer.Context,
     model: _Model,
     rule: _Rule = None,
     packed: _Packed = None,
@@ -61,14 +64,20 @@ def audit(
     The model runs as it is; changed tokens and gradients show what reaches what. The exit status is 1 if a claim is
     broken.
     """
-    declared = _declared(rule)
-    lengths = _lengths(packed)
+    if as_json:
+        refuse_beside(context, "--json", ("--picture", "--script"), "prints all as one object")
+    if packed is not None:
+        refuse_beside(context, "--packed", ("--length",), "says how many tokens there are")
+    declared, lengths = _declared(rule), _lengths(packed)
+    length = length if lengths is None else sum(lengths)
+    if picture and length > DRAWN:
+        refuse("audit", f"--picture must have at most {DRAWN} tokens; got {length}")
     subject = _loaded(model, seed)
     try:
         report = run(
             subject,
             declared,
-            length=length if lengths is None else sum(lengths),
+            length=length,
             packed=lengths,
             padded=padded,
             cache=cache,
@@ -78,11 +87,13 @@ def audit(
         )
     except (TypeError, ValueError) as error:
         refuse("audit", str(error).removeprefix("audit: "))
+    except (RuntimeError, NotImplementedError, IndexError) as error:
+        fail("audit", f"the model must run on {length} tokens; it raised {said(error)}")
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
-    if picture and not as_json:
+    if picture:
         typer.echo("\n" + report.picture())
-    if script and report.script and not as_json:
-        typer.echo("\n" + report.script, nl=False)
+    if script:
+        typer.echo("\n" + (report.script or "no script: nothing leaks, or no ten lines say how\n"), nl=False)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -105,7 +116,7 @@ def _lengths(packed: str | None) -> list[int] | None:
 
 def _loaded(model: str, seed: int) -> nn.Module:
     if model in NAMED:
-        return NAMED[model]()
+        return loaded("audit", load, model)
     path = Path(model)
     if not (path / "config.json").is_file() and not (path.is_file() and path.suffix == ".json"):
         refuse("audit", f"MODEL must be {', '.join(NAMED)}, a folder with config.json, or such a file; got {model}")

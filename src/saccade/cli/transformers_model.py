@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.attention import AttentionMatrix
-from saccade.errors import missing_extra, unsupported, value_error
+from saccade.auditing.loading import quiet_transformers
+from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
 from saccade.models.folder import read_config, read_weights
 from saccade.recording import record
@@ -81,27 +82,16 @@ def load_transformers(folder: Path) -> TransformersModel:
         ImportError: transformers is not installed.
         ValueError: the folder holds no model that transformers reads, or no fast tokenizer.
     """
-    try:
-        from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415  transformers is optional
-        from transformers.utils import logging  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise missing_extra("look", "transformers", "dev") from None
-    _check_layers(folder)
-    own = {"local_files_only": True, "trust_remote_code": False}
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype="auto", **own)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **own)
-    except Exception as error:  # what a folder of any content makes of so much code: anything
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
-        rule = "hold a model in safetensors and a tokenizer that transformers reads"
-        raise value_error("look", "--model", rule, f"{folder} ({first})") from None
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
+    with quiet_transformers("look") as transformers:
+        _check_layers(folder)
+        own = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            model = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, dtype="auto", **own)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **own)
+        except Exception as error:  # what a folder of any content makes of so much code: anything
+            first = str(error).strip().partition("\n")[0] or type(error).__name__
+            rule = "hold a model in safetensors and a tokenizer that transformers reads"
+            raise value_error("look", "--model", rule, f"{folder} ({first})") from None
     if not getattr(tokenizer, "is_fast", False):
         raise value_error("look", "--model", "have a fast tokenizer (tokenizer.json)", f"{folder}")
     return TransformersModel(model, tokenizer)
