@@ -22,10 +22,9 @@ DECODER: dict[str, Any] = {
     "attention_dropout_p": 0.1,
 }
 EVERYTHING: dict[str, Any] = {"packed": [9, 8, 6], "padded": True, "cache": True}
-ONES, STEPS = (
-    "packed, with a mask of ones",
-    ("one token first", "one token last", "two halves", "one by one", "pieces of 5"),
-)
+ONES, FOUR = "packed, with a mask of ones", "packed, with a mask of four dimensions"
+MASKS = {ONES, FOUR}
+STEPS = ("one token first", "one token last", "two halves", "one by one", "pieces of 5")
 STEP_NAMES = {f"steps: {name}" for name in STEPS}
 CACHE = STEP_NAMES | {"cache cropped", "cache forked", "cache reordered"}
 NO_CACHE = CACHE | {"positions shifted"}

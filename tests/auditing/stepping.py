@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.runner import Runner, Side
+from saccade.auditing.runner import Beside, Runner, Side, Unanswered
 
 WINDOW = 6
 
@@ -106,10 +106,12 @@ class SmallRunner(Runner):
         rows = self.model(wide, (real.cumsum(1) - 1).clamp(min=0), real)
         return rows[:, pad:] if side == "left" else rows[:, :n]
 
-    def packed(self, ids: Tensor, lengths: Sequence[int], *, ones: bool = False) -> Tensor:
+    def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         places = torch.cat([torch.arange(length) for length in lengths])
+        if beside == "a mask of four dimensions":
+            raise Unanswered("it takes none")
         texts = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-        return self.model(ids, places, torch.ones_like(ids, dtype=torch.bool) if ones else None, texts)
+        return self.model(ids, places, torch.ones_like(ids, dtype=torch.bool) if beside != "positions" else None, texts)
 
     def start(self) -> Cache:
         return Cache(self.model.fault)

@@ -24,15 +24,15 @@ def seed() -> None:
     [
         (zoo.llama, {zoo.ONES}, set()),
         (zoo.gpt2, {zoo.ONES}, {"positions shifted"}),
-        (zoo.mistral, {zoo.ONES}, set()),
-        (zoo.gemma3, {zoo.ONES}, set()),
-        (zoo.decoder, set(), {zoo.ONES}),
-        (lambda: zoo.decoder(position_encoding="alibi"), set(), {zoo.ONES}),
-        (lambda: zoo.decoder(position_encoding="learned"), set(), {zoo.ONES, "positions shifted"}),
-        (lambda: zoo.decoder(position_encoding="relative"), set(), {zoo.ONES}),
-        (lambda: zoo.decoder(mask=masks.sliding_window(8)), set(), {zoo.ONES}),
-        (zoo.encoder, set(), zoo.NO_CACHE | {zoo.ONES, "padded at the left"}),
-        (lambda: SmallRunner(Small()), set(), {"positions shifted"}),
+        (zoo.mistral, zoo.MASKS, set()),
+        (zoo.gemma3, zoo.MASKS, set()),
+        (zoo.decoder, set(), zoo.MASKS),
+        (lambda: zoo.decoder(position_encoding="alibi"), set(), zoo.MASKS),
+        (lambda: zoo.decoder(position_encoding="learned"), set(), zoo.MASKS | {"positions shifted"}),
+        (lambda: zoo.decoder(position_encoding="relative"), set(), zoo.MASKS),
+        (lambda: zoo.decoder(mask=masks.sliding_window(8)), set(), zoo.MASKS),
+        (zoo.encoder, set(), zoo.NO_CACHE | zoo.MASKS | {"padded at the left"}),
+        (lambda: SmallRunner(Small()), set(), {"positions shifted", zoo.FOUR}),
         # as they are published: what is broken in them is broken
         (zoo.bert, {"packed", zoo.ONES}, zoo.NO_CACHE),
         (zoo.gpt_oss, {"packed", zoo.ONES}, {"float32 = float64"}),
@@ -40,7 +40,7 @@ def seed() -> None:
         (
             zoo.falcon_mamba,
             {"steps: one token first", "steps: two halves", "steps: pieces of 5"},
-            {"packed", zoo.ONES, "positions shifted", "cache cropped"},
+            zoo.MASKS | {"packed", "positions shifted", "cache cropped"},
         ),
     ],
     ids=[

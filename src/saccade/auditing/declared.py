@@ -11,7 +11,7 @@ from saccade.errors import type_error, value_error
 from saccade.masks import Mask
 from saccade.models import DecoderConfig, EncoderConfig
 
-__all__ = ["Declared", "from_config", "rules_of"]
+__all__ = ["Declared", "from_config", "is_causal", "rules_of"]
 
 Declared = Mask | Sequence[Mask] | Mapping[str, Mask]
 """A rule for all layers, one for each, or rules by patterns of module names ("*.layers.0.*")."""
@@ -66,11 +66,11 @@ def from_config(model: Any) -> list[Mask] | Mask | None:
         return masks.Full()
     if config is None or getattr(config, "is_encoder_decoder", False):
         return None
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = _text(config)
     if (local := getattr(text, "local_attention", None)) and (every := getattr(text, "global_attn_every_n_layers", 0)):
         near = masks.Window(local // 2, local // 2)
         return [masks.Full() if layer % every == 0 else near for layer in range(text.num_hidden_layers)]
-    if _is_causal(model, text):
+    if is_causal(model):
         return _causal_layers(text)
     return masks.Full() if type(text).__name__ in ("BertConfig", "RobertaConfig") else None
 
@@ -86,6 +86,13 @@ def _causal_layers(text: Any) -> list[Mask] | Mask | None:
     return masks.from_sliding_window(width if getattr(text, "use_sliding_window", True) else None)
 
 
-def _is_causal(model: Any, text: Any) -> bool:
+def _text(config: Any) -> Any:
+    """Of a model of more than text, the part that reads text."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def is_causal(model: Any) -> bool:
+    """Whether a model of transformers is a language model that reads from left to right."""
+    text = _text(model.config)
     names = [type(model).__name__, *(getattr(model.config, "architectures", None) or ())]
     return getattr(text, "is_decoder", False) or any("CausalLM" in name or "LMHead" in name for name in names)

@@ -13,9 +13,10 @@ from saccade.auditing.float64 import said
 from saccade.auditing.subject import rows_of
 from saccade.errors import kind, value_error
 
-__all__ = ["Outputs", "PlainRunner", "Runner", "Side", "Unanswered", "WrongArgument", "without_dropout"]
+__all__ = ["Beside", "Outputs", "PlainRunner", "Runner", "Side", "Unanswered", "WrongArgument", "without_dropout"]
 
 Side = Literal["left", "right"]
+Beside = Literal["positions", "a mask of ones", "a mask of four dimensions"]
 Outputs = Callable[[Any], Tensor]
 
 
@@ -68,8 +69,11 @@ class Runner:
         """With so many rows of padding at one side, which are not returned."""
         raise Unanswered("the model is not told where padding is")
 
-    def packed(self, ids: Tensor, lengths: Sequence[int], *, ones: bool = False) -> Tensor:
-        """Texts one behind another, ids ``[1, len]``; with ``ones``, also a mask that says that nothing is padding."""
+    def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
+        """Texts one behind another, ids ``[1, len]``, told apart by their positions.
+
+        Beside these, a mask of ones says that nothing is padding, one of four dimensions which pairs are allowed.
+        """
         raise Unanswered("the model is not told where texts end")
 
     def start(self) -> Any:

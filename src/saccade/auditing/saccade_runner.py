@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.auditing.runner import Runner, Side, Unanswered
+from saccade.auditing.runner import Beside, Runner, Side, Unanswered
 from saccade.caches import padded_positions
 from saccade.masks import Documents, Padding
 from saccade.models import Decoder, Encoder
@@ -50,8 +50,8 @@ class SaccadeRunner(Runner):
         rows = self._rows(out, wide)
         return rows[:, pad:] if side == "left" else rows[:, :n]
 
-    def packed(self, ids: Tensor, lengths: Sequence[int], *, ones: bool = False) -> Tensor:
-        if ones:
+    def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
+        if beside != "positions":
             raise Unanswered("texts are told apart by the mask itself")
         return self._rows(self.model(ids, mask=Documents(lengths)), ids)
 

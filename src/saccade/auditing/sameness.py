@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from saccade.arguments import flag, integer, number
 from saccade.auditing.float64 import TrueFloat64, float64_copy, said
 from saccade.auditing.noise import FACTOR, jitter, relative, row_differences, undisturbed
-from saccade.auditing.runner import Outputs, Runner, Side, Unanswered, WrongArgument
+from saccade.auditing.runner import Beside, Outputs, Runner, Side, Unanswered, WrongArgument
 from saccade.auditing.runners import runner_of
 from saccade.errors import shown, type_error, value_error
 from saccade.models.tokens import check_tokens
@@ -212,14 +212,15 @@ def _padded(ids: Tensor) -> list[tuple[str, _Claim]]:
 
 
 def _packed(ids: Tensor, lengths: Sequence[int]) -> list[tuple[str, _Claim]]:
-    def claim(ones: bool) -> _Claim:
+    def claim(beside: Beside) -> _Claim:
         def packed(bench: _Bench) -> tuple[Tensor, Tensor]:
-            got = bench.runner.packed(ids, lengths, ones=ones)
+            got = bench.runner.packed(ids, lengths, beside=beside)
             return got, torch.cat([bench.runner.whole(text) for text in ids.split(list(lengths), 1)], 1)
 
         return packed
 
-    return [("packed", claim(False)), ("packed, with a mask of ones", claim(True))]
+    others: tuple[Beside, ...] = ("a mask of ones", "a mask of four dimensions")
+    return [("packed", claim("positions")), *((f"packed, with {beside}", claim(beside)) for beside in others)]
 
 
 def _steps(ids: Tensor, window: int | None) -> list[tuple[str, _Claim]]:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from saccade.auditing.runner import Runner, Side, Unanswered, WrongArgument, without_dropout
+from saccade.auditing.declared import is_causal
+from saccade.auditing.runner import Beside, Runner, Side, Unanswered, WrongArgument, without_dropout
 from saccade.errors import value_error
 
 __all__ = ["TransformersRunner"]
@@ -54,11 +55,14 @@ class TransformersRunner(Runner):
         rows = self._run(wide, attention_mask=mask, **more)
         return rows[:, pad:] if side == "left" else rows[:, :n]
 
-    def packed(self, ids: Tensor, lengths: Sequence[int], *, ones: bool = False) -> Tensor:
+    def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         self._need("position_ids")
         places = torch.cat([torch.arange(length) for length in lengths])[None].to(ids.device)
-        more = {"attention_mask": torch.ones_like(ids)} if ones else {}
-        return self._run(ids, position_ids=places, **more)
+        if beside == "positions":
+            return self._run(ids, position_ids=places)
+        self._need("attention_mask")
+        mask = torch.ones_like(ids) if beside == "a mask of ones" else self._four_dimensions(lengths).to(ids.device)
+        return self._run(ids, position_ids=places, attention_mask=mask)
 
     def start(self) -> Any:
         if self._cache is None:
@@ -122,6 +126,13 @@ class TransformersRunner(Runner):
     @property
     def _cache(self) -> str | None:
         return next((name for name in ("past_key_values", "cache_params") if self._takes(name)), None)
+
+    def _four_dimensions(self, lengths: Sequence[int]) -> Tensor:
+        """What is added to the scores: 0 within a text, for a causal model up to the query, and else the least float."""
+        allowed = torch.block_diag(*[torch.ones(length, length) for length in lengths])
+        allowed = (allowed.tril() if is_causal(self._model) else allowed).bool()[None, None]
+        dtype = next(self.model.parameters()).dtype
+        return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
     def _takes(self, name: str) -> bool:
         return name in inspect.signature(self.model.forward).parameters
