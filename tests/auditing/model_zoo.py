@@ -23,7 +23,8 @@ DECODER: dict[str, Any] = {
 }
 EVERYTHING: dict[str, Any] = {"packed": [9, 8, 6], "padded": True, "cache": True}
 ONES, FOUR = "packed, with a mask of ones", "packed, with a mask of four dimensions"
-MASKS = {ONES, FOUR}
+LEAKY = {ONES, "packed, with a cache"}  # beside which transformers looks for no texts
+BESIDE = LEAKY | {FOUR}
 STEPS = ("one token first", "one token last", "two halves", "one by one", "pieces of 5")
 STEP_NAMES = {f"steps: {name}" for name in STEPS}
 CACHE = STEP_NAMES | {"cache cropped", "cache forked", "cache reordered"}

@@ -108,7 +108,7 @@ class SmallRunner(Runner):
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         places = torch.cat([torch.arange(length) for length in lengths])
-        if beside == "a mask of four dimensions":
+        if beside not in ("positions", "a mask of ones"):
             raise Unanswered("it takes none")
         texts = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         return self.model(ids, places, torch.ones_like(ids, dtype=torch.bool) if beside != "positions" else None, texts)

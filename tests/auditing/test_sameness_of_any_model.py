@@ -165,7 +165,7 @@ def test_a_runner_says_what_it_cannot_do() -> None:
     pairs = sameness(Whole(nn.Sequential(nn.Embedding(101, 8))), zoo.tokens(), **zoo.EVERYTHING)
     assert zoo.named(pairs, "not answered") >= zoo.CACHE | {
         "packed",
-        *zoo.MASKS,
+        *zoo.BESIDE,
         "padded at the left",
         "padded at the right",
     }

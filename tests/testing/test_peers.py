@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from saccade import testing
-from saccade.testing.peers import PEERS, find, inserted, made_part, written
+from saccade.testing.peers import COMMAND, PEERS, find, written
 from saccade.testing.peers.__main__ import main
 from saccade.testing.peers.torch_attention import across, within
+from saccade.text.generated import generated, with_generated
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / language / "conformance-of-peers.md" for language in ("en", "zh")]
@@ -25,7 +26,7 @@ found = cache(find)
 def of_this_torch(page):
     """The text of a page, for tests about the very torch that it speaks of."""
     text = page.read_text(encoding="utf-8")
-    version = re.search(r"\| torch (\S+) \|", made_part(text))[1]
+    version = re.search(r"\| torch (\S+) \|", generated(text, COMMAND))[1]
     if version != VERSION:
         command = f"python -m saccade.testing.peers {' '.join(str(page.relative_to(ROOT)) for page in PAGES)}"
         pytest.skip(f"the page speaks of torch {version}, this is {VERSION}; to make it anew: {command}")
@@ -41,7 +42,7 @@ def stated(text):
 @pytest.mark.slow
 def test_the_documents_show_what_is_found_and_give_a_reason_for_each_broken_law():
     for text in map(of_this_torch, PAGES):
-        assert NUMBER.sub("#", made_part(text)) == NUMBER.sub("#", written(found()))
+        assert NUMBER.sub("#", generated(text, COMMAND)) == NUMBER.sub("#", written(found()))
         assert stated(text) == {(finding.law, finding.peer) for finding in found() if finding.verdict == "broken"}
 
 
@@ -93,7 +94,7 @@ def test_float32_breaks_the_same_laws():
 
 def test_a_page_without_the_place_for_it_is_refused():
     with pytest.raises(ValueError, match="page must hold the lines"):
-        inserted("# Nothing here", "a table")
+        with_generated("# Nothing here", COMMAND, "a table")
 
 
 def test_the_command_writes_pages_or_prints(tmp_path, capsys, monkeypatch):
@@ -101,7 +102,7 @@ def test_the_command_writes_pages_or_prints(tmp_path, capsys, monkeypatch):
         "saccade.testing.peers.__main__.find", lambda: found(PEERS[:1], testing.LAWS[:2], testing.CASES[:2])
     )
     page = tmp_path / "page.md"
-    page.write_text(inserted(PAGES[0].read_text(encoding="utf-8"), "stale"), encoding="utf-8")
+    page.write_text(with_generated(PAGES[0].read_text(encoding="utf-8"), COMMAND, "stale"), encoding="utf-8")
     main([str(page)])
     main([])
-    assert made_part(page.read_text(encoding="utf-8")) == capsys.readouterr().out.rstrip("\n")
+    assert generated(page.read_text(encoding="utf-8"), COMMAND) == capsys.readouterr().out.rstrip("\n")

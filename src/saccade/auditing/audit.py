@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from saccade.auditing.reach import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.sameness import sameness
 from saccade.auditing.script import script_of
-from saccade.auditing.subject import Subject, rows_of
+from saccade.auditing.subject import Subject, can_cache, rows_of
 from saccade.errors import value_error
 from saccade.masks import Mask, parse
 
@@ -99,6 +98,8 @@ def audit(
         told = parse(rule) if isinstance(rule, str) else rule
         declared, is_assumed = (told, False) if told is not None else (_assumed(model), True)
         names = mixers(subject)
+        if is_assumed and isinstance(declared, list):  # a layer may have two modules that mix, or none
+            layers = layers or len(declared)
         rules = rules_of(declared, names, layers)
         reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
         floor = _floor(subject)
@@ -136,7 +137,7 @@ def _check_still(model: object) -> None:
 
 def _without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
     """What a model of transformers is called with: a module that runs again must not find its own keys in a cache."""
-    if not isinstance(model, nn.Module) or "use_cache" not in inspect.signature(model.forward).parameters:
+    if not isinstance(model, nn.Module) or not can_cache(model):
         return inputs
     if isinstance(inputs, Tensor):
         inputs = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}

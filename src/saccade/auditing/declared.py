@@ -94,5 +94,10 @@ def _text(config: Any) -> Any:
 def is_causal(model: Any) -> bool:
     """Whether a model of transformers is a language model that reads from left to right."""
     text = _text(model.config)
+    told = getattr(text, "is_decoder", None)
+    if told is False and hasattr(text, "add_cross_attention"):  # BERT and its kin, which are both
+        return False
+    if not getattr(text, "causal", True) or getattr(text, "attn_type", "uni") == "bi":  # XLM, XLNet
+        return False
     names = [type(model).__name__, *(getattr(model.config, "architectures", None) or ())]
-    return getattr(text, "is_decoder", False) or any("CausalLM" in name or "LMHead" in name for name in names)
+    return bool(told) or any("CausalLM" in name or name.endswith("LMHeadModel") for name in names)

@@ -52,7 +52,7 @@ def repeats(run: Callable[[], Tensor], times: int) -> float:
         return max((relative(run(), first) for _ in range(integer("repeats", "times", times, 2) - 1)), default=0.0)
 
 
-def jitter(model: nn.Module, run: Callable[[], Tensor], repeats: int = 3, seed: int = 0) -> float:
+def jitter(model: nn.Module, run: Callable[[], Tensor], repeats: int = 3, seed: int = 0, tables: float = 0.0) -> float:
     """How far one rounding in every part of a model moves its outputs.
 
     Each number that a module without submodules returns is moved one unit up or down, by chance; the largest change of
@@ -63,6 +63,8 @@ def jitter(model: nn.Module, run: Callable[[], Tensor], repeats: int = 3, seed: 
         run: runs it, and returns what is compared.
         repeats: how often.
         seed: of the signs.
+        tables: share by which tables that no training changes are moved too, such as sines of positions: the unit of
+            the type in which they were stored, where the model now runs in a wider one.
 
     Returns:
         The largest change, by the root mean square of the outputs.
@@ -75,13 +77,18 @@ def jitter(model: nn.Module, run: Callable[[], Tensor], repeats: int = 3, seed: 
     with undisturbed(model), torch.no_grad():
         base = run()
         handles = []
+        stored = [(table, table.detach().clone()) for table in _tables(model)] if tables else []
         try:
             for leaf in leaves:
                 handles.append(leaf.register_forward_hook(lambda module, args, out: _moved(out, draw)))
+            for table, own in stored:
+                table.data.mul_(1 + tables * torch.randn(own.shape, generator=draw).sign().to(own))
             return max(relative(run(), base) for _ in range(times))
         finally:
             for handle in handles:
                 handle.remove()
+            for table, own in stored:
+                table.data.copy_(own)
 
 
 @contextmanager
@@ -103,6 +110,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 if kept is not None and contents is not None:
                     kept.data.copy_(contents)
                 part._buffers[name] = kept
+
+
+def _tables(model: nn.Module) -> list[Tensor]:
+    """Buffers, and parameters that are frozen while others are trained, of two dimensions or more."""
+    parameters = list(model.parameters())
+    frozen = [own for own in parameters if not own.requires_grad] if any(p.requires_grad for p in parameters) else []
+    return [own for own in (*frozen, *model.buffers()) if own.is_floating_point() and own.dim() >= 2]
 
 
 def _copy(buffer: Tensor | None) -> Tensor | None:

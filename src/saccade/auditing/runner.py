@@ -16,7 +16,7 @@ from saccade.errors import kind, value_error
 __all__ = ["Beside", "Outputs", "PlainRunner", "Runner", "Side", "Unanswered", "WrongArgument", "without_dropout"]
 
 Side = Literal["left", "right"]
-Beside = Literal["positions", "a mask of ones", "a mask of four dimensions"]
+Beside = Literal["positions", "a cache", "a mask of ones", "a mask of four dimensions"]
 Outputs = Callable[[Any], Tensor]
 
 
@@ -72,7 +72,8 @@ class Runner:
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         """Texts one behind another, ids ``[1, len]``, told apart by their positions.
 
-        Beside these, a mask of ones says that nothing is padding, one of four dimensions which pairs are allowed.
+        Beside these, a cache is filled, a mask of ones says that nothing is padding, one of four dimensions says which
+        pairs are allowed.
         """
         raise Unanswered("the model is not told where texts end")
 

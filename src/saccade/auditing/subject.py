@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from saccade.errors import type_error, value_error
 
-__all__ = ["Subject", "rows_of"]
+__all__ = ["Subject", "can_cache", "rows_of"]
 
 
 def rows_of(out: Any) -> Tensor:
@@ -70,13 +71,13 @@ class Subject:
     def run(self, vectors: Tensor | None = None) -> Tensor:
         """Rows of outputs, with other vectors in the place of the tokens' own; without gradient."""
         with torch.no_grad():
-            return self._run(lambda own: own if vectors is None else vectors)
+            return self._run(lambda own: own if vectors is None else vectors.clone())
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Vectors, the tokens' own when None, as a leaf; and rows of outputs that depend on them."""
         leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
-            return leaf, self._run(lambda own: leaf)
+            return leaf, self._run(lambda own: leaf.clone())
 
     def _run(self, change: Callable[[Tensor], Tensor]) -> Tensor:
         self.passes += 1
@@ -94,7 +95,7 @@ class Subject:
         return self.model(**{name: given if value is self.given else value for name, value in self.inputs.items()})
 
     def _keep(self, own: Tensor) -> Tensor:
-        self.vectors = own.detach()
+        self.vectors = own.detach().clone()  # some models scale them in place
         return own
 
     def _first_table(self) -> nn.Module:
@@ -125,6 +126,13 @@ class Subject:
             raise value_error(
                 "audit", "the model", rule, list(rows.shape), hint="outputs= takes a function that reads them"
             )
+
+
+def can_cache(model: nn.Module) -> bool:
+    """Whether a model of transformers can be told not to fill a cache: by a parameter, or by one that it hands on."""
+    known = inspect.signature(model.forward).parameters
+    hands_on = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    return "use_cache" in known or (hands_on and hasattr(getattr(model, "config", None), "use_cache"))
 
 
 def _given(inputs: Mapping[str, Any]) -> Tensor:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from saccade.auditing.declared import is_causal
+from saccade.auditing.noise import relative
 from saccade.auditing.runner import Beside, Runner, Side, Unanswered, WrongArgument, without_dropout
+from saccade.auditing.subject import can_cache
 from saccade.errors import value_error
 
 __all__ = ["TransformersRunner"]
@@ -41,7 +43,7 @@ class TransformersRunner(Runner):
         each = [one for one in given.values() if isinstance(one, dict)] or [given]
         if not all(one.get("rope_type") in self._RELATIVE for one in each):
             raise Unanswered("its config does not say that positions are relative")
-        return self._run(ids, position_ids=torch.arange(by, by + ids.shape[1], device=ids.device).expand(ids.shape))
+        return self._run(ids, position_ids=self._placed(ids, torch.arange(by, by + ids.shape[1])).expand(ids.shape))
 
     def padded(self, ids: Tensor, side: Side, pad: int) -> Tensor:
         self._need("attention_mask")
@@ -51,25 +53,30 @@ class TransformersRunner(Runner):
         real, none = torch.ones_like(ids), torch.zeros_like(extra)
         wide = torch.cat([extra, ids] if side == "left" else [ids, extra], 1)
         mask = torch.cat([none, real] if side == "left" else [real, none], 1)
-        more = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if self._takes("position_ids") else {}
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        more: dict[str, Any] = {"position_ids": self._placed(ids, places)} if self._takes("position_ids") else {}
         rows = self._run(wide, attention_mask=mask, **more)
         return rows[:, pad:] if side == "left" else rows[:, :n]
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         self._need("position_ids")
-        places = torch.cat([torch.arange(length) for length in lengths])[None].to(ids.device)
+        places = self._placed(ids, torch.cat([torch.arange(length) for length in lengths])[None])
         if beside == "positions":
             return self._run(ids, position_ids=places)
+        if beside == "a cache":
+            if not can_cache(self.model):
+                raise Unanswered("its forward takes no use_cache")
+            return self._run(ids, position_ids=places, cached=True)
         self._need("attention_mask")
         mask = torch.ones_like(ids) if beside == "a mask of ones" else self._four_dimensions(lengths).to(ids.device)
         return self._run(ids, position_ids=places, attention_mask=mask)
 
     def start(self) -> Any:
-        if self._cache is None:
+        if self.cache is None:
             raise Unanswered("its forward takes no cache")
 
     def more(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        name = self._cache or ""
+        name = self.cache or ""
         out = self.model(input_ids=ids, use_cache=True, **({} if state is None else {name: state}))
         state = getattr(out, name, None)
         if state is None:
@@ -124,23 +131,45 @@ class TransformersRunner(Runner):
         return self.model
 
     @property
-    def _cache(self) -> str | None:
+    def cache(self) -> str | None:
+        """The name of the parameter that takes a cache."""
         return next((name for name in ("past_key_values", "cache_params") if self._takes(name)), None)
 
+    @property
+    def parameters(self) -> Collection[str]:
+        """The names of what its ``forward`` takes."""
+        return inspect.signature(self.model.forward).parameters.keys()
+
+    def _placed(self, ids: Tensor, places: Tensor) -> Tensor:
+        """Places that are counted from 0, as the model counts them."""
+        return places.to(ids.device) + self.begin(ids)
+
+    def begin(self, ids: Tensor) -> int:
+        """The number of the first position: RoBERTa begins behind the place of its padding.
+
+        Whichever says what the model says without positions is its own.
+        """
+        own, text = self._run(ids), torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        behind = getattr(self._text_config, "pad_token_id", None)
+        limit = getattr(self._text_config, "max_position_embeddings", None) or ids.shape[1]
+        others = {2, behind + 1 if isinstance(behind, int) else 1}
+        begins = [0, *(begin for begin in sorted(others) if begin + ids.shape[1] <= limit)]
+        return min(begins, key=lambda begin: relative(self._run(ids, position_ids=text + begin), own))
+
     def _four_dimensions(self, lengths: Sequence[int]) -> Tensor:
-        """What is added to the scores: 0 within a text, for a causal model up to the query, and else the least float."""
+        """What is added to scores: 0 within a text (up to the query of a causal model), else the least float."""
         allowed = torch.block_diag(*[torch.ones(length, length) for length in lengths])
         allowed = (allowed.tril() if is_causal(self._model) else allowed).bool()[None, None]
         dtype = next(self.model.parameters()).dtype
         return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
     def _takes(self, name: str) -> bool:
-        return name in inspect.signature(self.model.forward).parameters
+        return name in self.parameters
 
     def _need(self, name: str) -> None:
         if not self._takes(name):
             raise Unanswered(f"its forward takes no {name}")
 
-    def _run(self, ids: Tensor, **more: Tensor) -> Tensor:
-        off = {"use_cache": False} if self._takes("use_cache") else {}
-        return self._rows(self.model(input_ids=ids, **off, **more), ids)
+    def _run(self, ids: Tensor, *, cached: bool = False, **more: Any) -> Tensor:
+        told = {"use_cache": cached} if can_cache(self.model) else {}
+        return self._rows(self.model(input_ids=ids, **told, **more), ids)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 import torch
 
-from saccade.errors import value_error
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 from saccade.testing.conformance import trials, try_law
@@ -17,10 +15,10 @@ from saccade.testing.patterns import PATTERNS
 from saccade.testing.peers.torch_attention import PEERS, Peer
 from saccade.testing.report import Result, Verdict
 
-__all__ = ["Finding", "find", "inserted", "made_part", "written"]
+__all__ = ["COMMAND", "Finding", "find", "written"]
 
-_BEGIN, _END = "<!-- made by: python -m saccade.testing.peers -->", "<!-- made until here -->"
-_PART = re.compile(rf"(?<={_BEGIN}\n\n).*?(?=\n\n{_END})", re.DOTALL)
+COMMAND = "python -m saccade.testing.peers"
+"""What makes the table of a page."""
 # Patterns are masks like others to a function that takes tensors.
 _CASES = tuple(case for case in CASES if case not in PATTERNS)
 _MARKS: dict[Verdict, str] = {"kept": "✓", "broken": "✗", "not offered": "–", "not applicable": " "}
@@ -73,25 +71,6 @@ def written(findings: Sequence[Finding]) -> str:
     for law, messages in examples.items():
         lines += [law, *(f"  {', '.join(map(str, by))}: {message}" for message, by in messages.items())]
     return "\n".join([*lines, "```"])
-
-
-def made_part(page: str) -> str:
-    """The part of a document that is made by this module, between its two lines."""
-    start, stop = _place(page)
-    return page[start:stop]
-
-
-def inserted(page: str, made: str) -> str:
-    """A document with that part made anew."""
-    start, stop = _place(page)
-    return page[:start] + made + page[stop:]
-
-
-def _place(page: str) -> tuple[int, int]:
-    found = _PART.search(page)
-    if found is None:
-        raise value_error("inserted", "page", f"hold the lines {_BEGIN} and {_END}", "a page without them")
-    return found.span()
 
 
 def _finding(law: Law, number: int, results: Sequence[Result]) -> Finding:
