@@ -9,6 +9,9 @@ import torch
 # SACCADE_CPU=on too, where `auto` asks it first: those that are about another kernel ask for that one by name.
 os.environ.setdefault("SACCADE_CPU", "off")
 
+# Our own plugin by its name too: an environment that was installed before it has no entry point for it.
+pytest_plugins = ["pytester", "saccade_pytest"]
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

@@ -97,6 +97,7 @@ def test_functions_of_vectors_have_no_modules():
     report = audit(mean_so_far, masks.Causal(), inputs=x)
     assert report.ok
     assert report["by layer"].verdict == "not answered"
+    assert report.unanswered == (report["by layer"],)
     report = audit(lambda x: x.mean(1, keepdim=True) + x, masks.Causal(), inputs=x)
     assert report["reach"].verdict == "broken"
 
@@ -143,7 +144,11 @@ def test_windows_of_gpt_neo_have_another_name():
 
 
 def test_ours_and_a_test_of_it():
-    assert assert_reach(models.small_decoder(), masks.Causal(), length=20).ok
+    report = assert_reach(models.small_decoder(), masks.Causal(), length=20)
+    assert report.ok
+    assert report.unanswered == ()
+    assert assert_reach(models.small_decoder(), length=20).rule == "assumed: Causal() in 4 layers"
+    assert assert_reach(models.small_decoder(), "causal", length=20).rule == "Causal() in 4 layers"
     with pytest.raises(AssertionError, match="the model does not keep the rule\nDecoder, 2 x 20 tokens"):
         assert_reach(models.small_decoder(), masks.Window(2, 0), length=20)
 

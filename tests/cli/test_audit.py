@@ -1,11 +1,14 @@
 """``saccade audit`` as a user runs it."""
 
 import json
+import os
 
 import pytest
 from transformers import GPT2Config, LlamaConfig
 from typer.testing import CliRunner
 
+from saccade import models
+from saccade.cli import loading
 from saccade.cli.app import app
 
 
@@ -58,6 +61,9 @@ def test_a_broken_rule_ends_with_status_1(audit, config):
         (["small-decoder", "--length", "1"], "Invalid value for '--length'"),
         (["small-decoder", "--tests", "0"], "Invalid value for '--tests'"),
         (["small-decoder", "--picture", "--length", "65"], "--picture must have at most 64 tokens; got 65"),
+        (["small-decoder", "--out", "a.png", "--length", "65"], "--out must have at most 64 tokens; got 65"),
+        (["small-decoder", "--json", "--out", "a.png"], "--out must be left out where --json is given"),
+        (["small-decoder", "--out", "nowhere/a.png"], "--out must be a picture file that can be written; got nowhere/"),
         (["small-decoder", "--json", "--script"], "--script must be left out where --json is given"),
         (["small-decoder", "--packed", "3,4", "--length", "9"], "--length must be left out where --packed is given"),
     ],
@@ -97,3 +103,35 @@ def test_a_right_model_has_no_script(audit, config):
     assert "no script: nothing leaks" in audit(config, "--length", "12", "--script").stdout
     result = audit(config, "--length", "12", "--script", "--rule", "causal & window(1, 0)")
     assert result.stdout.splitlines()[-1].startswith('print("output ')
+
+
+@pytest.mark.parametrize("name, start", [("seen.png", b"\x89PNG"), ("seen.svg", b"<?xml")])
+def test_the_picture_is_written_as_a_figure(audit, config, tmp_path, monkeypatch, name, start):
+    monkeypatch.chdir(tmp_path)
+    result = audit(config, "--length", "12", "--rule", "causal & window(1, 0)", "--out", name)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == f"wrote {name}"
+    assert (tmp_path / name).read_bytes().startswith(start)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", name]
+
+
+def test_what_cannot_be_drawn_fails(audit, monkeypatch):
+    class Detached(models.Decoder):
+        def forward(self, *args, **options):
+            return super().forward(*args, **options).detach()
+
+    decoder = models.small_decoder()
+    decoder.__class__ = Detached
+    monkeypatch.setitem(loading.NAMED, "small-decoder", lambda: decoder)
+    result = audit("small-decoder", "--length", "12", "--picture")
+    assert result.exit_code == 1
+    assert "the model must have outputs with gradients to be drawn; got none" in result.output
+
+
+def test_strictly_what_was_not_answered_ends_with_status_1(audit):
+    asked = ["small-decoder", "--packed", "5,7"]
+    result = audit(*asked)
+    assert result.exit_code == 0
+    assert "packed, with a mask of ones   not answered" in result.stdout
+    assert audit(*asked, "--strict").exit_code == 1
+    assert audit("small-decoder", "--length", "12", "--strict").exit_code == 0

@@ -13,7 +13,7 @@ from test_documents import ROOT, said_by
 from saccade import viz
 from saccade.theory.pictures_in_chinese import in_chinese
 
-PAGES = ("figures", "findings")
+PAGES = ("figures", "findings", "audit")
 CHINESE = {
     # figures
     "Head 2 of 8,000 tokens": "8,000 个词元的第 2 个头",
@@ -35,6 +35,15 @@ CHINESE = {
     "small-decoder, layer 3: attention by distance": "small-decoder，第 3 层：注意力与距离",
     "tokens back": "往回多少个词元",
     "share of all attention": "占全部注意力的份额",
+    # audit
+    "declared": "声明的",
+    "measured by gradients": "由梯度测得的",
+    "output": "输出",
+    "token": "词元",
+    "allowed": "允许",
+    "hidden": "遮住",
+    "leak: hidden, but seen (576)": "泄漏：遮住了，却看得见（576）",
+    "blind: allowed, but not seen (0)": "盲区：允许，却看不见（0）",
 } | {f"head {number}": f"第 {number} 个头" for number in range(5)}
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from saccade.auditing.figure import drawn
 from saccade.auditing.finding import Finding, Judged
 from saccade.errors import value_error
 from saccade.text import visible
+from saccade.text.labels import shorten
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["DRAWN", "SCHEMA", "Report", "reached_by_gradient"]
 
@@ -18,6 +23,7 @@ SCHEMA = "saccade.audit/1"
 """Name and version of the form that `Report.to_json` returns."""
 DRAWN = 64
 """Tokens up to which every pair is measured, for the picture."""
+_TITLE = 200  # columns of text
 _HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
 
 
@@ -61,6 +67,11 @@ class Report:
         """No claim is broken, and some claim was answered."""
         verdicts = [claim.verdict for claim in self.claims]
         return "broken" not in verdicts and "held" in verdicts
+
+    @property
+    def unanswered(self) -> tuple[Judged, ...]:
+        """The claims that nothing could be said of; each has its reason."""
+        return tuple(claim for claim in self.claims if claim.verdict == "not answered")
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -107,15 +118,34 @@ class Report:
         Raises:
             ValueError: the input was longer than 64 tokens, or had no gradients: nothing was measured pair by pair.
         """
-        if self.declared is None or self.measured is None:
-            rule = f"have at most {DRAWN} tokens, and outputs with gradients"
-            raise value_error("Report.picture", "the input", rule, list(self.shape), hint="audit(..., length=48) has")
         lines = []
-        for may, does in zip(self.declared.tolist(), self.measured.tolist(), strict=True):
+        for may, does in zip(*(each.tolist() for each in self._pairs("picture")), strict=True):
             left = " ".join("1" if one else "." for one in may)
             right = " ".join(_mark(a, b) for a, b in zip(may, does, strict=True))
             lines.append(f"{left}    {right}")
         return "\n".join(lines)
+
+    def figure(self, title: str | None = None) -> Figure:
+        """`picture` as a figure: grey is hidden, white allowed, and leaks and blind pairs have a colour each.
+
+        Args:
+            title: stands above it; the model and its rule when None.
+
+        Returns:
+            A figure that belongs to the caller: pyplot does not know it, nothing is shown. `viz.save` writes it.
+
+        Raises:
+            ValueError: as `picture`.
+            ImportError: matplotlib is not installed.
+        """
+        told = shorten(f"{self.model}, {self.rule}", _TITLE) if title is None else title
+        return drawn(*self._pairs("figure"), told)
+
+    def _pairs(self, method: str) -> tuple[Tensor, Tensor]:
+        if self.declared is None or self.measured is None:
+            rule = f"have at most {DRAWN} tokens, and outputs with gradients"
+            raise value_error(f"Report.{method}", "the input", rule, list(self.shape), hint="audit(..., length=48) has")
+        return self.declared, self.measured
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values, in the form that `SCHEMA` names."""

@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 from torch import nn
 
+from saccade.auditing import Report
 from saccade.auditing import audit as run
 from saccade.auditing.float64 import said
 from saccade.auditing.loading import model_of
 from saccade.auditing.report import DRAWN
 from saccade.cli.loading import NAMED, load
 from saccade.cli.refusal import fail, loaded, refuse, refuse_beside
+from saccade.cli.writing import put
 from saccade.masks import Mask, parse
 
 __all__ = ["audit"]
@@ -40,6 +42,10 @@ _Length = Annotated[int, typer.Option(min=2, help="Tokens of the two random text
 _Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to look at.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Of random weights, texts and changes.")]
 _Picture = Annotated[bool, typer.Option("--picture", help="Draw the declared rule beside what was measured.")]
+_Out = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The file for a figure of the two: .png, .svg or .pdf.")
+]
+_Strict = Annotated[bool, typer.Option("--strict", help="End with status 1 also if a claim was not answered.")]
 _Script = Annotated[bool, typer.Option("--script", help="Print lines that show the first leak without this library.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
@@ -56,22 +62,24 @@ def audit(
     tests: _Tests = 12,
     seed: _Seed = 0,
     picture: _Picture = False,
+    out: _Out = None,
     script: _Script = False,
     as_json: _Json = False,
+    strict: _Strict = False,
 ) -> None:
     """Hold a model against a rule: which token reaches which, end to end and layer by layer.
 
     The model runs as it is; changed tokens and gradients show what reaches what. The exit status is 1 if a claim is
-    broken.
+    broken; with --strict, also if one was not answered.
     """
     if as_json:
-        refuse_beside(context, "--json", ("--picture", "--script"), "prints all as one object")
+        refuse_beside(context, "--json", ("--picture", "--out", "--script"), "prints all as one object")
     if packed is not None:
         refuse_beside(context, "--packed", ("--length",), "says how many tokens there are")
     declared, lengths = _declared(rule), _lengths(packed)
     length = length if lengths is None else sum(lengths)
-    if picture and length > DRAWN:
-        refuse("audit", f"--picture must have at most {DRAWN} tokens; got {length}")
+    if (picture or out) and length > DRAWN:
+        refuse("audit", f"{'--picture' if picture else '--out'} must have at most {DRAWN} tokens; got {length}")
     subject = _loaded(model, seed)
     try:
         report = run(
@@ -90,12 +98,20 @@ def audit(
     except (RuntimeError, NotImplementedError, IndexError) as error:
         fail("audit", f"the model must run on {length} tokens; it raised {said(error)}")
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
-    if picture:
-        typer.echo("\n" + report.picture())
+    _draw(report, picture, out)
     if script:
         typer.echo("\n" + (report.script or "no script: nothing leaks, or no ten lines say how\n"), nl=False)
-    if not report.ok:
+    if not report.ok or (strict and report.unanswered):
         raise typer.Exit(1)
+
+
+def _draw(report: Report, picture: bool, out: Path | None) -> None:
+    if (picture or out) and report.measured is None:
+        fail("audit", "the model must have outputs with gradients to be drawn; got none")
+    if picture:
+        typer.echo("\n" + report.picture())
+    if out is not None:
+        put("audit", report.figure(), out)
 
 
 def _declared(rule: str | None) -> Mask | None:

@@ -11,12 +11,12 @@ from saccade.auditing.declared import Declared
 __all__ = ["assert_reach"]
 
 
-def assert_reach(model: Callable[..., Any], rule: Declared, **kwargs: Any) -> Report:
+def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, **kwargs: Any) -> Report:
     """Raise unless the outputs of a model depend on what the rule allows and on nothing else.
 
     Args:
         model: a module or function from tokens or vectors to rows of outputs.
-        rule: who may see whom; see `saccade.audit`.
+        rule: who may see whom, also as text; what the model's configuration says when None. See `saccade.audit`.
         kwargs: further arguments of `saccade.audit`.
 
     Returns:
@@ -32,6 +32,7 @@ def assert_reach(model: Callable[..., Any], rule: Declared, **kwargs: Any) -> Re
         >>> assert_reach(models.small_decoder(), masks.Causal(), length=24)["reach"].verdict
         'held'
     """
+    __tracebackhide__ = True  # pytest shows the line of the test, not this one
     report = audit(model, rule, **kwargs)
     if not report.ok:
         raise AssertionError(f"assert_reach: the model does not keep the rule\n{report}")

@@ -18,10 +18,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["DPI", "GREY", "INK", "INKS", "PLAIN", "Canvas", "blank", "colours", "dress", "save", "whole_pixels"]
+__all__ = [
+    "DPI",
+    "GREY",
+    "HIDDEN",
+    "INK",
+    "INKS",
+    "PLAIN",
+    "Canvas",
+    "blank",
+    "colours",
+    "dress",
+    "save",
+    "whole_pixels",
+]
 
 DPI = 150
-_NOTHING = "#c9d1d3"  # cells that hold no finite number: a grey that is not in the scale
+HIDDEN = "#c9d1d3"  # cells that hold no finite number: a grey that is not in the scale
 INK, GREY = "#2b2b33", "#8a8f98"
 # Of lines: apart in lightness as well as in hue, so that they are told apart without colour too.
 INKS = ("#3b0f70", "#de4968", "#0f7a8a", "#c08a1e", "#fe9f6d", "#8c5fb0", "#5a6b2f", "#8a8a99")
@@ -99,7 +112,7 @@ def colours(*, signed: bool = False) -> "Colormap":
     steps = [(1.0, 1.0, 1.0), *colormaps["magma_r"](np.linspace(0, 0.96, 9))[1:, :3]]
     if signed:
         steps = [*colormaps["GnBu_r"](np.linspace(0, 0.9, 9))[:-1, :3], *steps]
-    return LinearSegmentedColormap.from_list("saccade", steps).with_extremes(bad=_NOTHING)
+    return LinearSegmentedColormap.from_list("saccade", steps).with_extremes(bad=HIDDEN)
 
 
 def whole_pixels(inches: float) -> float:

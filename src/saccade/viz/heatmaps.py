@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["ANNOTATED_AT_MOST", "heatmap"]
+__all__ = ["ANNOTATED_AT_MOST", "heatmap", "rule_cells"]
 
 ANNOTATED_AT_MOST = 40  # rows or columns: a figure with more numbers is a table
 _LONGEST, _PLAIN = 9.0, 5.0  # inches of the map's longer side at most, with labels and without
@@ -115,6 +115,17 @@ def heatmap(
     return canvas.finished(width, height, title)
 
 
+def rule_cells(axes: "Axes", rows: int, columns: int) -> None:
+    """Draw a frame around a map, and lines between its cells where these are not too many."""
+    # Below the image, which would else lose its outermost pixels to the frame.
+    axes.spines[:].set(color=_LINES, linewidth=1.2, zorder=-1)
+    if max(rows, columns) <= ANNOTATED_AT_MOST:
+        axes.set_xticks(np.arange(1, columns) - 0.5, minor=True)
+        axes.set_yticks(np.arange(1, rows) - 0.5, minor=True)
+        axes.grid(which="minor", color=_LINES, linewidth=0.8)
+        axes.tick_params(which="minor", length=0)
+
+
 def _size(shape: tuple[int, int], annotate: bool, labelled: bool) -> tuple[float, float]:
     """Width and height of the map in inches, in whole pixels: square cells, unless the map would be too thin."""
     rows, columns = shape
@@ -142,13 +153,7 @@ def _draw_cells(
         # The axes count the matrix's own rows and columns, pooled or not.
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )
-    # Below the image, which would else lose its outermost pixels to the frame.
-    axes.spines[:].set(color=_LINES, linewidth=1.2, zorder=-1)
-    if max(shape) <= ANNOTATED_AT_MOST:
-        axes.set_xticks(np.arange(1, columns) - 0.5, minor=True)
-        axes.set_yticks(np.arange(1, rows) - 0.5, minor=True)
-        axes.grid(which="minor", color=_LINES, linewidth=0.8)
-        axes.tick_params(which="minor", length=0)
+    rule_cells(axes, rows, columns)
     canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if is_more else None)
     return image
 
