@@ -157,7 +157,7 @@ class TransformersRunner(Runner):
         return min(begins, key=lambda begin: relative(self._run(ids, position_ids=text + begin), own))
 
     def _four_dimensions(self, lengths: Sequence[int]) -> Tensor:
-        """What is added to scores: 0 within a text (up to the query of a causal model), else the least float."""
+        """What is added to scores: 0 within a text, in a causal model up to the query, and else the least float."""
         allowed = torch.block_diag(*[torch.ones(length, length) for length in lengths])
         allowed = (allowed.tril() if is_causal(self._model) else allowed).bool()[None, None]
         dtype = next(self.model.parameters()).dtype
