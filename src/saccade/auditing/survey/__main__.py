@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.auditing.survey.table import written
+from saccade.caches.files.tensor_files import write_whole
 from saccade.text.generated import with_generated
 
 __all__ = ["COMMAND", "main"]
@@ -25,12 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Audit every language model of the installed transformers, small and random, and write down what was found."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=main.__doc__)
     parser.add_argument("name", nargs="*", help="kinds of models, such as llama; all when none")
+    parser.add_argument("--by", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS, help="implementations")
     parser.add_argument("--results", type=Path, default=Path("survey.json"), help="a file that is written, or read")
     parser.add_argument("--page", nargs="*", type=Path, help="measure nothing: make the table of these pages anew")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     told = parser.parse_args(arguments)
     if told.page is None:
-        told.results.write_text(json.dumps(_survey(told.name, told.jobs), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        survey = _survey(told.name, told.by, told.jobs)
+        write_whole(told.results, memoryview((json.dumps(survey, indent=0, ensure_ascii=False) + "\n").encode()))
         return
     results = json.loads(told.results.read_text("utf-8"))
     for page in told.page:
@@ -38,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page.write_text(with_generated(text, COMMAND, written(results, page.parent.name)), "utf-8")
 
 
-def _survey(names: Sequence[str], jobs: int) -> dict[str, Any]:
+def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> dict[str, Any]:
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415  # an extra
 
@@ -47,17 +50,17 @@ def _survey(names: Sequence[str], jobs: int) -> dict[str, Any]:
     from saccade.auditing.survey.processes import each_alone  # noqa: PLC0415
 
     transformers.logging.set_verbosity_error()
-    torch._dynamo.config.disable = True  # flex as it is written: to compile it takes a minute for each length
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # flex as it is written: to compile it takes a minute for each length
     chosen = [one for one in architectures() if not names or one.name in names]
-    cells = [(one, implementation) for one in chosen for implementation in IMPLEMENTATIONS]
+    measure(chosen[0], "eager")  # imports once what every process needs
+    cells = [(one, implementation) for one in chosen for implementation in implementations]
     found: dict[str, dict[str, Any]] = {one.key: {} for one in chosen}
     for done, (place, answer) in enumerate(each_alone([partial(measure, *cell) for cell in cells], jobs=jobs), 1):
         one, implementation = cells[place]
-        told = answer if isinstance(answer, str) else {name: dataclasses.asdict(own) for name, own in answer.items()}
-        found[one.key][implementation] = told
+        found[one.key][implementation] = answer if isinstance(answer, str) else dataclasses.asdict(answer)
         sys.stderr.write(f"\r{done} of {len(cells)}  {one.key:40}")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    ordered = {key: {name: by[name] for name in IMPLEMENTATIONS} for key, by in found.items()}
+    ordered = {key: {name: by[name] for name in implementations} for key, by in found.items()}
     return {"versions": versions, "cells": ordered}
 
 

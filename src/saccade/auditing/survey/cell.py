@@ -4,89 +4,109 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import nn
 
 from saccade.auditing.audit import audit
 from saccade.auditing.declared import from_config, is_causal
-from saccade.auditing.finding import Verdict
+from saccade.auditing.finding import Judged
 from saccade.auditing.float64 import said
-from saccade.auditing.sameness import sameness
+from saccade.auditing.sameness import Pair, sameness
 from saccade.auditing.survey.architectures import Architecture
-from saccade.auditing.survey.reproduce import LENGTHS, claim_lines, ids, model_lines, printed
+from saccade.auditing.survey.reproduce import LENGTHS, claim_lines, ids, model_lines, printed, reach_lines
 from saccade.masks import Causal, Full
 
-__all__ = ["Outcome", "measure"]
+__all__ = ["Broken", "Cell", "measure"]
+
+_TOLD_BY_POSITIONS = ("packed", "packed, with a cache", "packed, with a mask of ones")
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of one claim.
+class Broken:
+    """A broken claim.
 
     Attributes:
-        verdict: as of an audit.
-        size: of the largest effect where there should be none, by the root mean square of all outputs; None where
-            nothing was measured or it is infinite.
-        printed: what the lines print that reproduce it; None where there are none, or they raise.
-        why: what was not answered, or where it broke.
+        size: of the largest effect where there should be none, by the root mean square of all outputs; None if it is
+            infinite.
+        where: the first pair or row.
+        lines: what shows it without this library, behind the lines that make the model; empty for a claim of reach.
+        printed: what they print; None where they raise.
     """
 
-    verdict: Verdict
-    size: float | None = None
+    size: float | None
+    where: str
+    lines: tuple[str, ...] = ()
     printed: float | None = None
-    why: str = ""
 
 
-def measure(architecture: Architecture, implementation: str) -> dict[str, Outcome]:
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What came of all claims.
+
+    Attributes:
+        model: lines that make the model; empty where it could not be made.
+        held: names of claims.
+        unanswered: why, by names of claims; "runs" where the model could not be made.
+        broken: by names of claims.
+    """
+
+    model: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    unanswered: dict[str, str] = dataclasses.field(default_factory=dict)
+    broken: dict[str, Broken] = dataclasses.field(default_factory=dict)
+
+
+def measure(architecture: Architecture, implementation: str) -> Cell:
     """All claims of one small model; what it raises is a claim that was not answered.
 
     Cost: about 200 forward passes of a small model.
     """
     try:
         model = architecture.make(implementation)
+        with torch.no_grad():
+            model(input_ids=ids())
     except Exception as error:  # whatever so many models may raise
-        return {"runs": Outcome("not answered", why=said(error))}
-    found = _answered("reach", lambda: _reach(model)) | _answered("ways", lambda: _ways(model))
-    first = model_lines(architecture, implementation, model)
-    for name, outcome in found.items():
-        if outcome.verdict == "broken":
-            number = printed([*first, *lines]) if (lines := claim_lines(name, model)) else math.nan
-            found[name] = dataclasses.replace(outcome, printed=number if math.isfinite(number) else None)
-    return found
+        return Cell(unanswered={"runs": said(error)})
+    first, unanswered = tuple(model_lines(architecture, implementation, model)), dict[str, str]()
+    found: list[Judged | Pair] = []
+    asked: dict[str, Callable[[nn.Module], Sequence[Judged | Pair]]] = {"reach": _reach, "all others": _ways}
+    for name, ask in asked.items():
+        try:
+            found += ask(model)
+        except Exception as error:  # as above
+            unanswered[name] = said(error)
+    unanswered |= {one.name: one.why for one in found if one.verdict == "not answered"}
+    broken = {one.name: _shown(one, model, first) for one in found if one.verdict == "broken"}
+    return Cell(first, tuple(one.name for one in found if one.verdict == "held"), unanswered, broken)
 
 
-def _answered(name: str, ask: Callable[[], dict[str, Outcome]]) -> dict[str, Outcome]:
-    try:
-        return ask()
-    except Exception as error:  # as above
-        return {name: Outcome("not answered", why=said(error))}
-
-
-def _reach(model: nn.Module) -> dict[str, Outcome]:
+def _reach(model: nn.Module) -> list[Judged]:
     known = from_config(model) is not None
     rule = None if known else Causal() if is_causal(model) else Full()
-    report = audit(model, rule, inputs=ids(), tests=6)
-    names = ("reach", "sight", "by layer") if known else ("reach",)  # what else a layer sees, its configuration says
-    found: dict[str, Outcome] = {}
-    for name in names:
-        claim = report[name]
-        pair = claim.finding
-        why = claim.why if pair is None else f"{pair.pair}, {pair.module or 'no module found'}"
-        found[name] = Outcome(claim.verdict, claim.largest, why=why)
-    return found
+    claims = audit(model, rule, inputs=ids(), tests=6).claims
+    return [claim for claim in claims if known or claim.name == "reach"]  # what else a layer sees is not declared
 
 
-def _ways(model: nn.Module) -> dict[str, Outcome]:
+def _ways(model: nn.Module) -> list[Pair]:
     pairs = sameness(model, ids(), packed=LENGTHS, padded=True, cache=is_causal(model))
-    if not is_causal(model):  # what fills in words is never said to tell texts apart by positions
-        pairs = [
-            pair for pair in pairs if pair.name not in ("packed", "packed, with a cache", "packed, with a mask of ones")
-        ]
-    return {pair.name: _outcome(pair) for pair in pairs}
+    # What fills in words is never said to tell texts apart by positions.
+    return [pair for pair in pairs if is_causal(model) or pair.name not in _TOLD_BY_POSITIONS]
 
 
-def _outcome(pair: Any) -> Outcome:
-    where = "" if pair.where is None else f"; first at output {pair.where[1]} of item {pair.where[0]}"
-    return Outcome(pair.verdict, pair.difference if math.isfinite(pair.difference) else None, why=pair.why + where)
+def _shown(one: Judged | Pair, model: nn.Module, first: tuple[str, ...]) -> Broken:
+    if isinstance(one, Judged):
+        found = one.finding
+        assert found is not None
+        size, where = one.largest, f"{found.pair}, {found.module or 'no module found'}"
+        lines = tuple(reach_lines(found.row, found.key)) if one.name == "reach" and found.key else ()
+    else:
+        size, where = one.difference, "" if one.where is None else f"output {one.where[1]} of item {one.where[0]}"
+        lines = tuple(claim_lines(one.name, model))
+    number = printed([*first, *lines]) if lines else math.nan
+    return Broken(_finite(size), where, lines, _finite(number))
+
+
+def _finite(number: float) -> float | None:
+    return float(f"{number:.2g}") if math.isfinite(number) else None

@@ -18,7 +18,7 @@ from saccade.auditing.survey.architectures import Architecture
 from saccade.auditing.survey.small import VOCABULARY
 from saccade.auditing.transformers_runner import TransformersRunner
 
-__all__ = ["LENGTHS", "claim_lines", "ids", "model_lines", "printed"]
+__all__ = ["LENGTHS", "claim_lines", "ids", "model_lines", "printed", "reach_lines"]
 
 LENGTHS = (9, 8, 7)
 """Of the texts that are packed: the first is longer than the small models' windows of 8."""
@@ -65,6 +65,14 @@ def claim_lines(claim: str, model: nn.Module) -> list[str]:
         begin = f" + {first}" if first else ""
     write = _WRITTEN.get(re.split(r"\W", claim, maxsplit=1)[0])
     return write(_Told(claim, model, begin, runner.cache or "")) if write else []
+
+
+def reach_lines(row: tuple[int, int], key: tuple[int, int]) -> list[str]:
+    """Lines that put another token in one place and look at an output that must not depend on it."""
+    return [
+        f"other = ids.clone(); other[{key[0]}, {key[1]}] = 3",
+        f"off(run(other)[{row[0]}, {row[1]}], run(ids)[{row[0]}, {row[1]}])",
+    ]
 
 
 def printed(lines: Sequence[str]) -> float:

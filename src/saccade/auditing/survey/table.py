@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-__all__ = ["COLUMNS", "LEAST", "Survey", "mark", "written"]
+__all__ = ["COLUMNS", "LEAST", "mark", "written"]
 
 LEAST = 1e-5
-"""What the lines of a right model print is below this."""
-Survey = Mapping[str, Any]
-"""The form of results.json: ``versions``, and ``cells``: model, implementation, claim to an `Outcome` as a mapping."""
-Language = Literal["en", "zh"]
-
+"""What the lines print of a right model is below this."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "reach": ("reach", "sight", "by layer"),
     "batch": ("one by one = in a batch",),
@@ -24,61 +20,118 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "+cache": ("packed, with a cache",),
     "+ones": ("packed, with a mask of ones",),
     "+4-D": ("packed, with a mask of four dimensions",),
-    "steps": ("steps: ",),
+    "steps": ("steps",),
     "state": ("cache cropped", "cache forked", "cache reordered"),
 }
-"""Claims by column; a name that ends in a blank begins many."""
-_WORDS: dict[Language, dict[str, str]] = {
-    "en": {"model": "model", "none": "Not run, and why:", "unsure": "Differences that the lines below do not show:"},
-    "zh": {"model": "模型", "none": "没有运行的，以及原因：", "unsure": "有差异，但下面的代码显示不出来的："},
+"""Claims by column; that of steps is one for each split."""
+_WORDS = {
+    "en": {
+        "model": "model",
+        "ran": "{count} models; {versions}.",
+        "none": "Not run:",
+        "broken": "In {count} models. Of {name}:",
+        "others": "What they print, by model:",
+        "models": "Their third lines, that make the model:",
+    },
+    "zh": {
+        "model": "模型",
+        "ran": "{count} 个模型；{versions}。",
+        "none": "没有运行的：",
+        "broken": "{count} 个模型如此。以 {name} 为例：",
+        "others": "各模型打印的数：",
+        "models": "各模型的第三行（创建模型的一行）：",
+    },
 }
 
+_KNOWN = ("llama", "mistral", "gpt2", "mamba", "bert (masked)")  # of which the lines are printed if they break
+_Cell = Mapping[str, Any]
 
-def mark(outcomes: Mapping[str, Mapping[str, Any]], column: str) -> str:
-    """``✗`` broken and reproduced, ``?`` broken and not reproduced, ``✓`` held, ``–`` not answered."""
-    found = [one for name, one in outcomes.items() if name.startswith(COLUMNS[column])]
-    broken = [one for one in found if one["verdict"] == "broken"]
-    if any(is_shown(one, column) for one in broken):
-        return "✗"
+
+def written(survey: Mapping[str, Any], language: str) -> str:
+    """The table, the models that were not run, and for each column the lines that show it broken.
+
+    Args:
+        survey: ``versions``, and ``cells``: by model and implementation a `Cell` as plain values, or as text how its
+            process ended.
+        language: "en" or "zh".
+    """
+    return "\n".join(_lines(survey, _WORDS[language]))
+
+
+def mark(cell: _Cell | str, column: str) -> str:
+    """``✗`` broken and shown, ``?`` broken and not shown, ``✓`` held, ``–`` not answered; nothing where none ran."""
+    if not _ran(cell):
+        return ""
+    assert not isinstance(cell, str)
+    broken = [one for name, one in cell["broken"].items() if _of(column, name)]
     if broken:
-        return "?"
-    return "✓" if any(one["verdict"] == "held" for one in found) else "–"
+        return "✗" if any(_is_shown(one, column) for one in broken) else "?"
+    return "✓" if any(_of(column, name) for name in cell["held"]) else "–"
 
 
-def is_shown(outcome: Mapping[str, Any], column: str) -> bool:
-    """Whether lines that run without this library show that a claim is broken; of reach, the audit itself does."""
-    return column == "reach" or (outcome["printed"] or 0.0) > LEAST
+def _of(column: str, claim: str) -> bool:
+    return claim.partition(": ")[0] in COLUMNS[column]
 
 
-def written(survey: Survey, language: Language) -> str:
-    """The table and the models that were not run."""
-    return "\n".join(_lines(survey["cells"], _WORDS[language]))
+def _is_shown(broken: Mapping[str, Any], column: str) -> bool:
+    return column == "reach" or (broken["printed"] or 0.0) > LEAST
 
 
-def _lines(cells: Mapping[str, Mapping[str, Any]], words: Mapping[str, str]) -> Iterator[str]:
-    ran = {name: by for name, by in cells.items() if any(_ran(one) for one in by.values())}
+def _ran(cell: _Cell | str) -> bool:
+    return not isinstance(cell, str) and bool(cell["model"])
+
+
+def _lines(survey: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[str]:
+    cells = survey["cells"]
+    ran = {name: by for name, by in cells.items() if any(map(_ran, by.values()))}
+    versions = ", ".join(f"{name} {version}" for name, version in survey["versions"].items())
+    yield from (words["ran"].format(count=len(ran), versions=versions), "")
     yield f"| {words['model']} | {' | '.join(COLUMNS)} |"
     yield f"|---|{'---|' * len(COLUMNS)}"
     for name, by in ran.items():
-        yield f"| {name} | {' | '.join(_cell(by, column) for column in COLUMNS)} |"
+        yield f"| {name} | {' | '.join(_marks(by, column) for column in COLUMNS)} |"
     yield from ("", words["none"], "")
-    for name, by in cells.items():
-        if name not in ran:
-            yield f"- {name}: {_reason(by)}"
+    yield from (f"- {name}: {_reason(by)}" for name, by in cells.items() if name not in ran)
+    for column in COLUMNS:
+        yield from _reproductions(column, ran, words)
+    broken = {name: _first(by) for name, by in ran.items() if any("✗" in _marks(by, column) for column in COLUMNS)}
+    yield from ("", words["models"], "", "```text")
+    yield from (f"{name}: {cell['model'][2]}" for name, cell in broken.items())
+    yield "```"
 
 
-def _ran(found: Any) -> bool:
-    return not isinstance(found, str) and "runs" not in found
+def _first(by: Mapping[str, Any]) -> _Cell:
+    return next(cell for cell in by.values() if _ran(cell))
 
 
-def _cell(by: Mapping[str, Any], column: str) -> str:
-    """One mark where all implementations that ran agree, else one for each, in their order."""
-    marks = [mark(found, column) if _ran(found) else "" for found in by.values()]
-    told = [one for one in marks if one not in ("", "–")]
-    return told[0] if len(set(told)) == 1 else "".join(one or "·" for one in marks) if told else "–"
+def _marks(by: Mapping[str, Any], column: str) -> str:
+    """One mark where all implementations that answer agree; else one for each, in their order."""
+    marks = [mark(cell, column) for cell in by.values()]
+    answered = {one for one in marks if one not in ("", "–")}
+    return answered.pop() if len(answered) == 1 else "".join(one or "·" for one in marks) if answered else "–"
 
 
 def _reason(by: Mapping[str, Any]) -> str:
     first = next(iter(by.values()))
-    text: str = first if isinstance(first, str) else first["runs"]["why"]
-    return text.replace("|", r"\|").replace("<", "&lt;")[:160]
+    text = first if isinstance(first, str) else first["unanswered"]["runs"]
+    return "`" + text.replace("`", "'")[:140] + "`"
+
+
+def _reproductions(column: str, ran: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[str]:
+    shown = {}
+    for name, by in ran.items():
+        for cell in filter(_ran, by.values()):
+            found = [one for claim, one in cell["broken"].items() if _of(column, claim) and _is_shown(one, column)]
+            if found and name not in shown:
+                shown[name] = (cell, max(found, key=lambda one: one["printed"] or 0.0))
+    if not shown:
+        return
+    first = next((name for name in _KNOWN if name in shown), next(iter(shown)))
+    cell, broken = shown[first]
+    yield from ("", f"### {column}", "", words["broken"].format(count=len(shown), name=first), "", "```text")
+    yield from (*cell["model"], *broken["lines"]) if broken["lines"] else (broken["where"],)
+    yield from ("```", "", words["others"] + " " + ", ".join(_told(name, one) for name, (_, one) in shown.items()))
+
+
+def _told(name: str, broken: Mapping[str, Any]) -> str:
+    return f"{name} {broken['printed']:g}" if broken["printed"] is not None else f"{name} ({broken['where']})"
