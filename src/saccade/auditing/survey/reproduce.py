@@ -171,12 +171,12 @@ def _cached(told: _Told) -> list[str]:
             "rows = torch.tensor([1, 0]); state.reorder_cache(rows)",
             f"off(more({rest}[rows], state), more({rest}, begun())[rows])",
         ]
-    change = (
-        f"_ = more({other}, state); state.crop(-{_N - _HALF})"
-        if told.claim == "cache cropped"
-        else f"import copy; _ = more({other}, copy.deepcopy(state))"
-    )
-    return [*lines, change, f"off(more({rest}, state), more({rest}, begun()))"]
+    if told.claim == "cache cropped":
+        lines.append('hasattr(state, "activate_past_recording") and state.activate_past_recording()')
+        lines.append(f"_ = more({other}, state); state.crop(-{_N - _HALF})")
+    else:
+        lines.append(f"import copy; _ = more({other}, copy.deepcopy(state))")
+    return [*lines, f"off(more({rest}, state), more({rest}, begun()))"]
 
 
 _WRITTEN: dict[str, Callable[[_Told], list[str]]] = {
