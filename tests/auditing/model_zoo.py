@@ -82,6 +82,16 @@ def opt() -> nn.Module:
     return of("OPTForCausalLM")("OPTConfig", **sizes)
 
 
+def falcon() -> nn.Module:
+    sizes = {"vocab_size": 101, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return of("FalconForCausalLM")("FalconConfig", **sizes)
+
+
+def rows(out: Any) -> Tensor:
+    """Logits or hidden states of what a model of transformers returns."""
+    return out.logits if hasattr(out, "logits") else out.last_hidden_state
+
+
 def falcon_mamba() -> nn.Module:
     return of("FalconMambaForCausalLM")("FalconMambaConfig", **SIZES)
 

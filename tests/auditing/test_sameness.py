@@ -136,3 +136,22 @@ def test_positions_that_are_not_relative_after_all_are_found(monkeypatch: pytest
 
     monkeypatch.setattr(modeling.LlamaModel, "forward", forward)
     assert "positions shifted" in zoo.named(sameness(zoo.llama(), zoo.tokens()), "broken")
+
+
+OURS = [(zoo.llama, True), (zoo.gpt_oss, True), (zoo.bert, True), (zoo.falcon, False)]
+
+
+@pytest.mark.parametrize("make, is_held", OURS)
+def test_a_broken_claim_says_how_our_kernel_holds_it(make: Callable[[], Any], is_held: bool) -> None:
+    model, ids = make(), zoo.tokens()
+    pairs = {pair.name: pair for pair in sameness(model, ids, packed=[9, 14])}
+    assert pairs[zoo.ONES].verdict == "broken"
+    assert bool(pairs[zoo.ONES].remedy) == is_held
+    assert all(not pair.remedy for pair in pairs.values() if pair.verdict != "broken")
+    if is_held:
+        assert "mask=Documents([9, 14]))" in pairs[zoo.ONES].remedy
+        exec(f"import saccade; from saccade.masks import Documents; {pairs[zoo.ONES].remedy}", {"model": model})
+        places = torch.cat([torch.arange(9), torch.arange(14)])[None]
+        out = zoo.rows(model(input_ids=ids[:1], position_ids=places, attention_mask=torch.ones(1, 23)))
+        model.set_attn_implementation("eager")
+        torch.testing.assert_close(out[:, 9:], zoo.rows(model(input_ids=ids[:1, 9:])), atol=2e-5, rtol=1e-4)

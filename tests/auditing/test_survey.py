@@ -96,7 +96,7 @@ def test_a_model_without_an_implementation_is_not_run():
 
 
 def test_each_piece_of_work_is_alone():
-    work = [lambda: os.getpid(), partial(os._exit, 7), partial(time.sleep, 60), lambda: [1, 2]]
+    work = [os.getpid, partial(os._exit, 7), partial(time.sleep, 60), lambda: [1, 2]]
     found = dict(each_alone(work, jobs=2, seconds=3.0))
     assert found[0] != os.getpid()
     assert found[1] == "ended its process (exit status 7)"
@@ -105,7 +105,10 @@ def test_each_piece_of_work_is_alone():
 
 
 def cell(held=(), broken=(), printed=1.0):
-    shown = {name: {"size": 1.0, "where": "output 1", "lines": ["off(1, 2)"], "printed": printed} for name in broken}
+    shown = {
+        name: {"size": 1.0, "where": "output 1", "lines": ["off(1, 2)"], "printed": printed, "is_held_by_ours": True}
+        for name in broken
+    }
     return {"model": ["import torch", "seed", "model = small"], "held": held, "unanswered": {}, "broken": shown}
 
 
@@ -116,6 +119,8 @@ def test_marks():
     assert mark(cell(broken=["packed"], printed=1e-7), "packed") == "?"
     assert mark(cell(broken=["by layer"], printed=None), "reach") == "✗"
     assert mark("took more than 3 s", "reach") == ""
+    assert mark(cell(held=["packed"]), "ours") == "–"
+    assert mark(cell(broken=["packed"]), "ours") == "✓"
 
 
 def test_a_table_tells_implementations_apart_and_shows_lines():

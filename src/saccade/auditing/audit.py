@@ -240,8 +240,9 @@ def _same(
         found = None
         if pair.verdict == "broken" and pair.where is not None:
             found = Finding("differs", pair.where, None, pair.difference, "", pair.name, subject.passes)
+        kept = f"saccade's kernel holds it: {pair.remedy}" if pair.remedy else ""
         numbers = (pair.difference, pair.allowed) if answered else (0.0, 0.0)
-        judged.append(Judged(pair.name, pair.verdict, *numbers, found, "" if answered else pair.why))
+        judged.append(Judged(pair.name, pair.verdict, *numbers, found, kept if answered else pair.why))
     return judged
 
 

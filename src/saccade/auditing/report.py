@@ -98,7 +98,10 @@ class Report:
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
-        lines += [f"  {claim.name}: {visible(claim.why)}" for claim in self.claims if claim.why]
+        told: dict[str, list[str]] = {}
+        for claim in self.claims:
+            told.setdefault(claim.why, []).append(claim.name)
+        lines += [f"  {'; '.join(names)}: {visible(why)}" for why, names in told.items() if why]
         lines += ["", *self._honest()]
         return "\n".join(lines)
 

@@ -105,6 +105,10 @@ class Runner:
         """The same on a copy of the model that computes attention in another way."""
         raise Unanswered("the model has one implementation of attention")
 
+    def ours(self, lengths: Sequence[int]) -> Self:
+        """The same on a copy of the model that computes attention by our kernel, which knows where texts end."""
+        raise Unanswered("its attention is not exchanged")
+
     def trained(self) -> Self:
         """The same on a copy of the model in training mode, with every dropout at 0."""
         other = copy.deepcopy(self.model).train()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from saccade.arguments import flag, integer, number
 from saccade.auditing.float64 import TrueFloat64, float64_copy, said
 from saccade.auditing.noise import FACTOR, jitter, relative, row_differences, undisturbed
-from saccade.auditing.runner import Beside, Outputs, Runner, Side, Unanswered, WrongArgument
+from saccade.auditing.runner import Outputs, Runner, Unanswered, WrongArgument
 from saccade.auditing.runners import runner_of
+from saccade.auditing.ways import Way, Whole, remedied, ways
 from saccade.errors import shown, type_error, value_error
 from saccade.models.tokens import check_tokens
 
@@ -23,10 +24,9 @@ __all__ = ["Pair", "sameness"]
 
 _TOLERANCE = 1e-11  # in true float64: right pairs are within 1e-14, the smallest break seen was 8e-3
 _UNSURE = 0.1  # a model that one rounding moves so far, a router that flips for instance, hides what is sought
-_PAD, _SHIFT = 8, 13
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Pair:
     """Two ways of running a model, and how far apart they are.
 
@@ -37,6 +37,7 @@ class Pair:
         verdict: "held", "broken", or "not answered" where the model has no such way, or raised.
         why: the dtype that was judged in, or why there is no answer.
         where: the first row that differs by more than is allowed, as (batch item, place); None if there is none.
+        remedy: how the model holds the claim with our kernel, where that was tried and seen; else empty.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Pair:
     verdict: Literal["held", "broken", "not answered"]
     why: str = ""
     where: tuple[int, int] | None = None
+    remedy: str = ""
 
 
 class _Bench(NamedTuple):
@@ -56,9 +58,6 @@ class _Bench(NamedTuple):
     allowed: float
     why: str
     mode: Callable[[], Any]
-
-
-_Claim = Callable[[_Bench], tuple[Tensor, Tensor]]  # what came of one way, and what it should be
 
 
 def sameness(
@@ -109,12 +108,7 @@ def sameness(
     for name, given in {"padded": padded, "cache": cache}.items():
         flag("sameness", name, given)
     factor, seed = number("sameness", "factor", factor, above=0), integer("sameness", "seed", seed, 0)
-    claims = [("one by one = in a batch", _batched(ids)), ("in training, without dropout", _trained(ids))]
-    claims += [("positions shifted", lambda bench: (bench.runner.shifted(ids, _SHIFT), bench.whole))]
-    claims += _padded(ids) if padded else []
-    claims += _packed(ids[:1], lengths) if lengths else []
-    claims += [*_steps(ids, runner.window), *_cache_claims(ids)] if cache else []
-    claims += [(f"attention by {name}", _implemented(ids, name)) for name in against]
+    claims = list(ways(runner, ids, packed=lengths, padded=padded, cache=cache, against=against))
     with undisturbed(runner.model), torch.no_grad():
         runner.model.eval()
         try:
@@ -123,8 +117,11 @@ def sameness(
             raise
         except Exception as error:
             return [_unanswered(name, said(error)) for name, _ in claims]
-        pairs = [_judged(name, claim, [wide, own] if wide else [own]) for name, claim in claims]
-        return [*pairs, *_dtypes(own, wide, reason, factor)]
+        benches = [wide, own] if wide else [own]
+        pairs = [_judged(name, way, benches) for name, way in claims]
+        if any(pair.verdict == "broken" and pair.name.startswith("packed") for pair in pairs):
+            pairs = _with_remedy(pairs, _judged("by our kernel", remedied(ids, lengths), benches), lengths)
+        return [*pairs, *_dtypes(own, wide, reason)]
 
 
 def _benches(runner: Runner, ids: Tensor, factor: float, seed: int) -> tuple[_Bench, _Bench | None, str]:
@@ -154,13 +151,13 @@ def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> 
     return whole, noise + relative(whole * (1 + torch.finfo(whole.dtype).eps), whole)
 
 
-def _judged(name: str, claim: _Claim, benches: Sequence[_Bench]) -> Pair:
+def _judged(name: str, way: Way, benches: Sequence[_Bench]) -> Pair:
     """In the first dtype that the model can do it in."""
     failed = ""
     for bench in benches:
         try:
             with bench.mode():
-                got, want = claim(bench)
+                got, want = way(Whole(bench.runner, bench.whole))
             return _compared(name, got, want, bench.allowed, bench.why + (f"; in float64: {failed}" if failed else ""))
         except WrongArgument:
             raise
@@ -184,106 +181,24 @@ def _unanswered(name: str, why: str) -> Pair:
     return Pair(name, math.nan, math.nan, "not answered", why)
 
 
-def _dtypes(own: _Bench, wide: _Bench | None, reason: str, factor: float) -> Iterator[Pair]:
+def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -> list[Pair]:
+    """Where our kernel keeps packed texts apart, every broken claim of them says how to switch to it."""
+    if by_ours.verdict != "held":
+        return list(pairs)
+    install = f'saccade.integrations.transformers.install("saccade-packed", mask=Documents({list(lengths)}))'
+    remedy = f'{install}; model.set_attn_implementation("saccade-packed")'
+    return [
+        dataclasses.replace(pair, remedy=remedy if pair.verdict == "broken" and pair.name.startswith("packed") else "")
+        for pair in pairs
+    ]
+
+
+def _dtypes(own: _Bench, wide: _Bench | None, reason: str) -> Iterator[Pair]:
     """The model in its own dtype against float64: allowed is the rounding of its own."""
     if own.whole.dtype is torch.float64:
         return
     name = f"{str(own.whole.dtype).removeprefix('torch.')} = float64"
     yield _compared(name, own.whole, wide.whole, own.allowed, own.why) if wide else _unanswered(name, reason)
-
-
-def _batched(ids: Tensor) -> _Claim:
-    batch = ids if len(ids) > 1 else torch.cat([ids, ids.flip(1)])
-
-    def claim(bench: _Bench) -> tuple[Tensor, Tensor]:
-        return torch.cat([bench.runner.whole(one) for one in batch.split(1)]), bench.runner.whole(batch)
-
-    return claim
-
-
-def _trained(ids: Tensor) -> _Claim:
-    return lambda bench: (bench.runner.trained().whole(ids), bench.whole)
-
-
-def _padded(ids: Tensor) -> list[tuple[str, _Claim]]:
-    def claim(side: Side) -> _Claim:
-        return lambda bench: (bench.runner.padded(ids, side, _PAD), bench.whole)
-
-    return [("padded at the right", claim("right")), ("padded at the left", claim("left"))]
-
-
-def _packed(ids: Tensor, lengths: Sequence[int]) -> list[tuple[str, _Claim]]:
-    def claim(beside: Beside) -> _Claim:
-        def packed(bench: _Bench) -> tuple[Tensor, Tensor]:
-            got = bench.runner.packed(ids, lengths, beside=beside)
-            return got, torch.cat([bench.runner.whole(text) for text in ids.split(list(lengths), 1)], 1)
-
-        return packed
-
-    others: tuple[Beside, ...] = ("a cache", "a mask of ones", "a mask of four dimensions")
-    return [("packed", claim("positions")), *((f"packed, with {beside}", claim(beside)) for beside in others)]
-
-
-def _steps(ids: Tensor, window: int | None) -> list[tuple[str, _Claim]]:
-    n = ids.shape[1]
-    splits: dict[str, Sequence[int]] = {
-        "one token first": [1],
-        "one token last": [n - 1],
-        "two halves": [n // 2],
-        "one by one": range(1, n),
-        "pieces of 5": range(5, n, 5),
-    }
-    for cut in (window - 1, window, window + 1) if window else ():
-        splits |= {f"cut at {cut}, window {window}": [cut]} if 0 < cut < n else {}
-
-    def claim(split: Sequence[int]) -> _Claim:
-        return lambda bench: (bench.runner.steps(ids, split), bench.whole)
-
-    return [(f"steps: {name}", claim(split)) for name, split in splits.items()]
-
-
-def _cache_claims(ids: Tensor) -> list[tuple[str, _Claim]]:
-    """What is done to a cache in the middle of a text must not show in what is read after it.
-
-    The other side is read in the same two pieces, with nothing done between them: what steps do is asked elsewhere.
-    """
-    n, half = ids.shape[1], ids.shape[1] // 2
-    other = torch.cat([ids[:, :half], ids.flip(1)[:, : n - half]], 1)
-
-    def cropped(bench: _Bench) -> tuple[Tensor, Tensor]:
-        runner = bench.runner
-        _, state = runner.more(ids[:, :half], runner.start())
-        _, state = runner.more(other[:, half:], runner.rewindable(state))
-        after, _ = runner.more(ids[:, half:], runner.cropped(state, n - half))
-        return _continued(runner.steps(ids, [half]), after)
-
-    def forked(bench: _Bench) -> tuple[Tensor, Tensor]:
-        runner = bench.runner
-        _, state = runner.more(ids[:, :half], runner.start())
-        fork = runner.forked(state)
-        in_fork, _ = runner.more(other[:, half:], fork)
-        after, _ = runner.more(ids[:, half:], state)
-        want = torch.cat([runner.steps(ids, [half]), runner.steps(other, [half])])
-        return _continued(want, torch.cat([after, in_fork]))
-
-    def reordered(bench: _Bench) -> tuple[Tensor, Tensor]:
-        runner = bench.runner
-        rows = torch.arange(len(ids) - 1, -1, -1) if len(ids) > 1 else torch.zeros(2, dtype=torch.long)
-        rows = rows.to(ids.device)
-        _, state = runner.more(ids[:, :half], runner.start())
-        after, _ = runner.more(ids[rows, half:], runner.reordered(state, rows))
-        return _continued(runner.steps(ids, [half])[rows], after)
-
-    return [("cache cropped", cropped), ("cache forked", forked), ("cache reordered", reordered)]
-
-
-def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """What came after the beginning of the rows that were wanted, so that it stands in its place."""
-    return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
-
-
-def _implemented(ids: Tensor, name: str) -> _Claim:
-    return lambda bench: (bench.runner.implemented(name).whole(ids), bench.whole)
 
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:

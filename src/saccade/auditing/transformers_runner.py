@@ -15,6 +15,8 @@ from saccade.auditing.noise import relative
 from saccade.auditing.runner import Beside, Runner, Side, Unanswered, WrongArgument, without_dropout
 from saccade.auditing.subject import can_cache
 from saccade.errors import value_error
+from saccade.integrations.transformers import install
+from saccade.masks import Documents
 
 __all__ = ["TransformersRunner"]
 
@@ -117,6 +119,9 @@ class TransformersRunner(Runner):
         if other._config._attn_implementation != name:
             raise Unanswered("its implementation of attention cannot be changed")
         return other
+
+    def ours(self, lengths: Sequence[int]) -> Self:
+        return self.implemented(install("saccade-audit", mask=Documents(lengths)))
 
     @property
     def _text_config(self) -> Any:

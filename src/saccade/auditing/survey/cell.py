@@ -33,12 +33,14 @@ class Broken:
         where: the first pair or row.
         lines: what shows it without this library, behind the lines that make the model; empty for a claim of reach.
         printed: what they print; None where they raise.
+        is_held_by_ours: whether the same model holds it with our kernel.
     """
 
     size: float | None
     where: str
     lines: tuple[str, ...] = ()
     printed: float | None = None
+    is_held_by_ours: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _shown(one: Judged | Pair, model: nn.Module, first: tuple[str, ...]) -> Brok
         size, where = one.difference, "" if one.where is None else f"output {one.where[1]} of item {one.where[0]}"
         lines = tuple(claim_lines(one.name, model))
     number = printed([*first, *lines]) if lines else math.nan
-    return Broken(_finite(size), where, lines, _finite(number))
+    return Broken(_finite(size), where, lines, _finite(number), isinstance(one, Pair) and bool(one.remedy))
 
 
 def _finite(number: float) -> float | None:

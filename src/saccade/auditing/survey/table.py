@@ -20,10 +20,11 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "+cache": ("packed, with a cache",),
     "+ones": ("packed, with a mask of ones",),
     "+4-D": ("packed, with a mask of four dimensions",),
+    "ours": (),
     "steps": ("steps",),
     "state": ("cache cropped", "cache forked", "cache reordered"),
 }
-"""Claims by column; that of steps is one for each split."""
+"""Claims by column; that of steps is one for each split, and "ours" is our kernel where packed texts meet."""
 _WORDS = {
     "en": {
         "model": "model",
@@ -63,6 +64,9 @@ def mark(cell: _Cell | str, column: str) -> str:
     if not _ran(cell):
         return ""
     assert not isinstance(cell, str)
+    if column == "ours":
+        met = [one["is_held_by_ours"] for name, one in cell["broken"].items() if name.startswith("packed")]
+        return "–" if not met else "✓" if all(met) else "✗"
     broken = [one for name, one in cell["broken"].items() if _of(column, name)]
     if broken:
         return "✗" if any(_is_shown(one, column) for one in broken) else "?"

@@ -1,0 +1,136 @@
+"""Pairs of ways of running a model: what comes of one, and what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.runner import Beside, Runner, Side
+
+__all__ = ["Way", "Whole", "remedied", "ways"]
+
+_PAD, _SHIFT = 8, 13
+
+
+class Whole(NamedTuple):
+    """A model in one dtype, and what it says of the whole text."""
+
+    runner: Runner
+    whole: Tensor
+
+
+Way = Callable[[Whole], tuple[Tensor, Tensor]]
+"""What came of one way of running, and what it should be."""
+
+
+def ways(
+    runner: Runner, ids: Tensor, *, packed: Sequence[int], padded: bool, cache: bool, against: Sequence[str]
+) -> Iterator[tuple[str, Way]]:
+    """All pairs that were asked for, each with the name of the claim that they say the same."""
+    yield "one by one = in a batch", _batched(ids)
+    yield "in training, without dropout", lambda own: (own.runner.trained().whole(ids), own.whole)
+    yield "positions shifted", lambda own: (own.runner.shifted(ids, _SHIFT), own.whole)
+    if padded:
+        yield from (("padded at the right", _padded(ids, "right")), ("padded at the left", _padded(ids, "left")))
+    if packed:
+        yield from _packed(ids[:1], packed)
+    if cache:
+        yield from _steps(ids, runner.window)
+        yield from _cached(ids)
+    yield from ((f"attention by {name}", _implemented(ids, name)) for name in against)
+
+
+def remedied(ids: Tensor, lengths: Sequence[int]) -> Way:
+    """Packed texts by our kernel, which is told where they end."""
+    return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _alone(own.runner, ids[:1], lengths))
+
+
+def _batched(ids: Tensor) -> Way:
+    batch = ids if len(ids) > 1 else torch.cat([ids, ids.flip(1)])
+
+    def way(own: Whole) -> tuple[Tensor, Tensor]:
+        return torch.cat([own.runner.whole(one) for one in batch.split(1)]), own.runner.whole(batch)
+
+    return way
+
+
+def _padded(ids: Tensor, side: Side) -> Way:
+    return lambda own: (own.runner.padded(ids, side, _PAD), own.whole)
+
+
+def _packed(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, Way]]:
+    def way(beside: Beside) -> Way:
+        return lambda own: (own.runner.packed(ids, lengths, beside=beside), _alone(own.runner, ids, lengths))
+
+    others: tuple[Beside, ...] = ("a cache", "a mask of ones", "a mask of four dimensions")
+    yield "packed", way("positions")
+    yield from ((f"packed, with {beside}", way(beside)) for beside in others)
+
+
+def _alone(runner: Runner, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+    return torch.cat([runner.whole(text) for text in ids.split(list(lengths), 1)], 1)
+
+
+def _steps(ids: Tensor, window: int | None) -> list[tuple[str, Way]]:
+    n = ids.shape[1]
+    splits: dict[str, Sequence[int]] = {
+        "one token first": [1],
+        "one token last": [n - 1],
+        "two halves": [n // 2],
+        "one by one": range(1, n),
+        "pieces of 5": range(5, n, 5),
+    }
+    for cut in (window - 1, window, window + 1) if window else ():
+        splits |= {f"cut at {cut}, window {window}": [cut]} if 0 < cut < n else {}
+
+    def way(split: Sequence[int]) -> Way:
+        return lambda own: (own.runner.steps(ids, split), own.whole)
+
+    return [(f"steps: {name}", way(split)) for name, split in splits.items()]
+
+
+def _cached(ids: Tensor) -> list[tuple[str, Way]]:
+    """What is done to a cache in the middle of a text must not show in what is read after it.
+
+    The other side is read in the same two pieces, with nothing done between them: what steps do is asked elsewhere.
+    """
+    n, half = ids.shape[1], ids.shape[1] // 2
+    other = torch.cat([ids[:, :half], ids.flip(1)[:, : n - half]], 1)
+
+    def cropped(own: Whole) -> tuple[Tensor, Tensor]:
+        runner = own.runner
+        _, state = runner.more(ids[:, :half], runner.start())
+        _, state = runner.more(other[:, half:], runner.rewindable(state))
+        after, _ = runner.more(ids[:, half:], runner.cropped(state, n - half))
+        return _continued(runner.steps(ids, [half]), after)
+
+    def forked(own: Whole) -> tuple[Tensor, Tensor]:
+        runner = own.runner
+        _, state = runner.more(ids[:, :half], runner.start())
+        fork = runner.forked(state)
+        in_fork, _ = runner.more(other[:, half:], fork)
+        after, _ = runner.more(ids[:, half:], state)
+        want = torch.cat([runner.steps(ids, [half]), runner.steps(other, [half])])
+        return _continued(want, torch.cat([after, in_fork]))
+
+    def reordered(own: Whole) -> tuple[Tensor, Tensor]:
+        runner = own.runner
+        rows = torch.arange(len(ids) - 1, -1, -1) if len(ids) > 1 else torch.zeros(2, dtype=torch.long)
+        rows = rows.to(ids.device)
+        _, state = runner.more(ids[:, :half], runner.start())
+        after, _ = runner.more(ids[rows, half:], runner.reordered(state, rows))
+        return _continued(runner.steps(ids, [half])[rows], after)
+
+    return [("cache cropped", cropped), ("cache forked", forked), ("cache reordered", reordered)]
+
+
+def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """What came after the beginning of the rows that were wanted, so that it stands in its place."""
+    return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
+
+
+def _implemented(ids: Tensor, name: str) -> Way:
+    return lambda own: (own.runner.implemented(name).whole(ids), own.whole)
