@@ -16,7 +16,8 @@ from saccade.arguments import instance, integer
 from saccade.auditing.by_layer import ByLayer, mixers
 from saccade.auditing.declared import Declared, from_config, rules_of
 from saccade.auditing.end_to_end import EndToEnd
-from saccade.auditing.finding import Finding, Judged
+from saccade.auditing.finding import Finding, Judged, Verdict
+from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.noise import FACTOR, jitter, repeats, undisturbed
 from saccade.auditing.place import depth_of, first_module
 from saccade.auditing.reach import Reach
@@ -190,7 +191,8 @@ def _end_to_end(subject: Subject, reach: Reach, probes: EndToEnd, floor: float) 
         seen = Judged("reach", "held", probes.largest, floor, why=_unseen(probes))
     if not probes.has_gradient:
         return [seen, Judged("sight", "not answered", why="the outputs have no gradient")]
-    return [seen, Judged("sight", "broken" if blind else "held", finding=blind)]
+    verdict: Verdict = "broken" if blind else "not answered" if probes.doubts.unsure else "held"
+    return [seen, Judged("sight", verdict, finding=blind, why=probes.doubts.told())]
 
 
 def _unseen(probes: EndToEnd) -> str:
@@ -215,8 +217,9 @@ def _by_layer(subject: Subject, reach: Reach, names: list[str], judged: Tensor) 
     places = {name: place if len(names) == layers else depth_of(name, layers) for place, name in enumerate(names)}
     probes = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, judged).run()
     found, missed = probes.findings, sorted(set(names) - probes.looked_at)
-    why = f"no gradient passes through {', '.join(missed)}" if missed else ""
-    if not found and missed:
+    through = f"no gradient passes through {', '.join(missed)}" if missed else ""
+    why = "; ".join(part for part in (through, probes.doubts.told()) if part)
+    if not found and (missed or probes.doubts.unsure):
         return Judged("by layer", "not answered", why=why)
     leaks = [one for one in found if one.kind == "leak"]
     first = next(iter([*leaks, *found]), None)
@@ -252,7 +255,11 @@ def _pictured(subject: Subject, reach: Reach) -> tuple[Tensor | None, Tensor | N
     if not out.requires_grad:
         return None, None
     declared = torch.stack([reach.sources(reach.one(0, place))[0] for place in range(length)])
-    return declared, reached_by_gradient(leaf, out)
+    measured = reached_by_gradient(leaf, out)
+    if bool((declared & ~measured).any()) and (wide := subject.in_float64[0]) is not None:
+        with TrueFloat64():
+            measured = reached_by_gradient(*wide.graph())
+    return declared, measured
 
 
 def _told(rules: list[Mask]) -> str:

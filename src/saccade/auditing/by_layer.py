@@ -6,13 +6,15 @@ many is a product of small weights. A module by itself has none of these: this f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding, Kind
 from saccade.auditing.place import tensors_of
 from saccade.auditing.subject import Subject
@@ -56,11 +58,12 @@ class ByLayer:
         allowed: for each module by name, what its layer allows, bool ``[batch, length, length]``.
         judged: rows that say something, bool ``[batch, length]``.
         rows: how many rows of each module to look at.
-        least: gradients up to this share of the largest in their row are none.
+        least: gradients up to this share of the largest in their row are no leak.
 
     Attributes:
         findings: the first leak and the first blind pair of each module.
         looked_at: names of the modules whose outputs have gradients, and so were judged.
+        doubts: what became of gradients that are 0 and should not be.
     """
 
     def __init__(
@@ -70,47 +73,74 @@ class ByLayer:
         self.rows, self.least = rows, least
         self.findings: list[Finding] = []
         self.looked_at: set[str] = set()
+        self.doubts = Doubts([], [], [])
 
     def run(self) -> ByLayer:
-        """Replay all of them in one forward pass."""
-        chosen = {name: module for name, module in self.subject.modules.items() if name in self.allowed}
-        with _again(self.subject, chosen, self._look):
-            self.subject.run()
+        """Replay all of them in one forward pass, and once more those that seem blind."""
+        places = self._places(self.subject.shape[1])
+        sizes = self._pulled(self.subject, False, lambda name, call: [Probe(name, call, place) for place in places])
+        unseen = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
+        self.doubts = looked_at_again(self.subject, unseen, sizes, self._pull_again)
+        for one in self.doubts.blind:
+            self._note("blind", one.probe.module, one.row, one.first, 0.0)
         return self
 
-    def _look(self, name: str, again: Callable[[Tensor], Any], hidden: Tensor, out: Tensor) -> None:
-        with torch.enable_grad():
-            leaf = hidden.detach().clone().requires_grad_()
-            rows = _rows(again(leaf))
-            if not rows.requires_grad:
-                return
-            self.looked_at.add(name)
+    def _pull_again(self, subject: Subject, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
+        return self._pulled(subject, changed, lambda *of: [probe for probe in sorted(probes) if probe[:2] == of])
+
+    def _pulled(
+        self, subject: Subject, changed: bool, probes: Callable[[str, int], list[Probe]]
+    ) -> dict[Probe, Tensor]:
+        """How large the gradients of some rows are, float64 ``[batch, length]``; changed: on other hidden states."""
+        found: dict[Probe, Tensor] = {}
+        calls = Counter[str]()
+
+        def look(name: str, again: Callable[[Tensor], Any], hidden: Tensor, out: Tensor) -> None:
+            chosen = probes(name, calls[name])
+            calls[name] += 1
             draw = torch.Generator().manual_seed(0)
-            for place in self._places(hidden.shape[1]):
-                weights = torch.randn(rows[:, place].shape, generator=draw, dtype=torch.float64).to(rows)
-                (found,) = torch.autograd.grad(rows[:, place], leaf, weights, retain_graph=True)
-                self._judge(name, place, found.abs().flatten(2).amax(-1).double().cpu())
+            other = torch.randn(hidden.shape, generator=draw, dtype=torch.float64).to(hidden)
+            with torch.enable_grad():
+                leaf = (hidden + other * hidden.std() if changed else hidden).detach().clone().requires_grad_()
+                rows = _rows(again(leaf)) if chosen else hidden
+                if not rows.requires_grad:
+                    return
+                self.looked_at.add(name)
+                for probe in chosen:
+                    one = rows[:, probe.place]
+                    weights = torch.randn(one.shape, generator=draw, dtype=torch.float64).to(rows)
+                    (size,) = torch.autograd.grad(one, leaf, weights, retain_graph=True)
+                    found[probe] = size.abs().flatten(2).amax(-1).double().cpu()
+
+        modules = {name: module for name, module in subject.modules.items() if name in self.allowed}
+        with _again(subject, modules, look):
+            subject.run()
+        return found
 
     def _places(self, length: int) -> list[int]:
         step = max(1, length // self.rows)
         return sorted({*range(step // 2, length, step), length - 1, 0})
 
-    def _judge(self, name: str, place: int, size: Tensor) -> None:
+    def _judge(self, probe: Probe, size: Tensor) -> Iterator[Unseen]:
+        """Notes leaks; yields what seems blind."""
+        name, _, place = probe
         allowed = self.allowed[name][:, place]
+        itself = torch.arange(size.shape[1]) == place  # its own query always reaches it
         for item in range(len(size)):
             if not self.judged[item, place]:
                 continue
-            reached = size[item] > self.least * size[item].max()
-            reached[place] = allowed[item, place]  # its own query always reaches it
-            self._note("leak", name, (item, place), reached & ~allowed[item], size[item])
-            self._note("blind", name, (item, place), ~reached & allowed[item] & self.judged[item], size[item])
+            leaks = (size[item] > self.least * size[item].max()) & ~allowed[item] & ~itself
+            if bool(leaks.any()):
+                share = float(size[item][leaks].max() / size[item].max())
+                self._note("leak", name, (item, place), (item, int(leaks.nonzero()[0])), share)
+            shown = torch.zeros_like(self.judged)
+            shown[item] = allowed[item] & self.judged[item] & ~itself
+            if bool((shown & (size == 0)).any()):
+                yield Unseen(probe, (item, place), shown, shown & (size == 0))
 
-    def _note(self, kind: Kind, name: str, row: tuple[int, int], bad: Tensor, size: Tensor) -> None:
-        if not bool(bad.any()) or any((one.kind, one.module) == (kind, name) for one in self.findings):
-            return
-        key = (row[0], int(bad.nonzero()[0]))
-        share = float(size[bad].max() / size.max().clamp_min(1e-300))
-        self.findings.append(Finding(kind, row, key, share, name, "replay", self.subject.passes))
+    def _note(self, kind: Kind, name: str, row: tuple[int, int], key: tuple[int, int], share: float) -> None:
+        if not any((one.kind, one.module) == (kind, name) for one in self.findings):
+            self.findings.append(Finding(kind, row, key, share, name, "replay", self.subject.passes))
 
 
 def _rows(out: Any) -> Tensor:

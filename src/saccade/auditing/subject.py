@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.float64 import TrueFloat64, float64_copy
 from saccade.errors import type_error, value_error
 
 __all__ = ["Subject", "rows_of"]
@@ -66,6 +68,24 @@ class Subject:
     def shape(self) -> tuple[int, int]:
         """Batch items and tokens."""
         return self.given.shape[0], self.given.shape[1]
+
+    @cached_property
+    def in_float64(self) -> tuple[Subject | None, str]:
+        """The same in float64, for use within `TrueFloat64`; else None and the reason.
+
+        Cost: a copy of the model in float64, and a few runs; once.
+        """
+
+        def wide(model: Callable[..., Any]) -> Subject:
+            inputs = self.inputs
+            given = _wide(inputs) if isinstance(inputs, Tensor) else {name: _wide(one) for name, one in inputs.items()}
+            return type(self)(model, given, self.outputs)
+
+        model, why = float64_copy(self.model, lambda model: wide(model).run())
+        if model is None:
+            return None, why
+        with TrueFloat64():
+            return wide(model), ""
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
         """Rows of outputs, with other vectors in the place of the tokens' own; without gradient."""
@@ -132,6 +152,10 @@ def _given(inputs: Mapping[str, Any]) -> Tensor:
         if isinstance(found := inputs.get(name), Tensor):
             return found
     raise value_error("audit", "inputs", "have a tensor input_ids, inputs_embeds or tokens", sorted(inputs))
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _modules(model: object) -> Iterator[nn.Module]:
