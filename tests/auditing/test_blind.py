@@ -66,7 +66,6 @@ def test_a_saturated_softmax_is_not_blind():
     report = audit(model, CAUSAL, inputs=tokens())
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
     assert [claim.why for claim in report.claims] == [""] * 3
-    assert "o" not in audit(model, CAUSAL, inputs=tokens()[:, :32]).picture()
 
 
 def test_a_hidden_token_is_blind_beside_a_saturated_softmax():
@@ -128,6 +127,15 @@ def test_what_decays_to_0_even_in_float64_is_said():
     assert "token 0 in layers.0.attention, and" in report["by layer"].why
     assert report["sight"].why.endswith("more pairs, decayed below what float64 holds and not judged")
     assert "decayed below what float64 holds" in str(report)
+
+
+def test_the_picture_is_drawn_in_float64_where_float32_is_too_narrow():
+    model, inputs = recurrent(1e-3), tokens()[:, :32]
+    assert is_zero_somewhere(model, "layers.0.attention", inputs)
+    report = audit(model, CAUSAL, inputs=inputs)
+    assert report.findings == ()
+    assert "o" not in report.picture()
+    assert "o" in audit(recurrent(0.5, hidden=20), CAUSAL, inputs=inputs).picture()
 
 
 @pytest.mark.parametrize("rate, hidden", [(1e-6, LENGTH - 4), (0.5, 0), (0.5, 20)])
