@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.auditing.finding import Finding
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.subject import Subject
 
@@ -68,12 +69,12 @@ class Doubts(NamedTuple):
     unsure: list[Unseen]
     why: str = ""
 
-    def told(self) -> str:
+    def told(self, subject: Subject) -> str:
         """What is to be said of those that are not blind, in a line."""
         floats = "float64 holds" if not self.why else f"floats hold, without float64 ({self.why}),"
-        parts = [f"{_pairs(self.decayed)} decayed below what {floats} and not judged"] if self.decayed else []
+        parts = [f"{_pairs(subject, self.decayed)} decayed below what {floats} and not judged"] if self.decayed else []
         if self.unsure:
-            parts.append(f"{_pairs(self.unsure)} of gradient 0, not judged without float64: {self.why}")
+            parts.append(f"{_pairs(subject, self.unsure)} of gradient 0, not judged without float64: {self.why}")
         return "; ".join(parts)
 
 
@@ -141,8 +142,10 @@ def _faded(size: Tensor, one: Unseen, dtype: torch.dtype) -> Tensor:
     return faded
 
 
-def _pairs(unseen: Sequence[Unseen]) -> str:
-    (_, row), (_, key) = unseen[0].row, unseen[0].first
+def _pairs(subject: Subject, unseen: Sequence[Unseen]) -> str:
+    one = subject.told(Finding("blind", unseen[0].row, unseen[0].first, 0.0))
     where = f" in {unseen[0].probe.module}" if unseen[0].probe.module else ""
     count = sum(int(one.keys.sum()) for one in unseen)
-    return f"output {row} and token {key}{where}" + (f", and {count - 1} more pairs," if count > 1 else "")
+    assert one.key is not None
+    pair = f"{one.texts[0]} {one.row[1]} and {one.texts[1]} {one.key[1]}"
+    return pair + where + (f", and {count - 1} more pairs," if count > 1 else "")

@@ -7,7 +7,7 @@ many is a product of small weights. A module by itself has none of these: this f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,28 +26,35 @@ _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names under which modules take what they mix
 
 
-def mixers(subject: Subject) -> list[str]:
-    """Names of the innermost modules in which a row of the output depends on another row of the input.
+def mixers(subject: Subject) -> dict[str, Tensor]:
+    """The innermost modules in which a row of the output depends on another row of the input.
 
-    Each module that is given rows runs once more, with half of them changed.
+    Each module that is given rows runs once more, with half of them changed; with half of each text if there are two.
+
+    Returns:
+        By name, in the order in which they run: the tokens of the texts that it mixes in, bool ``[length]``.
 
     Cost: about as many forward passes as modules lie in one another.
     """
-    found: list[str] = []
+    found: dict[str, Tensor] = {}
 
-    def look(name: str, again: Callable[[Tensor], Any], hidden: Tensor, out: Tensor) -> None:
+    def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
         draw = torch.Generator().manual_seed(0)
         chosen = torch.rand(hidden.shape[1], generator=draw) < 0.5  # as good as any half
         other = torch.randn(hidden.shape, generator=draw).to(hidden)
-        changed = hidden.clone()
-        changed[:, chosen] += other[:, chosen]
-        moved = (_rows(again(changed)) != out).flatten(2).any(-1)[:, ~chosen]
-        if bool(moved.any()):
-            found.append(name)
+        for part in subject.parts.values():
+            half = torch.zeros_like(chosen)
+            half[part] = chosen[part]
+            changed = hidden.clone()
+            changed[:, half] += other[:, half]
+            rows = again(changed)[:, ~half]
+            # Equal rows that lie elsewhere in memory may be rounded otherwise: so both, once more, from one place.
+            if not torch.equal(rows, out[:, ~half]) and not torch.equal(rows, again(hidden.clone())[:, ~half]):
+                found.setdefault(name, torch.zeros_like(chosen))[part] = True
 
     with torch.no_grad(), _again(subject, subject.modules, look):
         subject.run()
-    return [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
+    return {name: own for name, own in found.items() if not any(other.startswith(f"{name}.") for other in found)}
 
 
 class ByLayer:
@@ -56,6 +63,7 @@ class ByLayer:
     Args:
         subject: the model and its input.
         allowed: for each module by name, what its layer allows, bool ``[batch, length, length]``.
+        mixed: and the tokens that it mixes in, as `mixers` finds them: of others it need not see what the layer allows.
         judged: rows that say something, bool ``[batch, length]``.
         rows: how many rows of each module to look at.
         least: gradients up to this share of the largest in their row are no leak.
@@ -67,9 +75,16 @@ class ByLayer:
     """
 
     def __init__(
-        self, subject: Subject, allowed: Mapping[str, Tensor], judged: Tensor, *, rows: int = 9, least: float = 1e-30
+        self,
+        subject: Subject,
+        allowed: Mapping[str, Tensor],
+        mixed: Mapping[str, Tensor],
+        judged: Tensor,
+        *,
+        rows: int = 9,
+        least: float = 1e-30,
     ):
-        self.subject, self.allowed, self.judged = subject, allowed, judged
+        self.subject, self.allowed, self.mixed, self.judged = subject, allowed, mixed, judged
         self.rows, self.least = rows, least
         self.findings: list[Finding] = []
         self.looked_at: set[str] = set()
@@ -77,8 +92,7 @@ class ByLayer:
 
     def run(self) -> ByLayer:
         """Replay all of them in one forward pass, and once more those that seem blind."""
-        places = self._places(self.subject.shape[1])
-        sizes = self._pulled(self.subject, False, lambda name, call: [Probe(name, call, place) for place in places])
+        sizes = self._pulled(self.subject, False, self._probes)
         unseen = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
         self.doubts = looked_at_again(self.subject, unseen, sizes, self._pull_again)
         for one in self.doubts.blind:
@@ -95,14 +109,14 @@ class ByLayer:
         found: dict[Probe, Tensor] = {}
         calls = Counter[str]()
 
-        def look(name: str, again: Callable[[Tensor], Any], hidden: Tensor, out: Tensor) -> None:
+        def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
             chosen = probes(name, calls[name])
             calls[name] += 1
             draw = torch.Generator().manual_seed(0)
             other = torch.randn(hidden.shape, generator=draw, dtype=torch.float64).to(hidden)
             with torch.enable_grad():
                 leaf = (hidden + other * hidden.std() if changed else hidden).detach().clone().requires_grad_()
-                rows = _rows(again(leaf)) if chosen else hidden
+                rows = again(leaf) if chosen else hidden
                 if not rows.requires_grad:
                     return
                 self.looked_at.add(name)
@@ -117,9 +131,11 @@ class ByLayer:
             subject.run()
         return found
 
-    def _places(self, length: int) -> list[int]:
-        step = max(1, length // self.rows)
-        return sorted({*range(step // 2, length, step), length - 1, 0})
+    def _probes(self, name: str, call: int) -> list[Probe]:
+        own = self.subject.part_of(name)
+        step = max(1, (own.stop - own.start) // self.rows)
+        places = sorted({*range(own.start + step // 2, own.stop, step), own.stop - 1, own.start})
+        return [Probe(name, call, place) for place in places]
 
     def _judge(self, probe: Probe, size: Tensor) -> Iterator[Unseen]:
         """Notes leaks; yields what seems blind."""
@@ -134,7 +150,7 @@ class ByLayer:
                 share = float(size[item][leaks].max() / size[item].max())
                 self._note("leak", name, (item, place), (item, int(leaks.nonzero()[0])), share)
             shown = torch.zeros_like(self.judged)
-            shown[item] = allowed[item] & self.judged[item] & ~itself
+            shown[item] = allowed[item] & self.judged[item] & self.mixed[name] & ~itself
             if bool((shown & (size == 0)).any()):
                 yield Unseen(probe, (item, place), shown, shown & (size == 0))
 
@@ -143,36 +159,42 @@ class ByLayer:
             self.findings.append(Finding(kind, row, key, share, name, "replay", self.subject.passes))
 
 
-def _rows(out: Any) -> Tensor:
-    return tensors_of(out)[0]
-
-
 @contextmanager
 def _again(
     subject: Subject,
     modules: Mapping[str, nn.Module],
-    look: Callable[[str, Callable[[Tensor], Any], Tensor, Tensor], None],
+    look: Callable[[str, Callable[[Tensor], Tensor], Tensor, Tensor], None],
 ) -> Iterator[None]:
-    """While this lasts, ``look`` is called after each module that is given rows: with a way to run it once more."""
+    """While this lasts, ``look`` is called after each module that is given rows: with a way to run it once more.
+
+    What goes in, and what comes out, is ``[batch, length, ...]`` of all tokens: 0 for those that the module is not
+    given.
+    """
     running = False
 
     def hook(name: str) -> Any:
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             nonlocal running
-            place, hidden = _hidden(args, kwargs, subject.shape)
-            found = tensors_of(out)
-            if running or hidden is None or not found or found[0].shape[:2] != subject.shape:
+            own, found = subject.part_of(name), tensors_of(out)
+            places = {} if running else _hidden(subject, own, args, kwargs)
+            if not places or not found or found[0].shape[:2] != (subject.shape[0], own.stop - own.start):
                 return
             kept = {name: None if name in _CACHES else value for name, value in kwargs.items()}
 
-            def again(other: Tensor) -> Any:
-                if isinstance(place, int):
-                    return module(*args[:place], other, *args[place + 1 :], **kept)
-                return module(*args, **kept | {place: other})
+            def again(other: Tensor) -> Tensor:
+                given = {place: other[:, part].contiguous() for place, (_, part) in places.items()}
+                positional = [given.get(place, one) for place, one in enumerate(args)]
+                named = {name: given.get(name, one) for name, one in kept.items()}
+                return _spread([(tensors_of(module(*positional, **named))[0], own)], subject.shape[1])
 
             running = True
             try:
-                look(name, again, hidden, found[0])
+                look(
+                    name,
+                    again,
+                    _spread(places.values(), subject.shape[1]),
+                    _spread([(found[0], own)], subject.shape[1]),
+                )
             finally:
                 running = False
 
@@ -187,14 +209,29 @@ def _again(
 
 
 def _hidden(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], shape: tuple[int, int]
-) -> tuple[int | str, Tensor | None]:
-    """The first argument that holds rows, and where it stands."""
-    named: list[tuple[int | str, Any]] = [
-        *enumerate(args),
-        *((name, kwargs[name]) for name in _HIDDEN if name in kwargs),
-    ]
-    for place, one in named:
-        if isinstance(one, Tensor) and one.is_floating_point() and one.dim() >= 3 and one.shape[:2] == shape:
-            return place, one
-    return "", None
+    subject: Subject, own: slice, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int | str, tuple[Tensor, slice]]:
+    """The arguments that hold rows: the first of the module's own text, and all that another text was made into."""
+    shape, found = (subject.shape[0], own.stop - own.start), dict[int | str, tuple[Tensor, slice]]()
+    has_own = False
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for place, one in given:
+        if not isinstance(one, Tensor) or not one.is_floating_point() or one.dim() < 3:
+            continue
+        if (other := subject.read_from(one)) is not None and other != own:
+            found[place] = (one, other)
+        elif not has_own and one.shape[:2] == shape and (isinstance(place, int) or place in _HIDDEN):
+            found[place], has_own = (one, own), True
+    return found if has_own else {}
+
+
+def _spread(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:
+    """Rows of some tokens among those of all, where others are 0."""
+    rows = list(rows)
+    first, part = rows[0]
+    if len(rows) == 1 and part == slice(0, length):
+        return first
+    out = first.new_zeros(len(first), length, *first.shape[2:])
+    for one, part in rows:
+        out[:, part] = one
+    return out

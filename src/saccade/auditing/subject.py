@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -9,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.finding import Finding
 from saccade.auditing.float64 import TrueFloat64, float64_copy
 from saccade.errors import type_error, value_error
 
-__all__ = ["Subject", "rows_of"]
+__all__ = ["Subject", "depth_of", "rows_of"]
+
+
+def depth_of(name: str, layers: int) -> int:
+    """In which layer a module stands: the first number in its name; behind all layers if there is none."""
+    numbers = [int(part) for part in re.split(r"[._]", name) if part.isdigit()]
+    return min(numbers[0], layers - 1) if numbers else layers - 1
 
 
 def rows_of(out: Any) -> Tensor:
@@ -50,19 +58,42 @@ class Subject:
         self, model: Callable[..., Any], inputs: Tensor | Mapping[str, Any], outputs: Callable[[Any], Tensor] = rows_of
     ):
         self.model, self.inputs, self.outputs = model, inputs, outputs
-        self.given = inputs if isinstance(inputs, Tensor) else _given(inputs)
         self.passes = 0
+        self._find()
+        self._check(self.run())
+
+    def _find(self) -> None:
+        """The tokens' vectors, and where they are looked up."""
+        self.given = self.inputs if isinstance(self.inputs, Tensor) else _given(self.inputs)
         self.table = None if self.given.is_floating_point() else self._first_table()
         self.vectors = self.given.detach()
-        if self.table is not None:
-            self._run(self._keep)
-        self._check(self.run())
 
     @property
     def modules(self) -> dict[str, nn.Module]:
         """Modules of the model by name, but for the table of embeddings; none of a function."""
         named = self.model.named_modules() if isinstance(self.model, nn.Module) else ()
         return {name: module for name, module in named if name and module is not self.table}
+
+    @property
+    def parts(self) -> dict[str, slice]:
+        """The texts that a model reads, and which tokens are theirs: one text here."""
+        return {"text": slice(0, self.shape[1])}
+
+    def part_of(self, name: str) -> slice:
+        """Which tokens' rows a module is given."""
+        return slice(0, self.shape[1])
+
+    def read_from(self, hidden: Tensor) -> slice | None:
+        """The tokens of the text that was made into these rows for another one to look at; None where there is none."""
+        return None
+
+    def layer_of(self, name: str, layers: int) -> int:
+        """In which of so many layers a module stands."""
+        return depth_of(name, layers)
+
+    def told(self, finding: Finding) -> Finding:
+        """A finding, with places counted in their own texts."""
+        return finding
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -90,19 +121,25 @@ class Subject:
     def run(self, vectors: Tensor | None = None) -> Tensor:
         """Rows of outputs, with other vectors in the place of the tokens' own; without gradient."""
         with torch.no_grad():
-            return self._run(lambda own: own if vectors is None else vectors)
+            return self._run(vectors)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Vectors, the tokens' own when None, as a leaf; and rows of outputs that depend on them."""
         leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
-            return leaf, self._run(lambda own: leaf)
+            return leaf, self._run(leaf)
 
-    def _run(self, change: Callable[[Tensor], Tensor]) -> Tensor:
+    def _run(self, vectors: Tensor | None) -> Tensor:
         self.passes += 1
         if self.table is None:
-            return self.outputs(self._called(change(self.given)))
-        hook = self.table.register_forward_hook(lambda module, arguments, out: change(out))
+            return self.outputs(self._called(self.given if vectors is None else vectors))
+
+        def swap(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> Tensor:
+            if vectors is None:
+                self.vectors = out.detach()
+            return out if vectors is None else vectors
+
+        hook = self.table.register_forward_hook(swap)
         try:
             return self.outputs(self._called(self.given))
         finally:
@@ -112,10 +149,6 @@ class Subject:
         if isinstance(self.inputs, Tensor):
             return self.model(given)
         return self.model(**{name: given if value is self.given else value for name, value in self.inputs.items()})
-
-    def _keep(self, own: Tensor) -> Tensor:
-        self.vectors = own.detach()
-        return own
 
     def _first_table(self) -> nn.Module:
         """The table of embeddings that is asked for the tokens, whatever the model says of it."""
