@@ -60,11 +60,14 @@ def audit(
         model: a module or function from tokens ``[batch, length]``, or from vectors ``[batch, length, width]``, to
             rows ``[batch, length, ...]``.
         rule: a mask for all layers, also as text (`saccade.masks.parse`), a list with one for each, or a mapping from
-            patterns of module names to masks. Read from ``model.config`` when None, and then said to be assumed.
-        inputs: tokens or vectors, or all keyword arguments of the model; two random texts when None.
+            patterns of module names to masks. Of an encoder-decoder, "encoder", "decoder" and "cross", each a mask or a
+            list. Read from ``model.config`` when None, and then said to be assumed.
+        inputs: tokens or vectors, or all keyword arguments of the model; two random texts when None. Of an
+            encoder-decoder, ``input_ids`` (the source) and ``decoder_input_ids`` (the target) are among them.
         length: of random texts.
         layers: how many layers there are; as many as modules that mix tokens when None.
         padding: True where a token stands, bool ``[batch, length]``; rows of padding are not judged. All when None.
+            The source and then the target, in one row, of an encoder-decoder.
         outputs: reads the rows of what the model returns; logits, hidden states or the tensor itself by default.
         packed: lengths of texts that the first sequence is cut into: packed, each must say what it says alone.
         padded: whether padding, left and right, must change nothing.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.auditing.declared import Declared, rules_of
+from saccade.auditing.declared import Declared
 from saccade.auditing.pair_subject import PairSubject
-from saccade.errors import type_error, value_error
+from saccade.errors import shown, type_error, value_error
 from saccade.masks import Mask
 from saccade.models import EncoderDecoder
 
@@ -66,11 +66,13 @@ def joint_rules(declared: Declared, subject: PairSubject) -> tuple[list[Mask], s
 
 
 def _each(name: str, rule: Mask | Sequence[Mask], layers: int) -> list[Mask]:
-    if not isinstance(rule, Mask) and not (isinstance(rule, Sequence) and not isinstance(rule, str)):
-        raise type_error(
-            "audit", f"rule of {name}", "be a mask, or a list with one for each layer", type(rule).__name__
-        )
-    return rules_of(rule, (), layers)
+    found = [rule] * layers if isinstance(rule, Mask) else list(rule) if isinstance(rule, list | tuple) else []
+    if not found or not all(isinstance(one, Mask) for one in found):
+        raise type_error("audit", f"rule of {name}", "be a mask, or a list with one for each layer", shown(rule))
+    if len(found) != layers:
+        rule_of = f"be one mask for each of {layers} layers"
+        raise value_error("audit", f"rule of {name}", rule_of, f"{len(found)} masks")
+    return found
 
 
 def _dense(rule: Mask, rows: int, keys: int, batch: int) -> Tensor:

@@ -42,7 +42,11 @@ class PairSubject(Subject):
     def _find(self) -> None:
         self.source, self.target = _two(self.inputs)
         named: Any = self.model
-        self.encoder: nn.Module = named.get_encoder() if hasattr(named, "get_encoder") else named.encoder
+        encoder = named.get_encoder() if hasattr(named, "get_encoder") else getattr(named, "encoder", None)
+        if not isinstance(encoder, nn.Module):
+            rule = "have an encoder, or get_encoder(), since its forward takes decoder_input_ids"
+            raise value_error("audit", "the model", rule, type(named).__name__)
+        self.encoder = encoder
         self._prefix = next(name for name, own in named.named_modules() if own is self.encoder) + "."
         self.table, self.given = None, self.source
 
@@ -140,6 +144,6 @@ def _two(inputs: object) -> tuple[Tensor, Tensor]:
 
 def _joined(source: Tensor, target: Tensor) -> Tensor:
     """Rows of both texts; the narrower ones are followed by zeros."""
-    both = [source.flatten(2), target.flatten(2)]
+    both = [rows.reshape(*rows.shape[:2], -1) for rows in (source, target)]
     width = max(rows.shape[-1] for rows in both)
     return torch.cat([F.pad(rows, (0, width - rows.shape[-1])) for rows in both], 1)
