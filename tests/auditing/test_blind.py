@@ -56,7 +56,8 @@ def is_zero_somewhere(model, name, inputs):
     subject = Subject(model, inputs)
     allowed = CAUSAL.to_dense(inputs.shape[1], batch=2)[:, 0]
     last = Probe(name, 0, inputs.shape[1] - 1)
-    probes = ByLayer(subject, {name: allowed}, torch.ones(inputs.shape, dtype=torch.bool))
+    whole = torch.ones(inputs.shape, dtype=torch.bool)
+    probes = ByLayer(subject, {name: allowed}, {name: whole[0]}, whole)
     return bool((probes._pulled(subject, False, lambda *of: [last])[last] == 0).any())
 
 

@@ -139,7 +139,7 @@ def test_padding_of_the_source_is_hidden_from_both_texts(name):
     unmasked = {name: one for name, one in inputs.items() if name != "attention_mask"}
     report = audit(made(name), rule, inputs=unmasked, padding=padding)
     assert report["reach"].finding.key[1] >= 9
-    assert report["reach"].finding.texts[1] == "source"
+    assert report["reach"].finding.nouns[1] == "source"
 
 
 def test_a_cross_attention_that_forgets_padding_is_named():
@@ -148,7 +148,7 @@ def test_a_cross_attention_that_forgets_padding_is_named():
     model.get_submodule(where).register_forward_pre_hook(with_mask(lambda mask: None), with_kwargs=True)
     report = audit(model, rule, inputs=inputs, padding=padding)
     found = report["by layer"].finding
-    assert (found.module, found.texts, found.row[0]) == (where, ("target", "source"), 1)
+    assert (found.module, found.nouns, found.row[0]) == (where, ("target", "source"), 1)
     assert found.key == (1, 9)
     assert report["reach"].finding.module == where
 
@@ -157,7 +157,7 @@ def test_ours_is_held_against_other_rules():
     model = made("ours")
     near = RULE | {"encoder": masks.Window(3, 3)}
     found = audit(model, near, inputs=texts())["by layer"].finding
-    assert (found.kind, found.module, found.texts) == ("leak", "encoder.layers.0.attention", ("source", "source"))
+    assert (found.kind, found.module, found.nouns) == ("leak", "encoder.layers.0.attention", ("source", "source"))
     model.encoder.layers[1].attention.mask = masks.Causal()
     found = audit(model, RULE, inputs=texts())["by layer"].finding
     assert (found.kind, found.module) == ("blind", "encoder.layers.1.attention")

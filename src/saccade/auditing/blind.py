@@ -147,5 +147,5 @@ def _pairs(subject: Subject, unseen: Sequence[Unseen]) -> str:
     where = f" in {unseen[0].probe.module}" if unseen[0].probe.module else ""
     count = sum(int(one.keys.sum()) for one in unseen)
     assert one.key is not None
-    pair = f"{one.texts[0]} {one.row[1]} and {one.texts[1]} {one.key[1]}"
+    pair = f"{one.nouns[0]} {one.row[1]} and {one.nouns[1]} {one.key[1]}"
     return pair + where + (f", and {count - 1} more pairs," if count > 1 else "")

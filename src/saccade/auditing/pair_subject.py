@@ -83,8 +83,8 @@ class PairSubject(Subject):
     def told(self, finding: Finding) -> Finding:
         row, key = (None if at is None else self._own(at) for at in (finding.row, finding.key))
         assert row is not None
-        texts = (row[0], "token" if key is None else key[0])
-        return dataclasses.replace(finding, row=row[1], key=None if key is None else key[1], texts=texts)
+        nouns = (row[0], "token" if key is None else key[0])
+        return dataclasses.replace(finding, row=row[1], key=None if key is None else key[1], nouns=nouns)
 
     def _own(self, at: tuple[int, int]) -> tuple[str, tuple[int, int]]:
         start = self.parts["target"].start
