@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from transformers import GPT2Config, LlamaConfig
+from transformers import BartConfig, GPT2Config, LlamaConfig
 from typer.testing import CliRunner
 
 from saccade import models
@@ -36,6 +36,15 @@ def test_a_configuration_is_enough(audit, config):
     assert rows[0].split() == ["1", *"." * 19, "1", *"." * 19]
     assert "of the forbidden pairs" in result.stdout
     assert "no leak" not in result.stdout
+
+
+def test_an_encoder_decoder_is_made_whole(audit, tmp_path):
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    BartConfig(vocab_size=64, d_model=16, encoder_ffn_dim=24, decoder_ffn_dim=24, **sizes).save_pretrained(tmp_path)
+    result = audit(str(tmp_path / "config.json"), "--length", "12")
+    assert result.exit_code == 0, result.output
+    assert "BartForConditionalGeneration, 2 x 20 tokens" in result.stdout
+    assert "encoder Full() in 1 layers; decoder Causal() in 1 layers; cross Full() in 1 layers" in result.stdout
 
 
 def test_a_broken_rule_ends_with_status_1(audit, config):

@@ -15,9 +15,12 @@ from saccade.arguments import instance, integer
 from saccade.auditing.by_layer import ByLayer, mixers
 from saccade.auditing.declared import Declared, from_config, rules_of
 from saccade.auditing.end_to_end import EndToEnd
-from saccade.auditing.finding import Finding, Judged
+from saccade.auditing.finding import Finding, Judged, Verdict
+from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.noise import FACTOR, jitter, repeats, undisturbed
-from saccade.auditing.place import depth_of, first_module
+from saccade.auditing.pair_rules import joint_rules, pair_from_config
+from saccade.auditing.pair_subject import PairSubject, is_pair
+from saccade.auditing.place import first_module
 from saccade.auditing.reach import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.sameness import sameness
@@ -56,11 +59,14 @@ def audit(
         model: a module or function from tokens ``[batch, length]``, or from vectors ``[batch, length, width]``, to
             rows ``[batch, length, ...]``.
         rule: a mask for all layers, also as text (`saccade.masks.parse`), a list with one for each, or a mapping from
-            patterns of module names to masks. Read from ``model.config`` when None, and then said to be assumed.
-        inputs: tokens or vectors, or all keyword arguments of the model; two random texts when None.
+            patterns of module names to masks. Of an encoder-decoder, "encoder", "decoder" and "cross", each a mask or a
+            list. Read from ``model.config`` when None, and then said to be assumed.
+        inputs: tokens or vectors, or all keyword arguments of the model; two random texts when None. Of an
+            encoder-decoder, ``input_ids`` (the source) and ``decoder_input_ids`` (the target) are among them.
         length: of random texts.
         layers: how many layers there are; as many as modules that mix tokens when None.
         padding: True where a token stands, bool ``[batch, length]``; rows of padding are not judged. All when None.
+            The source and then the target, in one row, of an encoder-decoder.
         outputs: reads the rows of what the model returns; logits, hidden states or the tensor itself by default.
         packed: lengths of texts that the first sequence is cut into: packed, each must say what it says alone.
         padded: whether padding, left and right, must change nothing.
@@ -91,20 +97,19 @@ def audit(
     integer("audit", "seed", seed, 0)
     _check_still(model)
     with undisturbed(model) if isinstance(model, nn.Module) else nullcontext():
-        subject = Subject(
-            model, _without_cache(model, _texts(model, length, seed) if inputs is None else inputs), outputs
-        )
+        given = _texts(model, length, seed) if inputs is None else inputs
+        subject = (PairSubject if is_pair(model) else Subject)(model, _without_cache(model, given), outputs)
         judged = _judged(padding, subject.shape)
         told = parse(rule) if isinstance(rule, str) else rule
         declared, is_assumed = (told, False) if told is not None else (_assumed(model), True)
-        names = mixers(subject)
+        mixed = mixers(subject)
         if is_assumed and isinstance(declared, list):  # a layer may have two modules that mix, or none
             layers = layers or len(declared)
-        rules = rules_of(declared, names, layers)
+        rules, words = _rules(declared, subject, list(mixed), layers)
         reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
         floor = _floor(subject)
         probes = EndToEnd(subject, reach, judged, floor=floor, tests=tests, seed=seed).run()
-        claims = [*_end_to_end(subject, reach, probes, floor), _by_layer(subject, reach, names, judged)]
+        claims = [*_end_to_end(subject, reach, probes, floor), _by_layer(subject, reach, mixed, judged)]
         if packed is not None or padded or cache or against:
             ways = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             claims += _same(model, subject, ways, outputs, seed)
@@ -112,8 +117,8 @@ def audit(
         leaks = [claim.finding for claim in claims if claim.finding is not None and claim.finding.kind == "leak"]
         return Report(
             type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "a function"),
-            ("assumed: " if is_assumed else "") + _told(rules),
-            tuple(claims),
+            ("assumed: " if is_assumed else "") + words,
+            tuple(_in_own_texts(claim, subject) for claim in claims),
             subject.shape,
             str(subject.vectors.dtype).removeprefix("torch."),
             seed,
@@ -121,7 +126,7 @@ def audit(
             tests,
             probes.covered,
             {"torch": torch.__version__, "python": platform.python_version()},
-            script_of(model, subject.inputs, leaks[0], seed) if leaks else "",
+            script_of(model, subject.inputs, leaks[0], seed) if leaks and not isinstance(subject, PairSubject) else "",
             *pictured,
         )
 
@@ -144,8 +149,8 @@ def _without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor 
     return {"use_cache": False} | dict(inputs)
 
 
-def _texts(model: object, length: int, seed: int) -> Tensor:
-    """Two random texts of a vocabulary that the model's configuration, or its first table, tells."""
+def _texts(model: object, length: int, seed: int) -> Tensor | dict[str, Tensor]:
+    """Two random texts, with two shorter ones to write, of a vocabulary that the configuration or first table tells."""
     tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
     if not tables:
         hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
@@ -154,7 +159,11 @@ def _texts(model: object, length: int, seed: int) -> Tensor:
     size = getattr(text, "vocab_size", None) or tables[0].num_embeddings
     device = tables[0].weight.device
     draw = torch.Generator().manual_seed(seed)
-    return torch.randint(min(3, size - 1), size, (2, length), generator=draw).to(device)
+    tokens = torch.randint(min(3, size - 1), size, (2, length), generator=draw).to(device)
+    if not is_pair(model):
+        return tokens
+    targets = torch.randint(min(3, size - 1), size, (2, max(2, 2 * length // 3)), generator=draw).to(device)
+    return {"input_ids": tokens, "decoder_input_ids": targets}
 
 
 def _judged(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
@@ -167,7 +176,7 @@ def _judged(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
 
 
 def _assumed(model: object) -> Declared:
-    found = from_config(model)
+    found = pair_from_config(model) if is_pair(model) else from_config(model)
     if found is None:
         hint = "saccade.masks has the words: audit(model, masks.Causal() & masks.Window(127, 0))"
         raise value_error("audit", "rule", "be given for a model whose configuration does not say it", None, hint=hint)
@@ -191,7 +200,8 @@ def _end_to_end(subject: Subject, reach: Reach, probes: EndToEnd, floor: float) 
         seen = Judged("reach", "held", probes.largest, floor, why=_unseen(probes))
     if not probes.has_gradient:
         return [seen, Judged("sight", "not answered", why="the outputs have no gradient")]
-    return [seen, Judged("sight", "broken" if blind else "held", finding=blind)]
+    verdict: Verdict = "broken" if blind else "not answered" if probes.doubts.unsure else "held"
+    return [seen, Judged("sight", verdict, finding=blind, why=probes.doubts.told(subject))]
 
 
 def _unseen(probes: EndToEnd) -> str:
@@ -207,17 +217,19 @@ def _placed(subject: Subject, reach: Reach, probes: EndToEnd, found: Finding) ->
     return dataclasses.replace(found, module=module)
 
 
-def _by_layer(subject: Subject, reach: Reach, names: list[str], judged: Tensor) -> Judged:
-    if not names:
+def _by_layer(subject: Subject, reach: Reach, mixed: dict[str, Tensor], judged: Tensor) -> Judged:
+    if not mixed:
         return Judged(
             "by layer", "not answered", why="no module was seen to mix tokens: a function, or one that hooks miss"
         )
     layers = len(reach.rules)
-    places = {name: place if len(names) == layers else depth_of(name, layers) for place, name in enumerate(names)}
-    probes = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, judged).run()
-    found, missed = probes.findings, sorted(set(names) - probes.looked_at)
-    why = f"no gradient passes through {', '.join(missed)}" if missed else ""
-    if not found and missed:
+    in_order = len(mixed) == layers and not isinstance(subject, PairSubject)
+    places = {name: place if in_order else subject.layer_of(name, layers) for place, name in enumerate(mixed)}
+    probes = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, mixed, judged).run()
+    found, missed = probes.findings, sorted(set(mixed) - probes.looked_at)
+    through = f"no gradient passes through {', '.join(missed)}" if missed else ""
+    why = "; ".join(part for part in (through, probes.doubts.told(subject)) if part)
+    if not found and (missed or probes.doubts.unsure):
         return Judged("by layer", "not answered", why=why)
     leaks = [one for one in found if one.kind == "leak"]
     first = next(iter([*leaks, *found]), None)
@@ -225,12 +237,16 @@ def _by_layer(subject: Subject, reach: Reach, names: list[str], judged: Tensor) 
     return Judged("by layer", "broken" if found else "held", largest, 0.0, first, why)
 
 
+def _in_own_texts(claim: Judged, subject: Subject) -> Judged:
+    return claim if claim.finding is None else dataclasses.replace(claim, finding=subject.told(claim.finding))
+
+
 def _same(
     model: Callable[..., Any], subject: Subject, ways: dict[str, Any], outputs: Callable[[Any], Tensor], seed: int
 ) -> list[Judged]:
     """Ways of running the model that must say the same, each as a claim."""
-    if not isinstance(model, nn.Module) or subject.given.is_floating_point():
-        rule = "be left out for a function and for vectors"
+    if not isinstance(model, nn.Module) or subject.given.is_floating_point() or isinstance(subject, PairSubject):
+        rule = "be left out for a function, for vectors and for a model that reads two texts"
         raise value_error(
             "audit", "packed, padded, cache, against", rule, "given", hint="they run modules on token ids"
         )
@@ -254,10 +270,20 @@ def _pictured(subject: Subject, reach: Reach) -> tuple[Tensor | None, Tensor | N
     if not out.requires_grad:
         return None, None
     declared = torch.stack([reach.sources(reach.one(0, place))[0] for place in range(length)])
-    return declared, reached_by_gradient(leaf, out)
+    measured = reached_by_gradient(leaf, out)
+    if bool((declared & ~measured).any()) and (wide := subject.in_float64[0]) is not None:
+        with TrueFloat64():
+            measured = reached_by_gradient(*wide.graph())
+    return declared, measured
 
 
-def _told(rules: list[Mask]) -> str:
+def _rules(declared: Declared, subject: Subject, names: list[str], layers: int | None) -> tuple[list[Mask], str]:
+    """One rule for each layer, and all of them in words."""
+    if isinstance(subject, PairSubject):
+        if layers is not None:
+            raise value_error("audit", "layers", "be left out for a model that reads two texts", layers)
+        return joint_rules(declared, subject)
+    rules = rules_of(declared, names, layers)
     if all(rule == rules[0] for rule in rules):
-        return f"{rules[0]} in {len(rules)} layers"
-    return "; ".join(f"layer {place}: {rule}" for place, rule in enumerate(rules, 1))
+        return rules, f"{rules[0]} in {len(rules)} layers"
+    return rules, "; ".join(f"layer {place}: {rule}" for place, rule in enumerate(rules, 1))

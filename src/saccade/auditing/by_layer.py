@@ -6,13 +6,15 @@ many is a product of small weights. A module by itself has none of these: this f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding, Kind
 from saccade.auditing.noise import row_differences
 from saccade.auditing.place import tensors_of
@@ -22,32 +24,50 @@ __all__ = ["ByLayer", "mixers"]
 
 # A second run must not find the first one's keys.
 _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
-_ROUNDING = 64  # units: experts sum in another order if other tokens come to them, and mix nothing
+_ROUNDING = 64  # units; below, gradients tell: experts sum in another order if other tokens come, and mix nothing
 _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names under which modules take what they mix
 
 
-def mixers(subject: Subject) -> list[str]:
-    """Names of the innermost modules in which a row of the output depends on another row of the input.
+def mixers(subject: Subject) -> dict[str, Tensor]:
+    """The innermost modules in which a row of the output depends on another row of the input.
 
-    Each module that is given rows runs once more, with half of them changed.
+    Each module that is given rows runs once more, with half of them changed; with half of each text if there are two.
+
+    Returns:
+        By name, in the order in which they run: the tokens of the texts that it mixes in, bool ``[length]``.
 
     Cost: about as many forward passes as modules lie in one another.
     """
-    found: list[str] = []
+    found: dict[str, Tensor] = {}
 
-    def look(name: str, again: Callable[[Tensor], Any], hidden: Tensor, out: Tensor) -> None:
+    def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
         draw = torch.Generator().manual_seed(0)
         chosen = torch.rand(hidden.shape[1], generator=draw) < 0.5  # as good as any half
         other = torch.randn(hidden.shape, generator=draw).to(hidden)
-        changed = hidden.clone()
-        changed[:, chosen] += other[:, chosen]
-        moved = row_differences(_rows(again(changed)), out)[:, ~chosen]
-        if float(moved.max()) > _ROUNDING * torch.finfo(out.dtype).eps:
-            found.append(name)
+        for part in subject.parts.values():
+            half = torch.zeros_like(chosen)
+            half[part] = chosen[part]
+            changed = hidden.clone()
+            changed[:, half] += other[:, half]
+            moved = row_differences(again(changed), out).masked_fill(half.to(out.device), 0)
+            surely = float(moved.max()) > _ROUNDING * torch.finfo(out.dtype).eps
+            if surely or (bool(moved.any()) and _depends(again, hidden, int(moved.argmax()), half)):
+                found.setdefault(name, torch.zeros_like(chosen))[part] = True
 
     with torch.no_grad(), _again(subject, subject.modules, look):
         subject.run()
-    return [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
+    return {name: own for name, own in found.items() if not any(other.startswith(f"{name}.") for other in found)}
+
+
+def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: Tensor) -> bool:
+    """Whether a row, counted through the batch, depends on some of these tokens by its gradient, and not by rounding."""
+    with torch.enable_grad():
+        leaf = hidden.detach().clone().requires_grad_()
+        rows = again(leaf).flatten(0, 1)
+        if not rows.requires_grad:
+            return True
+        (found,) = torch.autograd.grad(rows[row].sum(), leaf)
+    return bool(found[:, keys].any())
 
 
 class ByLayer:
@@ -56,95 +76,138 @@ class ByLayer:
     Args:
         subject: the model and its input.
         allowed: for each module by name, what its layer allows, bool ``[batch, length, length]``.
+        mixed: and the tokens that it mixes in, as `mixers` finds them: of others it need not see what the layer allows.
         judged: rows that say something, bool ``[batch, length]``.
         rows: how many rows of each module to look at.
-        least: gradients up to this share of the largest in their row are none.
+        least: gradients up to this share of the largest in their row are no leak.
 
     Attributes:
         findings: the first leak and the first blind pair of each module.
         looked_at: names of the modules whose outputs have gradients, and so were judged.
+        doubts: what became of gradients that are 0 and should not be.
     """
 
     def __init__(
-        self, subject: Subject, allowed: Mapping[str, Tensor], judged: Tensor, *, rows: int = 9, least: float = 1e-30
+        self,
+        subject: Subject,
+        allowed: Mapping[str, Tensor],
+        mixed: Mapping[str, Tensor],
+        judged: Tensor,
+        *,
+        rows: int = 9,
+        least: float = 1e-30,
     ):
-        self.subject, self.allowed, self.judged = subject, allowed, judged
+        self.subject, self.allowed, self.mixed, self.judged = subject, allowed, mixed, judged
         self.rows, self.least = rows, least
         self.findings: list[Finding] = []
         self.looked_at: set[str] = set()
+        self.doubts = Doubts([], [], [])
 
     def run(self) -> ByLayer:
-        """Replay all of them in one forward pass."""
-        chosen = {name: module for name, module in self.subject.modules.items() if name in self.allowed}
-        with _again(self.subject, chosen, self._look):
-            self.subject.run()
+        """Replay all of them in one forward pass, and once more those that seem blind."""
+        sizes = self._pulled(self.subject, False, self._probes)
+        unseen = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
+        self.doubts = looked_at_again(self.subject, unseen, sizes, self._pull_again)
+        for one in self.doubts.blind:
+            self._note("blind", one.probe.module, one.row, one.first, 0.0)
         return self
 
-    def _look(self, name: str, again: Callable[[Tensor], Any], hidden: Tensor, out: Tensor) -> None:
-        with torch.enable_grad():
-            leaf = hidden.detach().clone().requires_grad_()
-            rows = _rows(again(leaf))
-            if not rows.requires_grad:
-                return
-            self.looked_at.add(name)
+    def _pull_again(self, subject: Subject, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
+        return self._pulled(subject, changed, lambda *of: [probe for probe in sorted(probes) if probe[:2] == of])
+
+    def _pulled(
+        self, subject: Subject, changed: bool, probes: Callable[[str, int], list[Probe]]
+    ) -> dict[Probe, Tensor]:
+        """How large the gradients of some rows are, float64 ``[batch, length]``; changed: on other hidden states."""
+        found: dict[Probe, Tensor] = {}
+        calls = Counter[str]()
+
+        def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+            chosen = probes(name, calls[name])
+            calls[name] += 1
             draw = torch.Generator().manual_seed(0)
-            for place in self._places(hidden.shape[1]):
-                weights = torch.randn(rows[:, place].shape, generator=draw, dtype=torch.float64).to(rows)
-                (found,) = torch.autograd.grad(rows[:, place], leaf, weights, retain_graph=True)
-                self._judge(name, place, found.abs().flatten(2).amax(-1).double().cpu())
+            other = torch.randn(hidden.shape, generator=draw, dtype=torch.float64).to(hidden)
+            with torch.enable_grad():
+                leaf = (hidden + other * hidden.std() if changed else hidden).detach().clone().requires_grad_()
+                rows = again(leaf) if chosen else hidden
+                if not rows.requires_grad:
+                    return
+                self.looked_at.add(name)
+                for probe in chosen:
+                    one = rows[:, probe.place]
+                    weights = torch.randn(one.shape, generator=draw, dtype=torch.float64).to(rows)
+                    (size,) = torch.autograd.grad(one, leaf, weights, retain_graph=True)
+                    found[probe] = size.abs().flatten(2).amax(-1).double().cpu()
 
-    def _places(self, length: int) -> list[int]:
-        step = max(1, length // self.rows)
-        return sorted({*range(step // 2, length, step), length - 1, 0})
+        modules = {name: module for name, module in subject.modules.items() if name in self.allowed}
+        with _again(subject, modules, look):
+            subject.run()
+        return found
 
-    def _judge(self, name: str, place: int, size: Tensor) -> None:
+    def _probes(self, name: str, call: int) -> list[Probe]:
+        own = self.subject.part_of(name)
+        step = max(1, (own.stop - own.start) // self.rows)
+        places = sorted({*range(own.start + step // 2, own.stop, step), own.stop - 1, own.start})
+        return [Probe(name, call, place) for place in places]
+
+    def _judge(self, probe: Probe, size: Tensor) -> Iterator[Unseen]:
+        """Notes leaks; yields what seems blind."""
+        name, _, place = probe
         allowed = self.allowed[name][:, place]
+        itself = torch.arange(size.shape[1]) == place  # its own query always reaches it
         for item in range(len(size)):
             if not self.judged[item, place]:
                 continue
-            reached = size[item] > self.least * size[item].max()
-            reached[place] = allowed[item, place]  # its own query always reaches it
-            self._note("leak", name, (item, place), reached & ~allowed[item], size[item])
-            self._note("blind", name, (item, place), ~reached & allowed[item] & self.judged[item], size[item])
+            leaks = (size[item] > self.least * size[item].max()) & ~allowed[item] & ~itself
+            if bool(leaks.any()):
+                share = float(size[item][leaks].max() / size[item].max())
+                self._note("leak", name, (item, place), (item, int(leaks.nonzero()[0])), share)
+            shown = torch.zeros_like(self.judged)
+            shown[item] = allowed[item] & self.judged[item] & self.mixed[name] & ~itself
+            if bool((shown & (size == 0)).any()):
+                yield Unseen(probe, (item, place), shown, shown & (size == 0))
 
-    def _note(self, kind: Kind, name: str, row: tuple[int, int], bad: Tensor, size: Tensor) -> None:
-        if not bool(bad.any()) or any((one.kind, one.module) == (kind, name) for one in self.findings):
-            return
-        key = (row[0], int(bad.nonzero()[0]))
-        share = float(size[bad].max() / size.max().clamp_min(1e-300))
-        self.findings.append(Finding(kind, row, key, share, name, "replay", self.subject.passes))
-
-
-def _rows(out: Any) -> Tensor:
-    return tensors_of(out)[0]
+    def _note(self, kind: Kind, name: str, row: tuple[int, int], key: tuple[int, int], share: float) -> None:
+        if not any((one.kind, one.module) == (kind, name) for one in self.findings):
+            self.findings.append(Finding(kind, row, key, share, name, "replay", self.subject.passes))
 
 
 @contextmanager
 def _again(
     subject: Subject,
     modules: Mapping[str, nn.Module],
-    look: Callable[[str, Callable[[Tensor], Any], Tensor, Tensor], None],
+    look: Callable[[str, Callable[[Tensor], Tensor], Tensor, Tensor], None],
 ) -> Iterator[None]:
-    """While this lasts, ``look`` is called after each module that is given rows: with a way to run it once more."""
+    """While this lasts, ``look`` is called after each module that is given rows: with a way to run it once more.
+
+    What goes in, and what comes out, is ``[batch, length, ...]`` of all tokens: 0 for those that the module is not
+    given.
+    """
     running = False
 
     def hook(name: str) -> Any:
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             nonlocal running
-            place, hidden = _hidden(args, kwargs, subject.shape)
-            found = tensors_of(out)
-            if running or hidden is None or not found or found[0].shape[:2] != subject.shape:
+            own, found = subject.part_of(name), tensors_of(out)
+            places = {} if running else _hidden(subject, own, args, kwargs)
+            if not places or not found or found[0].shape[:2] != (subject.shape[0], own.stop - own.start):
                 return
             kept = {name: None if name in _CACHES else value for name, value in kwargs.items()}
 
-            def again(other: Tensor) -> Any:
-                if isinstance(place, int):
-                    return module(*args[:place], other, *args[place + 1 :], **kept)
-                return module(*args, **kept | {place: other})
+            def again(other: Tensor) -> Tensor:
+                given = {place: other[:, part].contiguous() for place, (_, part) in places.items()}
+                positional = [given.get(place, one) for place, one in enumerate(args)]
+                named = {name: given.get(name, one) for name, one in kept.items()}
+                return _spread([(tensors_of(module(*positional, **named))[0], own)], subject.shape[1])
 
             running = True
             try:
-                look(name, again, hidden, found[0])
+                look(
+                    name,
+                    again,
+                    _spread(places.values(), subject.shape[1]),
+                    _spread([(found[0], own)], subject.shape[1]),
+                )
             finally:
                 running = False
 
@@ -159,14 +222,29 @@ def _again(
 
 
 def _hidden(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], shape: tuple[int, int]
-) -> tuple[int | str, Tensor | None]:
-    """The first argument that holds rows, and where it stands."""
-    named: list[tuple[int | str, Any]] = [
-        *enumerate(args),
-        *((name, kwargs[name]) for name in _HIDDEN if name in kwargs),
-    ]
-    for place, one in named:
-        if isinstance(one, Tensor) and one.is_floating_point() and one.dim() >= 3 and one.shape[:2] == shape:
-            return place, one
-    return "", None
+    subject: Subject, own: slice, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int | str, tuple[Tensor, slice]]:
+    """The arguments that hold rows: the first of the module's own text, and all that another text was made into."""
+    shape, found = (subject.shape[0], own.stop - own.start), dict[int | str, tuple[Tensor, slice]]()
+    has_own = False
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for place, one in given:
+        if not isinstance(one, Tensor) or not one.is_floating_point() or one.dim() < 3:
+            continue
+        if (other := subject.read_from(one)) is not None and other != own:
+            found[place] = (one, other)
+        elif not has_own and one.shape[:2] == shape and (isinstance(place, int) or place in _HIDDEN):
+            found[place], has_own = (one, own), True
+    return found if has_own else {}
+
+
+def _spread(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:
+    """Rows of some tokens among those of all, where others are 0."""
+    rows = list(rows)
+    first, part = rows[0]
+    if len(rows) == 1 and part == slice(0, length):
+        return first
+    out = first.new_zeros(len(first), length, *first.shape[2:])
+    for one, part in rows:
+        out[:, part] = one
+    return out

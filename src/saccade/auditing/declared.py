@@ -13,8 +13,11 @@ from saccade.models import DecoderConfig, EncoderConfig
 
 __all__ = ["Declared", "from_config", "is_causal", "rules_of"]
 
-Declared = Mask | Sequence[Mask] | Mapping[str, Mask]
-"""A rule for all layers, one for each, or rules by patterns of module names ("*.layers.0.*")."""
+Declared = Mask | Sequence[Mask] | Mapping[str, Mask | Sequence[Mask]]
+"""A rule for all layers, one for each, or rules by patterns of module names ("*.layers.0.*").
+
+Of an encoder-decoder, rules or lists of them under three names: "encoder", "decoder" and "cross".
+"""
 
 
 def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> list[Mask]:
@@ -43,10 +46,10 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
     wrong = [type(rule).__name__ for rule in found if not isinstance(rule, Mask)]
     if wrong:
         raise type_error("audit", "rule", "be masks", ", ".join(wrong))
-    return found
+    return [rule for rule in found if isinstance(rule, Mask)]
 
 
-def _by_pattern(declared: Mapping[str, Mask], name: str) -> Mask:
+def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mask | Sequence[Mask]:
     for pattern, rule in declared.items():
         if fnmatch.fnmatchcase(name, pattern):
             return rule

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding
 from saccade.auditing.noise import row_differences
 from saccade.auditing.reach import Reach
@@ -40,6 +41,7 @@ class EndToEnd:
         covered: share of the forbidden pairs that some change could have shown; None above 512 tokens.
         hides_something: whether there was a pair to test: the rule forbids some.
         has_gradient: whether the outputs could be asked for gradients, without which nothing is said to be seen.
+        doubts: what became of gradients that are 0 and should not be.
     """
 
     def __init__(self, subject: Subject, reach: Reach, judged: Tensor, *, floor: float, tests: int, seed: int):
@@ -47,6 +49,7 @@ class EndToEnd:
         self.findings: list[Finding] = []
         self.largest, self.covered = 0.0, None if reach.shape[1] > _COUNTED else 0.0
         self.hides_something, self.has_gradient = False, True
+        self.doubts = Doubts([], [], [])
         self._sets = list(combs(reach, judged, tests, seed))
         draw = torch.Generator().manual_seed(seed)
         vectors = subject.vectors
@@ -90,23 +93,41 @@ class EndToEnd:
         self.findings.append(found)
 
     def _gradients(self) -> None:
-        leaf, out = self.subject.graph()
-        self.has_gradient = out.requires_grad
-        if not self.has_gradient:
+        pull = self._puller(self.subject, None)
+        self.has_gradient = pull is not None
+        if pull is None:
             return
+        unseen, sizes = list[Unseen](), dict[Probe, Tensor]()
+        for number, own in enumerate(self._sets):
+            self._pull_clean(own, pull)
+            probe = Probe("", 0, number)
+            sizes[probe] = pull(own.rows)
+            unseen += self._unseen(probe, own, (sizes[probe] == 0) & own.sources & self.judged)
+        del pull  # and with it the graph, before another is made
+        self.doubts = looked_at_again(self.subject, unseen, sizes, self._pull_again)
+        for one in self.doubts.blind[:1]:
+            self.findings.append(Finding("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
+
+    def _puller(self, subject: Subject, vectors: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        """What the outputs of some rows ask of every token, float64 ``[batch, length]``; None without gradients."""
+        leaf, out = subject.graph(vectors)
+        if not out.requires_grad:
+            return None
         draw = torch.Generator().manual_seed(1)
 
         def pull(rows: Tensor) -> Tensor:
-            """What the outputs of some rows ask of every token."""
             weights = torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out)
             weights = weights * rows.to(out.device).view(*rows.shape, *[1] * (out.dim() - 2))
-            self.subject.passes += 1
+            subject.passes += 1
             (found,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
             return found.double().abs().nan_to_num(nan=math.inf).amax(-1).cpu()
 
-        for own in self._sets:
-            self._pull_clean(own, pull)
-            self._pull_rows(own, pull)
+        return pull
+
+    def _pull_again(self, subject: Subject, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
+        pull = self._puller(subject, self._other.to(subject.vectors) if changed else None)
+        assert pull is not None  # the first had gradients
+        return {probe: pull(self._sets[probe.place].rows) for probe in sorted(probes)}
 
     def _pull_clean(self, own: Rows, pull: Callable[[Tensor], Tensor]) -> None:
         clean = self.judged & ~self.reach.through(~own.sources)
@@ -122,25 +143,12 @@ class EndToEnd:
         relative = float(size[item, place] / typical) if float(typical) else math.inf
         self.findings.append(Finding("leak", row, (item, place), relative, "", "gradient", self.subject.passes))
 
-    def _pull_rows(self, own: Rows, pull: Callable[[Tensor], Tensor]) -> None:
-        if self._found("blind", "gradient"):
-            return
-        bad = (pull(own.rows) == 0) & own.sources & self.judged
-        if not bool(bad.any()):
-            return
-        item, place = bad.nonzero()[0].tolist()
-        seen = (tuple(row) for row in own.rows.nonzero().tolist())
-        row = next(one for one in seen if self.reach.sources(self.reach.one(*one))[item, place])
-        if not self._sees((row[0], row[1]), (item, place)):
-            found = Finding("blind", (row[0], row[1]), (item, place), 0.0, "", "gradient", self.subject.passes)
-            self.findings.append(found)
-
-    def _sees(self, row: tuple[int, int], key: tuple[int, int]) -> bool:
-        """Whether an output depends on a token if all tokens are others: a unit may be dead on one input."""
-        leaf, out = self.subject.graph(self._other)
-        self.subject.passes += 1
-        (found,) = torch.autograd.grad(out[row].double().sum(), leaf)
-        return bool(found[key].ne(0).any())
+    def _unseen(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[Unseen]:
+        """Whose gradients these zeros are: rows of a set share no source."""
+        for item, place in own.rows.nonzero().tolist() if bool(zero.any()) else ():
+            shown = self.reach.sources(self.reach.one(item, place))
+            if bool((zero & shown).any()):
+                yield Unseen(probe, (item, place), shown, zero & shown)
 
     def _cover(self, tried: Sequence[tuple[Tensor, Tensor]]) -> None:
         if self.covered is None:

@@ -25,6 +25,7 @@ class Finding:
         module: the module where it first appears, by its name in the model; empty if that is not known.
         probe: how it was found.
         passes: forward and backward passes until then.
+        nouns: what the row and the token are called; "source" and "target" in an encoder-decoder.
     """
 
     kind: Kind
@@ -34,19 +35,23 @@ class Finding:
     module: str = ""
     probe: str = ""
     passes: int = 0
+    nouns: tuple[str, str] = ("output", "token")
 
     @property
     def pair(self) -> str:
         """The pair in words."""
-        row = f"output {self.row[1]}" + (f" of item {self.row[0]}" if self.row[0] or (self.key or (0,))[0] else "")
+        row = f"{self.nouns[0]} {self.row[1]}" + (
+            f" of item {self.row[0]}" if self.row[0] or (self.key or (0,))[0] else ""
+        )
         if self.key is None:
             return row
-        key = f"token {self.key[1]}" + (f" of item {self.key[0]}" if self.row[0] or self.key[0] else "")
+        key = f"{self.nouns[1]} {self.key[1]}" + (f" of item {self.key[0]}" if self.row[0] or self.key[0] else "")
         return f"{row} {'depends on' if self.kind == 'leak' else 'does not see'} {key}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return dataclasses.asdict(self) | {"row": list(self.row), "key": None if self.key is None else list(self.key)}
+        key = None if self.key is None else list(self.key)
+        return dataclasses.asdict(self) | {"row": list(self.row), "key": key, "nouns": list(self.nouns)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from saccade.text import visible
 
 __all__ = ["TrueFloat64", "float64_copy", "said"]
+
+Model = TypeVar("Model", bound=Callable[..., Any])
 
 
 class TrueFloat64(TorchFunctionMode):
@@ -36,17 +38,19 @@ class TrueFloat64(TorchFunctionMode):
         return func(*map(_widened, args), **{name: _widened(given) for name, given in (kwargs or {}).items()})
 
 
-def float64_copy(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> tuple[nn.Module | None, str]:
+def float64_copy(model: Model, run: Callable[[Model], Tensor]) -> tuple[Model | None, str]:
     """A copy of a model in float64, if the copy runs in `TrueFloat64`; else None and the reason.
 
     Args:
-        model: left as it is.
+        model: left as it is; a function, which has no dtype, is its own copy.
         run: what the copy is tried with; returns what it computes.
 
     Cost: a copy of the model, twice as large where it is in float32, and one run.
     """
     try:
-        wide = copy.deepcopy(model).double()
+        wide = copy.deepcopy(model).double() if isinstance(model, nn.Module) else model
+        if hasattr(wide, "set_experts_implementation"):
+            wide.set_experts_implementation("eager")  # grouped products of matrices know no float64
         with TrueFloat64(), torch.no_grad():
             out = run(wide)
     except Exception as error:  # whatever a model may raise; the caller goes on in the model's own dtype

@@ -71,7 +71,8 @@ def _made(transformers: Any, path: Path) -> nn.Module:
         if not (isinstance(maker, type) and issubclass(maker, transformers.PreTrainedModel)):
             maker = transformers.AutoModel
         return maker.from_pretrained(path, use_safetensors=True, **own)
-    known = (getattr(transformers, name) for name in _HEADS)
+    heads = ("AutoModelForSeq2SeqLM", *_HEADS) if getattr(config, "is_encoder_decoder", False) else _HEADS
+    known = (getattr(transformers, name) for name in heads)
     maker = next((one for one in known if type(config) in one._model_mapping), None)
     if maker is None:
         raise ValueError(f"no class of transformers makes a model of {type(config).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any
 
@@ -12,17 +11,11 @@ from torch import Tensor, nn
 from saccade.auditing.reach import Reach
 from saccade.auditing.subject import Subject
 
-__all__ = ["depth_of", "first_module", "tensors_of"]
+__all__ = ["first_module", "tensors_of"]
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Sums = tuple[list[Tensor], list[Tensor]]
-
-
-def depth_of(name: str, layers: int) -> int:
-    """In which layer a module stands: the first number in its name; behind all layers if there is none."""
-    numbers = [int(part) for part in re.split(r"[._]", name) if part.isdigit()]
-    return min(numbers[0], layers - 1) if numbers else layers - 1
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -43,8 +36,7 @@ def first_module(subject: Subject, reach: Reach, key: tuple[int, int], vectors: 
 
     Cost: two forward passes; 8 bytes for each row and module.
     """
-    rows = subject.shape[0] * subject.shape[1]
-    before, after = _Sums(subject.shape), _Sums(subject.shape)
+    before, after = _Sums(subject), _Sums(subject)
     for recorder, given in ((before, None), (after, vectors)):
         handles = [
             module.register_forward_hook(recorder.hook(name), with_kwargs=True)
@@ -56,15 +48,15 @@ def first_module(subject: Subject, reach: Reach, key: tuple[int, int], vectors: 
             for handle in handles:
                 handle.remove()
     one, layers = reach.one(*key), len(reach.rules)
-    depths = [~reach.through(one, depth).flatten() for depth in range(layers + 1)]
+    depths = [~reach.through(one, depth) for depth in range(layers + 1)]
     for name, (into, out) in after.found.items():
         first_into, first_out = before.found.get(name, ([], []))
         if not into or not out or len(into) != len(first_into) or len(out) != len(first_out):
             continue
-        clean = depths[depth_of(name, layers) + 1]
+        clean = depths[subject.layer_of(name, layers) + 1][:, subject.part_of(name)].flatten()
         unmoved = torch.stack([a == b for a, b in zip(into, first_into, strict=True)]).all(0)
         moved = torch.stack([a != b for a, b in zip(out, first_out, strict=True)]).any(0)
-        if len(clean) == rows == len(moved) and bool((clean & unmoved & moved).any()):
+        if bool((clean & unmoved & moved).any()):
             return name.partition("#")[0]
     return ""
 
@@ -72,24 +64,26 @@ def first_module(subject: Subject, reach: Reach, key: tuple[int, int], vectors: 
 class _Sums:
     """A checksum of the bits of every row that goes into a module and comes out, call by call."""
 
-    def __init__(self, shape: tuple[int, int]):
-        self.shape, self.found = shape, dict[str, Sums]()
+    def __init__(self, subject: Subject):
+        self.subject, self.found = subject, dict[str, Sums]()
         self._calls: Counter[str] = Counter()
 
     def hook(self, name: str) -> Any:
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            into = [*tensors_of(args), *tensors_of(kwargs)]
-            self.found[f"{name}#{self._calls[name]}"] = (self._of(into), self._of(tensors_of(out)))
+            into, part = [*tensors_of(args), *tensors_of(kwargs)], self.subject.part_of(name)
+            shape = (self.subject.shape[0], part.stop - part.start)
+            self.found[f"{name}#{self._calls[name]}"] = (_sums(into, shape), _sums(tensors_of(out), shape))
             self._calls[name] += 1
 
         return note
 
-    def _of(self, tensors: list[Tensor]) -> list[Tensor]:
-        size = self.shape[0] * self.shape[1]
-        sums = []
-        for one in tensors:
-            if one.shape[:2] != self.shape and not (one.dim() == 2 and one.shape[0] == size):
-                continue
-            bits = one.detach().reshape(size, -1).contiguous().view(_BITS[one.element_size()]).long()
-            sums.append((bits * torch.arange(1, 2 * bits.shape[1], 2, device=bits.device)).sum(1).cpu())
-        return sums
+
+def _sums(tensors: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
+    size = shape[0] * shape[1]
+    sums = []
+    for one in tensors:
+        if one.shape[:2] != shape and not (one.dim() == 2 and one.shape[0] == size):
+            continue
+        bits = one.detach().reshape(size, -1).contiguous().view(_BITS[one.element_size()]).long()
+        sums.append((bits * torch.arange(1, 2 * bits.shape[1], 2, device=bits.device)).sum(1).cpu())
+    return sums

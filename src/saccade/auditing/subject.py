@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.finding import Finding
+from saccade.auditing.float64 import TrueFloat64, float64_copy
 from saccade.errors import type_error, value_error
 
-__all__ = ["Subject", "can_cache", "rows_of"]
+__all__ = ["Subject", "can_cache", "depth_of", "rows_of"]
+
+
+def depth_of(name: str, layers: int) -> int:
+    """In which layer a module stands: the first number in its name; behind all layers if there is none."""
+    numbers = [int(part) for part in re.split(r"[._]", name) if part.isdigit()]
+    return min(numbers[0], layers - 1) if numbers else layers - 1
 
 
 def rows_of(out: Any) -> Tensor:
@@ -49,13 +59,15 @@ class Subject:
         self, model: Callable[..., Any], inputs: Tensor | Mapping[str, Any], outputs: Callable[[Any], Tensor] = rows_of
     ):
         self.model, self.inputs, self.outputs = model, inputs, outputs
-        self.given = inputs if isinstance(inputs, Tensor) else _given(inputs)
         self.passes = 0
+        self._find()
+        self._check(self.run())
+
+    def _find(self) -> None:
+        """The tokens' vectors, and where they are looked up."""
+        self.given = self.inputs if isinstance(self.inputs, Tensor) else _given(self.inputs)
         self.table = None if self.given.is_floating_point() else self._first_table()
         self.vectors = self.given.detach()
-        if self.table is not None:
-            self._run(self._keep)
-        self._check(self.run())
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -64,26 +76,71 @@ class Subject:
         return {name: module for name, module in named if name and module is not self.table}
 
     @property
+    def parts(self) -> dict[str, slice]:
+        """The texts that a model reads, and which tokens are theirs: one text here."""
+        return {"text": slice(0, self.shape[1])}
+
+    def part_of(self, name: str) -> slice:
+        """Which tokens' rows a module is given."""
+        return slice(0, self.shape[1])
+
+    def read_from(self, hidden: Tensor) -> slice | None:
+        """The tokens of the text that was made into these rows for another one to look at; None where there is none."""
+        return None
+
+    def layer_of(self, name: str, layers: int) -> int:
+        """In which of so many layers a module stands."""
+        return depth_of(name, layers)
+
+    def told(self, finding: Finding) -> Finding:
+        """A finding, with places counted in their own texts."""
+        return finding
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Batch items and tokens."""
         return self.given.shape[0], self.given.shape[1]
 
+    @cached_property
+    def in_float64(self) -> tuple[Subject | None, str]:
+        """The same in float64, for use within `TrueFloat64`; else None and the reason.
+
+        Cost: a copy of the model in float64, and a few runs; once.
+        """
+
+        def wide(model: Callable[..., Any]) -> Subject:
+            inputs = self.inputs
+            given = _wide(inputs) if isinstance(inputs, Tensor) else {name: _wide(one) for name, one in inputs.items()}
+            return type(self)(model, given, self.outputs)
+
+        model, why = float64_copy(self.model, lambda model: wide(model).run())
+        if model is None:
+            return None, why
+        with TrueFloat64():
+            return wide(model), ""
+
     def run(self, vectors: Tensor | None = None) -> Tensor:
         """Rows of outputs, with other vectors in the place of the tokens' own; without gradient."""
         with torch.no_grad():
-            return self._run(lambda own: own if vectors is None else vectors.clone())
+            return self._run(vectors)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Vectors, the tokens' own when None, as a leaf; and rows of outputs that depend on them."""
         leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
-            return leaf, self._run(lambda own: leaf.clone())
+            return leaf, self._run(leaf)
 
-    def _run(self, change: Callable[[Tensor], Tensor]) -> Tensor:
+    def _run(self, vectors: Tensor | None) -> Tensor:
         self.passes += 1
         if self.table is None:
-            return self.outputs(self._called(change(self.given)))
-        hook = self.table.register_forward_hook(lambda module, arguments, out: change(out))
+            return self.outputs(self._called(self.given if vectors is None else vectors))
+
+        def swap(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> Tensor:
+            if vectors is None:
+                self.vectors = out.detach().clone()
+            return out if vectors is None else vectors.clone()  # some models scale them in place
+
+        hook = self.table.register_forward_hook(swap)
         try:
             return self.outputs(self._called(self.given))
         finally:
@@ -93,10 +150,6 @@ class Subject:
         if isinstance(self.inputs, Tensor):
             return self.model(given)
         return self.model(**{name: given if value is self.given else value for name, value in self.inputs.items()})
-
-    def _keep(self, own: Tensor) -> Tensor:
-        self.vectors = own.detach().clone()  # some models scale them in place
-        return own
 
     def _first_table(self) -> nn.Module:
         """The table of embeddings that is asked for the tokens, whatever the model says of it."""
@@ -140,6 +193,10 @@ def _given(inputs: Mapping[str, Any]) -> Tensor:
         if isinstance(found := inputs.get(name), Tensor):
             return found
     raise value_error("audit", "inputs", "have a tensor input_ids, inputs_embeds or tokens", sorted(inputs))
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _modules(model: object) -> Iterator[nn.Module]:
