@@ -29,7 +29,7 @@ _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names under which modules
 
 
 def mixers(subject: Subject) -> dict[str, Tensor]:
-    """The innermost modules in which a row of the output depends on another row of the input.
+    """The innermost modules with parameters in which a row of the output depends on another row of the input.
 
     Each module that is given rows runs once more, with half of them changed; with half of each text if there are two.
 
@@ -56,11 +56,13 @@ def mixers(subject: Subject) -> dict[str, Tensor]:
 
     with torch.no_grad(), _again(subject, subject.modules, look):
         subject.run()
-    return {name: own for name, own in found.items() if not any(other.startswith(f"{name}.") for other in found)}
+    trained = [name for name in found if any(True for _ in subject.modules[name].parameters())]
+    names = trained or list(found)  # what only moves tokens, as RWKV's shift, is a part of a layer
+    return {name: found[name] for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 
 def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: Tensor) -> bool:
-    """Whether a row, counted through the batch, depends on some of these tokens by its gradient, and not by rounding."""
+    """Whether a row, counted through the batch, depends on some of these tokens by its gradient, not by rounding."""
     with torch.enable_grad():
         leaf = hidden.detach().clone().requires_grad_()
         rows = again(leaf).flatten(0, 1)
