@@ -169,3 +169,15 @@ def test_functions_of_vectors_are_judged_in_float64_too():
     hidden[6:, 5] = False
     assert audit(lambda x: softmax(x, allowed), CAUSAL, inputs=x)["sight"].verdict == "held"
     assert audit(lambda x: softmax(x, hidden), CAUSAL, inputs=x)["sight"].finding.key == (0, 5)
+
+
+def test_a_layer_may_mix_twice_and_once_near_alone():
+    model = small(
+        CAUSAL, lambda: {0: Layer(WIDTH, Mixer(WIDTH, CAUSAL), feed=Mixer(WIDTH, masks.Window(1, 0)))}, layers=1
+    )
+    report = audit(model, CAUSAL, inputs=tokens(), layers=1)
+    assert report.ok, str(report)
+    both = {0: Layer(WIDTH, Mixer(WIDTH, CAUSAL, hidden=7), feed=Mixer(WIDTH, masks.Window(1, 0)))}
+    report = audit(small(CAUSAL, both, layers=1), CAUSAL, inputs=tokens(), layers=1)
+    assert report["by layer"].finding.key[1] == 7
+    assert report["by layer"].finding.module == "layers.0.attention"

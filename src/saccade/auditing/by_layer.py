@@ -6,6 +6,7 @@ many is a product of small weights. A module by itself has none of these: this f
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -111,7 +112,9 @@ class ByLayer:
         unseen = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
         self.doubts = looked_at_again(self.subject, unseen, sizes, self._pull_again)
         for one in self.doubts.blind:
-            self._note("blind", one.probe.module, one.row, one.first, 0.0)
+            keys = one.keys & ~_seen_beside(one.probe, sizes)
+            if bool(keys.any()):
+                self._note("blind", one.probe.module, one.row, one._replace(keys=keys).first, 0.0)
         return self
 
     def _pull_again(self, subject: Subject, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
@@ -172,6 +175,18 @@ class ByLayer:
     def _note(self, kind: Kind, name: str, row: tuple[int, int], key: tuple[int, int], share: float) -> None:
         if not any((one.kind, one.module) == (kind, name) for one in self.findings):
             self.findings.append(Finding(kind, row, key, share, name, "replay", self.subject.passes))
+
+
+def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
+    """Tokens that other modules of the same layer see from the same row: a layer may mix twice, once near alone."""
+    layer = _layer(probe.module)
+    beside = [other for other in sizes if other.place == probe.place and _layer(other.module) == layer]
+    return torch.stack([sizes[other] > 0 for other in beside]).any(0)
+
+
+def _layer(name: str) -> str:
+    """The name up to its first number."""
+    return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
 
 
 @contextmanager
