@@ -48,7 +48,8 @@ def joint_rules(declared: Declared, subject: PairSubject) -> tuple[list[Mask], s
     depths = dict(zip(_NAMES, (subject.depths[0], subject.depths[1], subject.depths[1]), strict=True))
     each = {name: _each(name, declared[name], depths[name]) for name in _NAMES}
     source, target = subject.source.shape[1], subject.target.shape[1]
-    batch = subject.shape[0]
+    is_one = all(rule.shape[0] == 1 for rules in each.values() for rule in rules)
+    batch = 1 if is_one else subject.shape[0]
     found: dict[tuple[Mask, ...], Mask] = {}
     for rules in [(rule,) for rule in each["encoder"]] + list(zip(each["decoder"], each["cross"], strict=True)):
         if rules in found:

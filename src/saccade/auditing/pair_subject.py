@@ -100,8 +100,8 @@ class PairSubject(Subject):
             if part is None:
                 return None
             del left[part]
-            kept[part] = out.detach()
-            return None if vectors is None else vectors[:, self.parts[part]]
+            kept[part] = out.detach().clone()
+            return None if vectors is None else vectors[:, self.parts[part]].clone()  # some scale them in place
 
         def keep(module: nn.Module, arguments: tuple[Any, ...], out: Any) -> None:
             self.encoded = rows_of(out)
