@@ -175,3 +175,32 @@ def test_a_model_that_drops_at_random_is_refused():
     model = made("BERT").train()
     with pytest.raises(ValueError, match=r"model must not drop at random; got training, with embeddings\.dropout"):
         audit(model, masks.Full())
+
+
+class OnlyForward(torch.autograd.Function):
+    """A sum so far, by a kernel that refuses to be asked for gradients."""
+
+    @staticmethod
+    def forward(x):
+        return x.cumsum(1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        raise NotImplementedError("no backward on this device")
+
+
+class Summing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 4)
+
+    def forward(self, tokens):
+        return OnlyForward.apply(self.table(tokens)) if torch.is_grad_enabled() else self.table(tokens).cumsum(1)
+
+
+def test_a_kernel_without_a_backward_pass_is_audited_by_changes_alone():
+    report = audit(Summing(), masks.Causal(), inputs=torch.randint(20, (2, 9)), layers=1)
+    assert report["reach"].verdict == "held"
+    assert report["reach"].why == "by changes alone: NotImplementedError: no backward on this device"
+    assert report["sight"].why == "NotImplementedError: no backward on this device"
+    assert audit(Summing(), masks.Window(2, 0), inputs=torch.randint(20, (2, 9)), layers=1)["reach"].verdict == "broken"

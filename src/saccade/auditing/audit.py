@@ -25,7 +25,7 @@ from saccade.auditing.reach import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.sameness import sameness
 from saccade.auditing.script import script_of
-from saccade.auditing.subject import Subject, can_cache, rows_of
+from saccade.auditing.subject import NoGradientError, Subject, can_cache, rows_of
 from saccade.errors import value_error
 from saccade.masks import Mask, parse
 
@@ -198,8 +198,8 @@ def _end_to_end(subject: Subject, reach: Reach, probes: EndToEnd, floor: float) 
         seen = Judged("reach", "broken", max(probes.largest, leak.size), floor, _placed(subject, reach, probes, leak))
     else:
         seen = Judged("reach", "held", probes.largest, floor, why=_unseen(probes))
-    if not probes.has_gradient:
-        return [seen, Judged("sight", "not answered", why="the outputs have no gradient")]
+    if probes.no_gradient:
+        return [seen, Judged("sight", "not answered", why=probes.no_gradient)]
     verdict: Verdict = "broken" if blind else "not answered" if probes.doubts.unsure else "held"
     return [seen, Judged("sight", verdict, finding=blind, why=probes.doubts.told(subject))]
 
@@ -208,7 +208,7 @@ def _unseen(probes: EndToEnd) -> str:
     """What a claim that was held does not say."""
     if not probes.hides_something:
         return "the rule forbids nothing"
-    return "" if probes.has_gradient else "by changes alone: the outputs have no gradient"
+    return f"by changes alone: {probes.no_gradient}" if probes.no_gradient else ""
 
 
 def _placed(subject: Subject, reach: Reach, probes: EndToEnd, found: Finding) -> Finding:
@@ -266,8 +266,9 @@ def _pictured(subject: Subject, reach: Reach) -> tuple[Tensor | None, Tensor | N
     length = subject.shape[1]
     if length > DRAWN:
         return None, None
-    leaf, out = subject.graph()
-    if not out.requires_grad:
+    try:
+        leaf, out = subject.graph()
+    except NoGradientError:
         return None, None
     declared = torch.stack([reach.sources(reach.one(0, place))[0] for place in range(length)])
     measured = reached_by_gradient(leaf, out)

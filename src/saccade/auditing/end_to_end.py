@@ -13,7 +13,7 @@ from saccade.auditing.finding import Finding
 from saccade.auditing.noise import row_differences
 from saccade.auditing.reach import Reach
 from saccade.auditing.sets import Rows, combs, separating
-from saccade.auditing.subject import Subject
+from saccade.auditing.subject import NoGradientError, Subject
 
 __all__ = ["EndToEnd"]
 
@@ -40,7 +40,7 @@ class EndToEnd:
         largest: largest change of a row that ought not to have changed.
         covered: share of the forbidden pairs that some change could have shown; None above 512 tokens.
         hides_something: whether there was a pair to test: the rule forbids some.
-        has_gradient: whether the outputs could be asked for gradients, without which nothing is said to be seen.
+        no_gradient: why the outputs could not be asked for gradients, without which nothing is said to be seen.
         doubts: what became of gradients that are 0 and should not be.
     """
 
@@ -48,7 +48,7 @@ class EndToEnd:
         self.subject, self.reach, self.judged, self.floor = subject, reach, judged, floor
         self.findings: list[Finding] = []
         self.largest, self.covered = 0.0, None if reach.shape[1] > _COUNTED else 0.0
-        self.hides_something, self.has_gradient = False, True
+        self.hides_something, self.no_gradient = False, ""
         self.doubts = Doubts([], [], [])
         self._sets = list(combs(reach, judged, tests, seed))
         draw = torch.Generator().manual_seed(seed)
@@ -93,9 +93,10 @@ class EndToEnd:
         self.findings.append(found)
 
     def _gradients(self) -> None:
-        pull = self._puller(self.subject, None)
-        self.has_gradient = pull is not None
-        if pull is None:
+        try:
+            pull = self._puller(self.subject, None)
+        except NoGradientError as error:
+            self.no_gradient = str(error)
             return
         unseen, sizes = list[Unseen](), dict[Probe, Tensor]()
         for number, own in enumerate(self._sets):
@@ -108,11 +109,9 @@ class EndToEnd:
         for one in self.doubts.blind[:1]:
             self.findings.append(Finding("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
-    def _puller(self, subject: Subject, vectors: Tensor | None) -> Callable[[Tensor], Tensor] | None:
-        """What the outputs of some rows ask of every token, float64 ``[batch, length]``; None without gradients."""
+    def _puller(self, subject: Subject, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """What the outputs of some rows ask of every token, float64 ``[batch, length]``."""
         leaf, out = subject.graph(vectors)
-        if not out.requires_grad:
-            return None
         draw = torch.Generator().manual_seed(1)
 
         def pull(rows: Tensor) -> Tensor:
@@ -126,7 +125,6 @@ class EndToEnd:
 
     def _pull_again(self, subject: Subject, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
         pull = self._puller(subject, self._other.to(subject.vectors) if changed else None)
-        assert pull is not None  # the first had gradients
         return {probe: pull(self._sets[probe.place].rows) for probe in sorted(probes)}
 
     def _pull_clean(self, own: Rows, pull: Callable[[Tensor], Tensor]) -> None:

@@ -12,16 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.finding import Finding
-from saccade.auditing.float64 import TrueFloat64, float64_copy
+from saccade.auditing.float64 import TrueFloat64, float64_copy, said
 from saccade.errors import type_error, value_error
 
-__all__ = ["Subject", "can_cache", "depth_of", "rows_of"]
+__all__ = ["NoGradientError", "Subject", "can_cache", "depth_of", "rows_of"]
 
 
 def depth_of(name: str, layers: int) -> int:
     """In which layer a module stands: the first number in its name; behind all layers if there is none."""
     numbers = [int(part) for part in re.split(r"[._]", name) if part.isdigit()]
     return min(numbers[0], layers - 1) if numbers else layers - 1
+
+
+class NoGradientError(Exception):
+    """Outputs cannot be asked for gradients; the message says why."""
 
 
 def rows_of(out: Any) -> Tensor:
@@ -125,10 +129,20 @@ class Subject:
             return self._run(vectors)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Vectors, the tokens' own when None, as a leaf; and rows of outputs that depend on them."""
+        """Vectors, the tokens' own when None, as a leaf; and rows of outputs that depend on them.
+
+        Raises:
+            NoGradientError: the outputs have none, or a kernel without a backward pass refuses.
+        """
         leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
-            return leaf, self._run(leaf)
+            try:
+                out = self._run(leaf)
+            except NotImplementedError as error:
+                raise NoGradientError(said(error)) from error
+        if not out.requires_grad:
+            raise NoGradientError("the outputs have no gradient")
+        return leaf, out
 
     def _run(self, vectors: Tensor | None) -> Tensor:
         self.passes += 1
