@@ -52,6 +52,7 @@ def test_a_broken_rule_ends_with_status_1(audit, config):
     assert result.exit_code == 1
     told = json.loads(result.stdout)
     assert told["schema"] == "saccade.audit/1"
+    assert told["versions"].keys() == {"saccade", "torch", "transformers", "python"}
     assert not told["ok"]
     claim = next(one for one in told["claims"] if one["name"] == "by layer")
     assert claim["verdict"] == "broken"

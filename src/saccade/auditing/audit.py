@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -125,10 +126,17 @@ def audit(
             floor,
             tests,
             probes.covered,
-            {"torch": torch.__version__, "python": platform.python_version()},
+            _versions(model),
             script_of(model, subject.inputs, leaks[0], seed) if leaks and not isinstance(subject, PairSubject) else "",
             *pictured,
         )
+
+
+def _versions(model: object) -> dict[str, str]:
+    """Of what ran: of the package that the model comes from, too."""
+    names = dict.fromkeys(("saccade", "torch", type(model).__module__.partition(".")[0]))
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    return {name: str(version) for name, version in found.items() if version} | {"python": platform.python_version()}
 
 
 def _check_still(model: object) -> None:
