@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.float64 import TrueFloat64, float64_copy
-from saccade.auditing.noise import jitter, relative, repeats, row_differences
+from saccade.auditing.noise import jitter, relative, row_differences
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,6 @@ def test_hooks_go_when_the_model_raises() -> None:
     with pytest.raises(RuntimeError, match="second"):
         jitter(model, run)
     assert not model._forward_hooks
-
-
-def test_repeats_see_dropout_only() -> None:
-    model, x = nn.Dropout(0.5), torch.ones(64)
-    assert repeats(lambda: model(x), 3) > 0
-    assert repeats(lambda: model.eval()(x), 3) == 0
-    with pytest.raises(ValueError, match="repeats: times must be an int of at least 2; got 1"):
-        repeats(lambda: x, 1)
 
 
 class Norm(nn.Module):

@@ -7,18 +7,20 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance, integer
+from saccade.arguments import integer
 from saccade.auditing.by_layer import ByLayer, mixers
+from saccade.auditing.compiled_subject import CompiledSubject, bare, eagerly, is_compiled
 from saccade.auditing.declared import Declared, from_config, rules_of
 from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.finding import Finding, Judged, Verdict
 from saccade.auditing.float64 import TrueFloat64
-from saccade.auditing.noise import FACTOR, jitter, repeats, undisturbed
+from saccade.auditing.given import check_still, rows_judged, texts, without_cache
+from saccade.auditing.noise import FACTOR, jitter, relative, undisturbed
 from saccade.auditing.pair_rules import joint_rules, pair_from_config
 from saccade.auditing.pair_subject import PairSubject, is_pair
 from saccade.auditing.place import first_module
@@ -26,9 +28,13 @@ from saccade.auditing.reach import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.sameness import sameness
 from saccade.auditing.script import script_of
-from saccade.auditing.subject import NoGradientError, Subject, can_cache, rows_of
+from saccade.auditing.subject import NoGradientError, Subject, rows_of
+from saccade.auditing.together import replicated
 from saccade.errors import value_error
 from saccade.masks import Mask, parse
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["audit"]
 
@@ -48,13 +54,14 @@ def audit(
     against: Sequence[str] = (),
     tests: int = 12,
     seed: int = 0,
+    group: ProcessGroup | None = None,
 ) -> Report:
     """Which token reaches which in a model, held against a rule: end to end, and layer by layer.
 
     The model runs as it is, on whatever kernel it has. Outputs may depend on a token only where the rule, closed over
     the layers with their residual connections, allows it; and each module that mixes tokens must do, run again in its
     place, what the rule of its own layer says. Two probes look: changes of the tokens' vectors, and gradients, of
-    which the smallest that is not 0 counts.
+    which the smallest that is not 0 counts. A compiled model is given vectors; its modules are run as they are written.
 
     Args:
         model: a module or function from tokens ``[batch, length]``, or from vectors ``[batch, length, width]``, to
@@ -75,6 +82,8 @@ def audit(
         against: names of implementations of attention ("eager", "sdpa") that must say the same.
         tests: sets of rows to look at.
         seed: of the random text and of all changes.
+        group: processes that run the model together, as with context parallelism. Each calls this with the same inputs,
+            and each is told the same. Replicas in DistributedDataParallel need none.
 
     Returns:
         A `Report`; print it. `Report.ok` says whether all that was asked held.
@@ -96,40 +105,67 @@ def audit(
     integer("audit", "length", length, 2)
     integer("audit", "tests", tests, 1)
     integer("audit", "seed", seed, 0)
-    _check_still(model)
+    run = replicated(model)
+    model = bare(run)
+    check_still(model)
     with undisturbed(model) if isinstance(model, nn.Module) else nullcontext():
-        given = _texts(model, length, seed) if inputs is None else inputs
-        subject = (PairSubject if is_pair(model) else Subject)(model, _without_cache(model, given), outputs)
-        judged = _judged(padding, subject.shape)
+        given = without_cache(model, texts(model, length, seed) if inputs is None else inputs)
+        subject = _subject(run, given, outputs, group)
+        judged = rows_judged(padding, subject.shape)
         told = parse(rule) if isinstance(rule, str) else rule
         declared, is_assumed = (told, False) if told is not None else (_assumed(model), True)
-        mixed = mixers(subject)
+        mixed = mixers(subject.as_written)
         if is_assumed and isinstance(declared, list):  # a layer may have two modules that mix, or none
             layers = layers or len(declared)
         rules, words = _rules(declared, subject, list(mixed), layers)
         reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
-        floor = _floor(subject)
-        probes = EndToEnd(subject, reach, judged, floor=floor, tests=tests, seed=seed).run()
-        claims = [*_end_to_end(subject, reach, probes, floor), _by_layer(subject, reach, mixed, judged)]
+        probes = EndToEnd(subject, reach, judged, noise=lambda: _noise(subject), tests=tests, seed=seed).run()
+        claims = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, reach, mixed, judged)]
         if packed is not None or padded or cache or against:
             ways = {"packed": packed, "padded": padded, "cache": cache, "against": against}
-            claims += _same(model, subject, ways, outputs, seed)
+            with eagerly():
+                claims += _same(model, subject.as_written, ways, outputs, seed)
+        if isinstance(subject, CompiledSubject):
+            claims = claims[:2] + [dataclasses.replace(one, why=_as_written(one.why)) for one in claims[2:]]
         pictured = _pictured(subject, reach)
         leaks = [claim.finding for claim in claims if claim.finding is not None and claim.finding.kind == "leak"]
         return Report(
-            type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "a function"),
+            _name(model) + (", compiled" if isinstance(subject, CompiledSubject) else ""),
             ("assumed: " if is_assumed else "") + words,
             tuple(_in_own_texts(claim, subject) for claim in claims),
             subject.shape,
             str(subject.vectors.dtype).removeprefix("torch."),
             seed,
-            floor,
+            probes.floor,
             tests,
             probes.covered,
             _versions(model),
-            script_of(model, subject.inputs, leaks[0], seed) if leaks and not isinstance(subject, PairSubject) else "",
+            script_of(model, given, leaks[0], seed) if leaks and not isinstance(subject, PairSubject) else "",
             *pictured,
         )
+
+
+def _subject(
+    model: Callable[..., Any],
+    inputs: Tensor | Mapping[str, Any],
+    outputs: Callable[[Any], Tensor],
+    group: ProcessGroup | None,
+) -> Subject:
+    if is_pair(bare(model)):
+        if is_compiled(model):
+            raise value_error(
+                "audit", "a model that reads two texts", "be audited before it is compiled", "one that is"
+            )
+        return PairSubject(model, inputs, outputs, group)
+    return (CompiledSubject if is_compiled(model) else Subject)(model, inputs, outputs, group)
+
+
+def _as_written(why: str) -> str:
+    return "; ".join(part for part in (why, "of the modules as they are written, not compiled") if part)
+
+
+def _name(model: Callable[..., Any]) -> str:
+    return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "a function")
 
 
 def _versions(model: object) -> dict[str, str]:
@@ -137,50 +173,6 @@ def _versions(model: object) -> dict[str, str]:
     names = dict.fromkeys(("saccade", "torch", type(model).__module__.partition(".")[0]))
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     return {name: str(version) for name, version in found.items() if version} | {"python": platform.python_version()}
-
-
-def _check_still(model: object) -> None:
-    if not isinstance(model, nn.Module) or not model.training:
-        return
-    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
-    if drops:
-        hint = "model.eval() stands still; or set p to 0 and audit what training does"
-        raise value_error("audit", "model", "not drop at random", f"training, with {drops[0] or 'dropout'}", hint=hint)
-
-
-def _without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
-    """What a model of transformers is called with: a module that runs again must not find its own keys in a cache."""
-    if not isinstance(model, nn.Module) or not can_cache(model):
-        return inputs
-    if isinstance(inputs, Tensor):
-        inputs = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
-    return {"use_cache": False} | dict(inputs)
-
-
-def _texts(model: object, length: int, seed: int) -> Tensor | dict[str, Tensor]:
-    """Two random texts, with two shorter ones to write, of a vocabulary that the configuration or first table tells."""
-    tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
-    if not tables:
-        hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
-        raise value_error("audit", "inputs", "be given for a model without a table of embeddings", None, hint=hint)
-    text = getattr(model, "config", None)
-    size = getattr(text, "vocab_size", None) or tables[0].num_embeddings
-    device = tables[0].weight.device
-    draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(min(3, size - 1), size, (2, length), generator=draw).to(device)
-    if not is_pair(model):
-        return tokens
-    targets = torch.randint(min(3, size - 1), size, (2, max(2, 2 * length // 3)), generator=draw).to(device)
-    return {"input_ids": tokens, "decoder_input_ids": targets}
-
-
-def _judged(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
-    if padding is None:
-        return torch.ones(shape, dtype=torch.bool)
-    instance("audit", "padding", padding, Tensor, "be a bool tensor [batch, length]")
-    if padding.shape != shape:
-        raise value_error("audit", "padding", f"have shape {list(shape)}", list(padding.shape))
-    return padding.bool().cpu()
 
 
 def _assumed(model: object) -> Declared:
@@ -191,21 +183,23 @@ def _assumed(model: object) -> Declared:
     return found
 
 
-def _floor(subject: Subject) -> float:
+def _noise(subject: Subject) -> float:
     """How much outputs change by noise alone: by running again, and by one unit in what every module returns."""
-    model = subject.model
-    moved = jitter(model, subject.run) if isinstance(model, nn.Module) else 0.0
-    return FACTOR * max(repeats(subject.run, 3), moved)
+    again = max(relative(subject.run(), subject.rows) for _ in range(2))
+    written = subject.as_written
+    moved = jitter(written.model, written.run, base=written.rows) if isinstance(written.model, nn.Module) else 0.0
+    return FACTOR * max(again, moved)
 
 
-def _end_to_end(subject: Subject, reach: Reach, probes: EndToEnd, floor: float) -> list[Judged]:
+def _end_to_end(subject: Subject, reach: Reach, probes: EndToEnd) -> list[Judged]:
     """Two claims: nothing leaks, nothing is blind."""
     leak = next((one for one in probes.findings if one.kind == "leak"), None)
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
-        seen = Judged("reach", "broken", max(probes.largest, leak.size), floor, _placed(subject, reach, probes, leak))
+        placed = _placed(subject.as_written, reach, probes, leak)
+        seen = Judged("reach", "broken", max(probes.largest, leak.size), probes.floor, placed)
     else:
-        seen = Judged("reach", "held", probes.largest, floor, why=_unseen(probes))
+        seen = Judged("reach", "held", probes.largest, probes.floor, why=_unseen(probes))
     if probes.no_gradient:
         return [seen, Judged("sight", "not answered", why=probes.no_gradient)]
     verdict: Verdict = "broken" if blind else "not answered" if probes.doubts.unsure else "held"
@@ -253,8 +247,9 @@ def _same(
     model: Callable[..., Any], subject: Subject, ways: dict[str, Any], outputs: Callable[[Any], Tensor], seed: int
 ) -> list[Judged]:
     """Ways of running the model that must say the same, each as a claim."""
-    if not isinstance(model, nn.Module) or subject.given.is_floating_point() or isinstance(subject, PairSubject):
-        rule = "be left out for a function, for vectors and for a model that reads two texts"
+    refused = subject.given.is_floating_point() or isinstance(subject, PairSubject) or subject.group is not None
+    if not isinstance(model, nn.Module) or refused:
+        rule = "be left out for a function, for vectors, for a group and for a model that reads two texts"
         raise value_error(
             "audit", "packed, padded, cache, against", rule, "given", hint="they run modules on token ids"
         )

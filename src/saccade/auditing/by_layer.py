@@ -19,7 +19,9 @@ from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding, Kind
 from saccade.auditing.noise import row_differences
 from saccade.auditing.place import tensors_of
+from saccade.auditing.sets import LONG
 from saccade.auditing.subject import Subject
+from saccade.auditing.together import agreed, shared
 
 __all__ = ["ByLayer", "mixers"]
 
@@ -33,15 +35,19 @@ def mixers(subject: Subject) -> dict[str, Tensor]:
     """The innermost modules with parameters in which a row of the output depends on another row of the input.
 
     Each module that is given rows runs once more, with half of them changed; with half of each text if there are two.
+    What lies around one that mixes does not run again.
 
     Returns:
         By name, in the order in which they run: the tokens of the texts that it mixes in, bool ``[length]``.
 
-    Cost: about as many forward passes as modules lie in one another.
+    Cost: a forward pass, and one more for each level of modules that mix nothing.
     """
     found: dict[str, Tensor] = {}
+    trained: list[str] = []
 
     def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+        if any(inner.startswith(f"{name}.") for inner in trained):
+            return
         draw = torch.Generator().manual_seed(0)
         chosen = torch.rand(hidden.shape[1], generator=draw) < 0.5  # as good as any half
         other = torch.randn(hidden.shape, generator=draw).to(hidden)
@@ -51,13 +57,16 @@ def mixers(subject: Subject) -> dict[str, Tensor]:
             changed = hidden.clone()
             changed[:, half] += other[:, half]
             moved = row_differences(again(changed), out).masked_fill(half.to(out.device), 0)
+            moved = agreed(moved, subject.group)
             surely = float(moved.max()) > _ROUNDING * torch.finfo(out.dtype).eps
             if surely or (bool(moved.any()) and _depends(again, hidden, int(moved.argmax()), half)):
                 found.setdefault(name, torch.zeros_like(chosen))[part] = True
+        if name in found and any(True for _ in subject.modules[name].parameters()):
+            trained.append(name)
 
-    with torch.no_grad(), _again(subject, subject.modules, look):
+    modules = {name: module for name, module in subject.modules.items() if type(module) is not nn.Linear}  # mixes none
+    with torch.no_grad(), _again(subject, modules, look):
         subject.run()
-    trained = [name for name in found if any(True for _ in subject.modules[name].parameters())]
     names = trained or list(found)  # what only moves tokens, as RWKV's shift, is a part of a layer
     return {name: found[name] for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
@@ -81,7 +90,7 @@ class ByLayer:
         allowed: for each module by name, what its layer allows, bool ``[batch, length, length]``.
         mixed: and the tokens that it mixes in, as `mixers` finds them: of others it need not see what the layer allows.
         judged: rows that say something, bool ``[batch, length]``.
-        rows: how many rows of each module to look at.
+        rows: how many rows of each module to look at; three of more than 512.
         least: gradients up to this share of the largest in their row are no leak.
 
     Attributes:
@@ -145,7 +154,7 @@ class ByLayer:
                     one = rows[:, probe.place]
                     weights = torch.randn(one.shape, generator=draw, dtype=torch.float64).to(rows)
                     (size,) = torch.autograd.grad(one, leaf, weights, retain_graph=True)
-                    found[probe] = size.abs().flatten(2).amax(-1).double().cpu()
+                    found[probe] = size.abs().flatten(2).amax(-1).cpu().double()
 
         modules = {name: module for name, module in subject.modules.items() if name in self.allowed}
         with _again(subject, modules, look):
@@ -154,9 +163,12 @@ class ByLayer:
 
     def _probes(self, name: str, call: int) -> list[Probe]:
         own = self.subject.part_of(name)
-        step = max(1, (own.stop - own.start) // self.rows)
-        places = sorted({*range(own.start + step // 2, own.stop, step), own.stop - 1, own.start})
-        return [Probe(name, call, place) for place in places]
+        length = own.stop - own.start
+        step = max(1, length // self.rows)
+        places = [*range(own.start + step // 2, own.stop, step), own.stop - 1, own.start]
+        if length > LONG:
+            places = [own.start + length // 3, own.start + 2 * length // 3, own.stop - 1]
+        return [Probe(name, call, place) for place in sorted({*places, *self.subject.borders})]
 
     def _judge(self, probe: Probe, size: Tensor) -> Iterator[Unseen]:
         """Notes leaks; yields what seems blind."""
@@ -215,6 +227,7 @@ def _again(
             kept = {name: None if name in _CACHES else value for name, value in kwargs.items()}
 
             def again(other: Tensor) -> Tensor:
+                other = shared(other, subject.group)
                 given = {place: other[:, part].contiguous() for place, (_, part) in places.items()}
                 positional = [given.get(place, one) for place, one in enumerate(args)]
                 named = {name: given.get(name, one) for name, one in kept.items()}

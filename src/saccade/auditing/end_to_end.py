@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,12 +13,10 @@ from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding
 from saccade.auditing.noise import row_differences
 from saccade.auditing.reach import Reach
-from saccade.auditing.sets import Rows, combs, separating
+from saccade.auditing.sets import LONG, PULLED, Rows, combs, separating
 from saccade.auditing.subject import NoGradientError, Subject
 
 __all__ = ["EndToEnd"]
-
-_COUNTED = 512  # tokens up to which the share of pairs that were tested is counted
 
 
 class EndToEnd:
@@ -31,38 +30,44 @@ class EndToEnd:
         subject: the model and its input.
         reach: the declared rules.
         judged: rows that say something, bool ``[batch, length]``: not those of padding.
-        floor: changes up to this are noise.
+        noise: measures up to where changes are noise; asked once a row moves that must not.
         tests: sets of rows to look at.
         seed: of the changes and of the rows.
 
     Attributes:
-        findings: leaks and blind pairs, at most one for each probe.
-        largest: largest change of a row that ought not to have changed.
+        findings: the first leak and the first blind pair.
+        largest: largest change of a row that ought not to have changed, up to the first leak.
         covered: share of the forbidden pairs that some change could have shown; None above 512 tokens.
         hides_something: whether there was a pair to test: the rule forbids some.
         no_gradient: why the outputs could not be asked for gradients, without which nothing is said to be seen.
         doubts: what became of gradients that are 0 and should not be.
     """
 
-    def __init__(self, subject: Subject, reach: Reach, judged: Tensor, *, floor: float, tests: int, seed: int):
-        self.subject, self.reach, self.judged, self.floor = subject, reach, judged, floor
+    def __init__(
+        self, subject: Subject, reach: Reach, judged: Tensor, *, noise: Callable[[], float], tests: int, seed: int
+    ):
+        self.subject, self.reach, self.judged, self._noise = subject, reach, judged, noise
         self.findings: list[Finding] = []
-        self.largest, self.covered = 0.0, None if reach.shape[1] > _COUNTED else 0.0
+        self.largest, self.covered = 0.0, None if reach.shape[1] > LONG else 0.0
         self.hides_something, self.no_gradient = False, ""
         self.doubts = Doubts([], [], [])
-        self._sets = list(combs(reach, judged, tests, seed))
+        self._sets = list(combs(reach, judged, tests, seed, subject.borders))
         draw = torch.Generator().manual_seed(seed)
         vectors = subject.vectors
-        noise = torch.randn(vectors.shape, generator=draw, dtype=torch.float64).to(vectors)
-        self._other = vectors + noise * vectors.std()
-        self._base = subject.run()
+        other = torch.randn(vectors.shape, generator=draw, dtype=torch.float64).to(vectors)
+        self._other = vectors + other * vectors.std()
+
+    @cached_property
+    def floor(self) -> float:
+        """Changes up to this are noise; 0 where no row moved that must not, and noise was not measured."""
+        return self._noise() if self.largest else 0.0
 
     def run(self) -> EndToEnd:
         """Look at all sets, by both probes; stop looking for what has been found."""
         tried: list[tuple[Tensor, Tensor]] = []
         for keys in [*separating(self.reach), *(~own.sources for own in self._sets)]:
             clean = self.judged & ~self.reach.through(keys)
-            if bool(clean.any()) and bool(keys.any()):
+            if bool(clean.any()) and bool(keys.any()) and not self._found("leak"):
                 tried.append((clean, keys))
                 self._change(clean, keys)
         self.hides_something = bool(tried)
@@ -76,16 +81,15 @@ class EndToEnd:
 
     def effect(self, keys: Tensor) -> Tensor:
         """How much each row changes if these tokens do."""
-        return row_differences(self.subject.run(self.swapped(keys)), self._base).cpu()
+        return row_differences(self.subject.run(self.swapped(keys)), self.subject.rows).cpu()
 
-    def _found(self, kind: str, probe: str) -> bool:
-        return any((one.kind, one.probe) == (kind, probe) for one in self.findings)
+    def _found(self, kind: str) -> bool:
+        return any(one.kind == kind for one in self.findings)
 
     def _change(self, clean: Tensor, keys: Tensor) -> None:
         size = self.effect(keys)
         self.largest = max(self.largest, float(size[clean].max()))
-        hit = clean & (size > self.floor)
-        if not bool(hit.any()) or self._found("leak", "change"):
+        if not self.largest or not bool((hit := clean & (size > self.floor)).any()):
             return
         item, place = hit.nonzero()[0].tolist()
         key = _halved(keys, lambda half: bool(self.effect(half)[item, place] > self.floor))
@@ -99,7 +103,7 @@ class EndToEnd:
             self.no_gradient = str(error)
             return
         unseen, sizes = list[Unseen](), dict[Probe, Tensor]()
-        for number, own in enumerate(self._sets):
+        for number, own in enumerate(self._sets if self.reach.shape[1] <= LONG else self._sets[:PULLED]):
             self._pull_clean(own, pull)
             probe = Probe("", 0, number)
             sizes[probe] = pull(own.rows)
@@ -115,11 +119,11 @@ class EndToEnd:
         draw = torch.Generator().manual_seed(1)
 
         def pull(rows: Tensor) -> Tensor:
-            weights = torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out)
-            weights = weights * rows.to(out.device).view(*rows.shape, *[1] * (out.dim() - 2))
+            weights = torch.randn(out.shape, generator=draw).to(out)
+            weights *= rows.to(out.device).view(*rows.shape, *[1] * (out.dim() - 2))
             subject.passes += 1
             (found,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
-            return found.double().abs().nan_to_num(nan=math.inf).amax(-1).cpu()
+            return found.abs().amax(-1).cpu().double().nan_to_num(nan=math.inf)
 
         return pull
 
@@ -129,7 +133,7 @@ class EndToEnd:
 
     def _pull_clean(self, own: Rows, pull: Callable[[Tensor], Tensor]) -> None:
         clean = self.judged & ~self.reach.through(~own.sources)
-        if self._found("leak", "gradient") or not bool(clean.any()):
+        if self._found("leak") or not bool(clean.any()):
             return
         size = pull(clean)
         bad = (size > 0) & ~own.sources

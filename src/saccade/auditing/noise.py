@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from saccade.arguments import integer
 
-__all__ = ["FACTOR", "jitter", "relative", "repeats", "row_differences", "undisturbed"]
+__all__ = ["FACTOR", "jitter", "relative", "row_differences", "undisturbed"]
 
 FACTOR = 4.0
 """How many times its rounding two right ways of running a model may differ by; in some 500 pairs it was 1.2 at most."""
@@ -27,13 +27,16 @@ def row_differences(a: Tensor, b: Tensor) -> Tensor:
         a, b: ``[batch, len, ...]``, of one shape.
 
     Returns:
-        float64 ``[batch, len]``; infinite where NaN stands on one side only, 0 where both have the same infinity.
+        float64 ``[batch, len]``, float32 on MPS; infinite where NaN stands on one side only, 0 where both have the same
+        infinity.
     """
-    a, b = a.detach().double(), b.detach().double()
-    apart = (a - b).abs()
-    apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, apart.nan_to_num(nan=math.inf, posinf=math.inf))
-    known = b[b.isfinite()]
-    scale = known.square().mean().sqrt() if len(known) else torch.ones((), dtype=torch.float64)
+    wide = torch.float32 if b.device.type == "mps" else torch.float64  # which MPS has not
+    a, b = a.detach().to(wide), b.detach().to(wide)
+    apart, known = (a - b).abs(), b
+    if not bool(apart.isfinite().all()):
+        apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, apart.nan_to_num(nan=math.inf, posinf=math.inf))
+        known = b[b.isfinite()]
+    scale = known.square().mean().sqrt() if known.numel() else torch.ones((), dtype=wide)
     return (apart.flatten(2).amax(-1) if apart.dim() > 2 else apart).div(scale).nan_to_num(nan=0.0, posinf=math.inf)
 
 
@@ -45,14 +48,14 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float(row_differences(a.reshape(1, -1), b.reshape(1, -1)).max()) if b.numel() else 0.0
 
 
-def repeats(run: Callable[[], Tensor], times: int) -> float:
-    """The largest change among so many runs of the same thing: 0 where a model is deterministic."""
-    with torch.no_grad():
-        first = run()
-        return max((relative(run(), first) for _ in range(integer("repeats", "times", times, 2) - 1)), default=0.0)
-
-
-def jitter(model: nn.Module, run: Callable[[], Tensor], repeats: int = 3, seed: int = 0, tables: float = 0.0) -> float:
+def jitter(
+    model: nn.Module,
+    run: Callable[[], Tensor],
+    repeats: int = 3,
+    seed: int = 0,
+    tables: float = 0.0,
+    base: Tensor | None = None,
+) -> float:
     """How far one rounding in every part of a model moves its outputs.
 
     Each number that a module without submodules returns is moved one unit up or down, by chance; the largest change of
@@ -65,17 +68,18 @@ def jitter(model: nn.Module, run: Callable[[], Tensor], repeats: int = 3, seed: 
         seed: of the signs.
         tables: share by which tables that no training changes are moved too, such as sines of positions: the unit of
             the type in which they were stored, where the model now runs in a wider one.
+        base: what ``run`` returns, where that is known.
 
     Returns:
         The largest change, by the root mean square of the outputs.
 
-    Cost: ``repeats + 1`` runs.
+    Cost: ``repeats`` runs, and one more without ``base``.
     """
     draw = torch.Generator().manual_seed(integer("jitter", "seed", seed, 0))
     times = integer("jitter", "repeats", repeats)
     leaves = [part for part in model.modules() if not any(True for _ in part.children())]
     with undisturbed(model), torch.no_grad():
-        base = run()
+        base = run() if base is None else base
         handles = []
         stored = [(table, table.detach().clone()) for table in _tables(model)] if tables else []
         try:

@@ -48,7 +48,7 @@ class PairSubject(Subject):
             raise value_error("audit", "the model", rule, type(named).__name__)
         self.encoder = encoder
         self._prefix = next(name for name, own in named.named_modules() if own is self.encoder) + "."
-        self.table, self.given = None, self.source
+        self.given = self.source
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -119,7 +119,8 @@ class PairSubject(Subject):
             rule = "look both texts up in a torch.nn.Embedding, for vectors of one width"
             got = f"no table asked for the {next(iter(left))}" if left else [list(one.shape) for one in kept.values()]
             raise value_error("audit", "the model", rule, got)
-        self.vectors = torch.cat([kept["source"], kept["target"]], 1) if vectors is None else self.vectors
+        if not hasattr(self, "vectors"):  # later ones may be moved by a unit
+            self.vectors = torch.cat([kept["source"], kept["target"]], 1)
         return _joined(self.encoded, target)
 
     def _called(self, given: Tensor) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.auditing.figure import drawn
 from saccade.auditing.finding import Finding, Judged
+from saccade.auditing.sets import LONG, PULLED
 from saccade.errors import value_error
 from saccade.text import visible
 from saccade.text.labels import shorten
@@ -38,7 +39,7 @@ class Report:
         shape: batch items and tokens of the input.
         dtype: in which the model ran.
         seed: of the input and of the changes.
-        floor: changes of outputs up to this are noise.
+        floor: changes of outputs up to this are noise; 0 where no row moved that must not, and it was not measured.
         tests: sets of tokens that were changed or pulled.
         covered: share of the forbidden pairs that a change could have shown; None where it was not counted.
         versions: of what ran.
@@ -106,13 +107,19 @@ class Report:
         return "\n".join(lines)
 
     def _honest(self) -> list[str]:
+        pulled = f", {min(PULLED, self.tests)} of them by gradients too" if self.shape[1] > LONG else ""
         share = "" if self.covered is None else f"; changes covered {self.covered:.0%} of the forbidden pairs"
         missed = (
             f"a fault that shows in a share of rows above {3 / max(self.tests, 1):.0%} is missed in less than 1 of 20"
         )
+        noise = (
+            f"noise up to {self.floor:.1e} of the outputs"
+            if self.floor
+            else "nothing moved that must not, so noise was not measured"
+        )
         return [
-            f"{self.tests} sets of rows{share}. Of what shows at random rows, {missed} audits.",
-            f"noise up to {self.floor:.1e} of the outputs; " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
+            f"{self.tests} sets of rows{pulled}{share}. Of what shows at random rows, {missed} audits.",
+            f"{noise}; " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
         ]
 
     def picture(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,12 @@ from torch import Tensor
 
 from saccade.auditing.reach import Reach
 
-__all__ = ["Rows", "combs", "separating"]
+__all__ = ["LONG", "PULLED", "Rows", "combs", "separating"]
+
+LONG = 512
+"""Tokens above which a pass takes its time: pairs are not counted any more, and few gradients are taken."""
+PULLED = 2
+"""Sets of rows whose gradients are asked for in longer inputs: a backward pass takes as long as two forward."""
 
 
 class Rows(NamedTuple):
@@ -41,11 +46,15 @@ def separating(reach: Reach) -> Iterator[Tensor]:
         yield torch.tensor([test in code for code in codes])[label]
 
 
-def combs(reach: Reach, judged: Tensor, tests: int, seed: int) -> Iterator[Rows]:
-    """Sets of judged rows whose sources are disjoint: around edges and at random places, as many rows as fit."""
+def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
+    """Sets of judged rows whose sources are disjoint: around edges and at random places, as many rows as fit.
+
+    ``borders`` are the first of the edges, in the first item.
+    """
     draw = torch.Generator().manual_seed(seed)
     edges = _edges(reach, judged)
     edges = [edges[place] for place in torch.randperm(len(edges), generator=draw).tolist()]
+    edges = [(0, place) for place in borders if judged[0, place]] + edges
     places = judged.nonzero().tolist()
     for test in range(tests if places else 0):
         if test % 3 == 0 and test // 3 < len(edges):
@@ -58,14 +67,12 @@ def combs(reach: Reach, judged: Tensor, tests: int, seed: int) -> Iterator[Rows]
 def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
     """Rows where faults show: ends of texts and of components, and both sides of multiples of 64 (tiles)."""
     label, _ = reach.components()
-    batch, length = reach.shape
-    found = []
-    for item, place in itertools.product(range(batch), range(length)):
-        is_first = place == 0 or label[item, place] != label[item, place - 1]
-        is_last = place == length - 1 or label[item, place] != label[item, place + 1]
-        if judged[item, place] and (is_first or is_last or place % 64 in (0, 63)):
-            found.append((item, place))
-    return found
+    between = label[:, 1:] != label[:, :-1]
+    end = torch.ones(len(label), 1, dtype=torch.bool)
+    is_edge = torch.cat([end, between], 1) | torch.cat([between, end], 1)
+    place = torch.arange(label.shape[1])
+    is_edge |= (place % 64 == 0) | (place % 64 == 63)
+    return [(item, place) for item, place in (judged & is_edge).nonzero().tolist()]
 
 
 def _comb(reach: Reach, judged: Tensor, item: int, first: int) -> Rows:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from saccade.auditing.finding import Finding
 from saccade.auditing.float64 import TrueFloat64, float64_copy, said
+from saccade.auditing.together import agreed, check_same, shared
 from saccade.errors import type_error, value_error
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["NoGradientError", "Subject", "can_cache", "depth_of", "rows_of"]
 
@@ -53,24 +57,32 @@ class Subject:
         inputs: token ids or vectors, ``[batch, length]`` or ``[batch, length, width]``; or all keyword arguments, with
             one of these among them as ``input_ids``, ``inputs_embeds`` or ``tokens``.
         outputs: reads the rows ``[batch, length, ...]`` of what the model returns; see `rows_of`.
+        group: processes that run the model together; None where it takes one.
 
     Attributes:
         vectors: the tokens' vectors, ``[batch, length, width]``.
+        rows: the model's own outputs, ``[batch, length, ...]``.
         passes: forward and backward passes so far.
     """
 
     def __init__(
-        self, model: Callable[..., Any], inputs: Tensor | Mapping[str, Any], outputs: Callable[[Any], Tensor] = rows_of
+        self,
+        model: Callable[..., Any],
+        inputs: Tensor | Mapping[str, Any],
+        outputs: Callable[[Any], Tensor] = rows_of,
+        group: ProcessGroup | None = None,
     ):
-        self.model, self.inputs, self.outputs = model, inputs, outputs
+        self.model, self.inputs, self.outputs, self.group = model, inputs, outputs, group
         self.passes = 0
+        self.table: nn.Module | None = None
         self._find()
-        self._check(self.run())
+        check_same(self.given, group)
+        self.rows = self.run()
+        self._check(self.rows)
 
     def _find(self) -> None:
-        """The tokens' vectors, and where they are looked up."""
+        """The tokens, or their vectors, among the inputs."""
         self.given = self.inputs if isinstance(self.inputs, Tensor) else _given(self.inputs)
-        self.table = None if self.given.is_floating_point() else self._first_table()
         self.vectors = self.given.detach()
 
     @property
@@ -78,6 +90,11 @@ class Subject:
         """Modules of the model by name, but for the table of embeddings; none of a function."""
         named = self.model.named_modules() if isinstance(self.model, nn.Module) else ()
         return {name: module for name, module in named if name and module is not self.table}
+
+    @property
+    def as_written(self) -> Subject:
+        """The same, where hooks see every module that runs."""
+        return self
 
     @property
     def parts(self) -> dict[str, slice]:
@@ -105,6 +122,12 @@ class Subject:
         """Batch items and tokens."""
         return self.given.shape[0], self.given.shape[1]
 
+    @property
+    def borders(self) -> list[int]:
+        """Tokens on both sides of where the shares of two processes meet, if all have as many tokens."""
+        size = 1 if self.group is None else self.group.size()
+        return [self.shape[1] * rank // size + side for rank in range(1, size) for side in (-1, 0)]
+
     @cached_property
     def in_float64(self) -> tuple[Subject | None, str]:
         """The same in float64, for use within `TrueFloat64`; else None and the reason.
@@ -115,7 +138,7 @@ class Subject:
         def wide(model: Callable[..., Any]) -> Subject:
             inputs = self.inputs
             given = _wide(inputs) if isinstance(inputs, Tensor) else {name: _wide(one) for name, one in inputs.items()}
-            return type(self)(model, given, self.outputs)
+            return type(self)(model, given, self.outputs, self.group)
 
         model, why = float64_copy(self.model, lambda model: wide(model).run())
         if model is None:
@@ -126,7 +149,7 @@ class Subject:
     def run(self, vectors: Tensor | None = None) -> Tensor:
         """Rows of outputs, with other vectors in the place of the tokens' own; without gradient."""
         with torch.no_grad():
-            return self._run(vectors)
+            return agreed(self._run(vectors), self.group)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Vectors, the tokens' own when None, as a leaf; and rows of outputs that depend on them.
@@ -137,7 +160,7 @@ class Subject:
         leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
             try:
-                out = self._run(leaf)
+                out = self._run(shared(leaf, self.group))
             except NotImplementedError as error:
                 raise NoGradientError(said(error)) from error
         if not out.requires_grad:
@@ -146,46 +169,36 @@ class Subject:
 
     def _run(self, vectors: Tensor | None) -> Tensor:
         self.passes += 1
-        if self.table is None:
+        if self.given.is_floating_point():
             return self.outputs(self._called(self.given if vectors is None else vectors))
+        is_traced: list[bool] = []
 
-        def swap(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> Tensor:
-            if vectors is None:
-                self.vectors = out.detach().clone()
-            return out if vectors is None else vectors.clone()  # some models scale them in place
+        def swap(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> Tensor | None:
+            if self.table is None and arguments and _same(arguments[0], self.given):
+                self.table, self.vectors = module, out.detach().clone()
+            if module is not self.table:
+                return None
+            is_traced.append(torch.compiler.is_compiling())
+            return None if vectors is None else vectors.clone()  # some models scale them in place
 
-        hook = self.table.register_forward_hook(swap)
+        tables = [own for own in _modules(self.model) if isinstance(own, nn.Embedding)]
+        handles = [own.register_forward_hook(swap) for own in tables]
         try:
-            return self.outputs(self._called(self.given))
+            called = self._called(self.given)
         finally:
-            hook.remove()
+            for handle in handles:
+                handle.remove()
+        if not is_traced or any(is_traced):
+            hint = "give vectors [batch, length, width], which such a model must take"
+            rule = "look the tokens up in a torch.nn.Embedding, whose vectors can be changed"
+            got = "one that is asked in compiled code" if is_traced else f"{len(tables)} tables, none of which is asked"
+            raise value_error("audit", "the model", rule, got, hint=hint)
+        return self.outputs(called)
 
     def _called(self, given: Tensor) -> Any:
         if isinstance(self.inputs, Tensor):
             return self.model(given)
         return self.model(**{name: given if value is self.given else value for name, value in self.inputs.items()})
-
-    def _first_table(self) -> nn.Module:
-        """The table of embeddings that is asked for the tokens, whatever the model says of it."""
-        fired: list[nn.Module] = []
-
-        def note(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> None:
-            if arguments and isinstance(arguments[0], Tensor) and torch.equal(arguments[0], self.given):
-                fired.append(module)
-
-        tables = [own for own in _modules(self.model) if isinstance(own, nn.Embedding)]
-        handles = [own.register_forward_hook(note) for own in tables]
-        try:
-            with torch.no_grad():
-                self._called(self.given)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if not fired:
-            hint = "give vectors [batch, length, width], which such a model must take"
-            rule = "look the tokens up in a torch.nn.Embedding, whose vectors can be changed"
-            raise value_error("audit", "the model", rule, f"{len(tables)} tables, none of which is asked", hint=hint)
-        return fired[0]
 
     def _check(self, rows: Tensor) -> None:
         if rows.dim() < 2 or tuple(rows.shape[:2]) != self.shape:
@@ -209,9 +222,13 @@ def _given(inputs: Mapping[str, Any]) -> Tensor:
     raise value_error("audit", "inputs", "have a tensor input_ids, inputs_embeds or tokens", sorted(inputs))
 
 
+def _same(given: object, tokens: Tensor) -> bool:
+    return isinstance(given, Tensor) and torch.equal(given, tokens)
+
+
 def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _modules(model: object) -> Iterator[nn.Module]:
-    return model.modules() if isinstance(model, nn.Module) else iter(())
+def _modules(model: object) -> list[nn.Module]:
+    return list(model.modules()) if isinstance(model, nn.Module) else []
