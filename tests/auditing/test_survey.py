@@ -178,6 +178,12 @@ def test_what_the_pages_explain_is_in_the_table(column, survey):
     assert all(re.search(rf"\*\*{re.escape(column)}\*\*", page.read_text("utf-8")) for page in PAGES.values())
 
 
+def test_doge_is_causal_by_two_implementations_of_three(survey):
+    by = survey["cells"]["doge"]
+    assert [mark(by[name], "reach") for name in ("eager", "sdpa", "flex_attention")] == ["✓", "✓", "✗"]
+    assert all("Doge" in page.read_text("utf-8") for page in PAGES.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma2", "opt", "bamba", "modernbert (masked)", "gpt_neo", "minimax"])
 def test_the_kept_results_are_those_of_this_machine(name, survey):
