@@ -115,7 +115,6 @@ def audit(
             ways = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             claims += _same(model, subject, ways, outputs, seed)
         pictured = _pictured(subject, reach)
-        leaks = [claim.finding for claim in claims if claim.finding is not None and claim.finding.kind == "leak"]
         return Report(
             type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "a function"),
             ("assumed: " if is_assumed else "") + words,
@@ -127,7 +126,9 @@ def audit(
             tests,
             probes.covered,
             _versions(model),
-            script_of(model, subject.inputs, leaks[0], seed) if leaks and not isinstance(subject, PairSubject) else "",
+            ""
+            if isinstance(subject, PairSubject)
+            else script_of(model, subject.inputs, subject.given, claims, packed or (), seed),
             *pictured,
         )
 
