@@ -208,10 +208,9 @@ def test_a_kernel_without_a_backward_pass_is_audited_by_changes_alone():
 
 @pytest.mark.parametrize("asked", [{"packed": [20, 12]}, {"padded": True}, {"cache": True}])
 def test_two_ways_that_differ_are_ten_lines_without_this_library(capsys, asked):
-    makers = {"packed": lambda: made("GPT-OSS"), "padded": mobilebert, "cache": falcon_mamba}
-    report = audit(
-        makers[next(iter(asked))](), masks.Full() if "padded" in asked else masks.Causal(), length=32, **asked
-    )
+    makers = {"packed": lambda: made("GPT-OSS"), "padded": convbert, "cache": falcon_mamba}
+    rule = masks.Full() if "padded" in asked else masks.Causal()
+    report = audit(makers[next(iter(asked))](), rule, length=32, **asked)
     assert report["reach"].verdict == "held"
     assert not report.ok
     assert "saccade" not in report.script
@@ -220,9 +219,9 @@ def test_two_ways_that_differ_are_ten_lines_without_this_library(capsys, asked):
     assert float(capsys.readouterr().out) > 1e-3
 
 
-def mobilebert():
-    sizes = {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16, "intermediate_size": 32}
-    return transformers.MobileBertModel(transformers.MobileBertConfig(**SIZES, **sizes)).eval()
+def convbert():
+    sizes = {"embedding_size": 16, "intermediate_size": 32}
+    return transformers.ConvBertModel(transformers.ConvBertConfig(**SIZES, **sizes)).eval()
 
 
 def falcon_mamba():
