@@ -168,7 +168,7 @@ NAMED = {
     "steps": ["mamba", "falcon_mamba", "jamba", "zamba", "bamba", "moshi"],
     "state": ["minimax"],
     "right": [f"{name} (masked)" for name in ("convbert", "nystromformer", "funnel", "yoso", "reformer")],
-    "left": ["bart", "mbart", "rwkv", "recurrent_gemma"],
+    "left": ["bart", "mbart", "rwkv"],
 }
 
 
