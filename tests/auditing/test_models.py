@@ -204,3 +204,26 @@ def test_a_kernel_without_a_backward_pass_is_audited_by_changes_alone():
     assert report["reach"].why == "by changes alone: NotImplementedError: no backward on this device"
     assert report["sight"].why == "NotImplementedError: no backward on this device"
     assert audit(Summing(), masks.Window(2, 0), inputs=torch.randint(20, (2, 9)), layers=1)["reach"].verdict == "broken"
+
+
+@pytest.mark.parametrize("asked", [{"packed": [20, 12]}, {"padded": True}, {"cache": True}])
+def test_two_ways_that_differ_are_ten_lines_without_this_library(capsys, asked):
+    makers = {"packed": lambda: made("GPT-OSS"), "padded": convbert, "cache": falcon_mamba}
+    rule = masks.Full() if "padded" in asked else masks.Causal()
+    report = audit(makers[next(iter(asked))](), rule, length=32, **asked)
+    assert report["reach"].verdict == "held"
+    assert not report.ok
+    assert "saccade" not in report.script
+    assert len(report.script.splitlines()) <= 14
+    exec(f"import torch\nwith torch.no_grad():\n    exec({report.script!r}, {{}})", {})
+    assert float(capsys.readouterr().out) > 1e-3
+
+
+def convbert():
+    sizes = {"embedding_size": 16, "intermediate_size": 32}
+    return transformers.ConvBertModel(transformers.ConvBertConfig(**SIZES, **sizes)).eval()
+
+
+def falcon_mamba():
+    sizes = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2}
+    return transformers.FalconMambaForCausalLM(transformers.FalconMambaConfig(**sizes)).eval()

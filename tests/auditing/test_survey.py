@@ -17,8 +17,9 @@ from saccade.auditing.survey.__main__ import COMMAND, main
 from saccade.auditing.survey.architectures import architectures
 from saccade.auditing.survey.cell import measure
 from saccade.auditing.survey.processes import each_alone
-from saccade.auditing.survey.reproduce import claim_lines, model_lines, printed
+from saccade.auditing.survey.reproduce import LENGTHS, ids, model_lines, printed
 from saccade.auditing.survey.table import COLUMNS, LEAST, mark, written
+from saccade.auditing.way_lines import claim_lines
 from saccade.text.generated import generated
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,7 +69,7 @@ def test_lines_show_what_is_broken_and_nothing_else(name):
         assert claim.printed > 1e-2
         assert claim.size == pytest.approx(claim.printed, rel=2)
     model = ALL[name].make("eager")
-    shown = {claim: claim_lines(claim, model) for claim in cell.held}
+    shown = {claim: claim_lines(claim, model, ids(), LENGTHS) for claim in cell.held}
     assert {"one by one = in a batch", "in training, without dropout", "padded at the left"} <= shown.keys()
     for claim, lines in shown.items():
         if lines:
@@ -77,8 +78,8 @@ def test_lines_show_what_is_broken_and_nothing_else(name):
 
 def test_lines_run_in_a_process_that_knows_nothing_of_this_library():
     model = ALL["llama"].make("sdpa")
-    lines = [*model_lines(ALL["llama"], "sdpa", model), *claim_lines("packed, with a cache", model)]
-    assert len(lines) <= 10
+    lines = [*model_lines(ALL["llama"], "sdpa", model), *claim_lines("packed, with a cache", model, ids(), LENGTHS)]
+    assert len(lines) <= 11
     assert "saccade" not in "\n".join(lines)
     ran = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert float(ran.stdout) == pytest.approx(printed(lines), rel=1e-3)
@@ -166,8 +167,8 @@ NAMED = {
     "train": ["big_bird (masked)"],
     "steps": ["mamba", "falcon_mamba", "jamba", "zamba", "bamba", "moshi"],
     "state": ["minimax"],
-    "right": [f"{name} (masked)" for name in ("mobilebert", "convbert", "nystromformer", "funnel", "yoso", "reformer")],
-    "left": ["bart", "mbart", "rwkv", "recurrent_gemma"],
+    "right": [f"{name} (masked)" for name in ("convbert", "nystromformer", "funnel", "yoso", "reformer")],
+    "left": ["bart", "mbart", "rwkv"],
 }
 
 
@@ -176,6 +177,12 @@ def test_what_the_pages_explain_is_in_the_table(column, survey):
     for name in NAMED[column]:
         assert mark(survey["cells"][name]["eager"], column) == "✗", name
     assert all(re.search(rf"\*\*{re.escape(column)}\*\*", page.read_text("utf-8")) for page in PAGES.values())
+
+
+def test_doge_is_causal_by_two_implementations_of_three(survey):
+    by = survey["cells"]["doge"]
+    assert [mark(by[name], "reach") for name in ("eager", "sdpa", "flex_attention")] == ["✓", "✓", "✗"]
+    assert all("Doge" in page.read_text("utf-8") for page in PAGES.values())
 
 
 @pytest.mark.slow

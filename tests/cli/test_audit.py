@@ -112,7 +112,7 @@ def test_a_text_that_is_too_long_for_the_model_fails(audit, tmp_path):
 
 
 def test_a_right_model_has_no_script(audit, config):
-    assert "no script: nothing leaks" in audit(config, "--length", "12", "--script").stdout
+    assert "no script: nothing is broken" in audit(config, "--length", "12", "--script").stdout
     result = audit(config, "--length", "12", "--script", "--rule", "causal & window(1, 0)")
     assert result.stdout.splitlines()[-1].startswith('print("output ')
 

@@ -128,7 +128,6 @@ def audit(
         if isinstance(subject, CompiledSubject):
             claims = claims[:2] + [dataclasses.replace(one, why=_as_written(one.why)) for one in claims[2:]]
         pictured = _pictured(subject, reach)
-        leaks = [claim.finding for claim in claims if claim.finding is not None and claim.finding.kind == "leak"]
         return Report(
             _name(model) + (", compiled" if isinstance(subject, CompiledSubject) else ""),
             ("assumed: " if is_assumed else "") + words,
@@ -140,7 +139,9 @@ def audit(
             tests,
             probes.covered,
             _versions(model),
-            script_of(model, given, leaks[0], seed) if leaks and not isinstance(subject, PairSubject) else "",
+            ""
+            if isinstance(subject, PairSubject)
+            else script_of(model, given, subject.as_written.given, claims, packed or (), seed),
             *pictured,
         )
 

@@ -43,8 +43,8 @@ class Report:
         tests: sets of tokens that were changed or pulled.
         covered: share of the forbidden pairs that a change could have shown; None where it was not counted.
         versions: of what ran.
-        script: ten lines that show the first leak without this library; empty where there is none, or no way to write
-            it down.
+        script: ten lines that show the first broken claim without this library, a leak before others; empty where there
+            is none, or no way to write it down.
         declared, measured: who may influence whom, and who does, bool ``[length, length]`` of the first item; None
             where the input is too long.
     """

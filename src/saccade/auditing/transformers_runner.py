@@ -109,7 +109,10 @@ class TransformersRunner(Runner):
     def implemented(self, name: str) -> Self:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415  # transformers is an extra
 
-        known = sorted({"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
+        name = "flex_attention" if name == "flex" else name
+        if name == "saccade":
+            install()
+        known = sorted({"eager", "saccade", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
         if name not in known:
             raise WrongArgument(str(value_error("sameness", "against", f"be among {', '.join(known)}", repr(name))))
         if self._config._attn_implementation == name:

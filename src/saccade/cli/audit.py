@@ -46,7 +46,7 @@ _Out = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The file for a figure of the two: .png, .svg or .pdf.")
 ]
 _Strict = Annotated[bool, typer.Option("--strict", help="End with status 1 also if a claim was not answered.")]
-_Script = Annotated[bool, typer.Option("--script", help="Print lines that show the first leak without this library.")]
+_Script = Annotated[bool, typer.Option("--script", help="Print lines that show what is broken without this library.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -100,7 +100,7 @@ def audit(
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
     _draw(report, picture, out)
     if script:
-        typer.echo("\n" + (report.script or "no script: nothing leaks, or no ten lines say how\n"), nl=False)
+        typer.echo("\n" + (report.script or "no script: nothing is broken, or no lines say how\n"), nl=False)
     if not report.ok or (strict and report.unanswered):
         raise typer.Exit(1)
 

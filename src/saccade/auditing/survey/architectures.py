@@ -53,8 +53,8 @@ class Architecture:
 
         torch.manual_seed(seed)
         model = eval(self.expression(), {"T": transformers}).eval()  # the text that the page prints, so that it is true
-        for own in model.parameters():  # what is drawn for training is small, and so would be what leaks
-            if own.dim() > 1 and own.requires_grad:
+        for name, own in model.named_parameters():  # what is drawn for training is small, and so would be what leaks
+            if own.dim() > 1 and own.requires_grad and "embed" not in name:  # the row of padding stays 0
                 nn.init.xavier_normal_(own)
         if implementation != "eager":
             model.set_attn_implementation(implementation)

@@ -15,7 +15,8 @@ from saccade.auditing.finding import Judged
 from saccade.auditing.float64 import said
 from saccade.auditing.sameness import Pair, sameness
 from saccade.auditing.survey.architectures import Architecture
-from saccade.auditing.survey.reproduce import LENGTHS, claim_lines, ids, model_lines, printed, reach_lines
+from saccade.auditing.survey.reproduce import LENGTHS, ids, model_lines, printed, reach_lines
+from saccade.auditing.way_lines import claim_lines
 from saccade.masks import Causal, Full
 
 __all__ = ["Broken", "Cell", "measure"]
@@ -105,7 +106,7 @@ def _shown(one: Judged | Pair, model: nn.Module, first: tuple[str, ...]) -> Brok
         lines = tuple(reach_lines(found.row, found.key)) if one.name == "reach" and found.key else ()
     else:
         size, where = one.difference, "" if one.where is None else f"output {one.where[1]} of item {one.where[0]}"
-        lines = tuple(claim_lines(one.name, model))
+        lines = tuple(claim_lines(one.name, model, ids(), LENGTHS))
     number = printed([*first, *lines]) if lines else math.nan
     return Broken(_finite(size), where, lines, _finite(number), isinstance(one, Pair) and bool(one.remedy))
 
