@@ -46,16 +46,20 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> 
     import transformers  # noqa: PLC0415  # an extra
 
     from saccade.auditing.survey.architectures import architectures  # noqa: PLC0415
-    from saccade.auditing.survey.cell import measure  # noqa: PLC0415
+    from saccade.auditing.survey.cell import Cell, measure  # noqa: PLC0415
     from saccade.auditing.survey.processes import each_alone  # noqa: PLC0415
 
+    def uncompiled(*cell: Any) -> Cell:
+        # Flex as it is written, in this process alone: to compile it takes a minute for each length.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        return measure(*cell)
+
     transformers.logging.set_verbosity_error()
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # flex as it is written: to compile it takes a minute for each length
     chosen = [one for one in architectures() if not names or one.name in names]
     measure(chosen[0], "eager")  # imports once what every process needs
     cells = [(one, implementation) for one in chosen for implementation in implementations]
     found: dict[str, dict[str, Any]] = {one.key: {} for one in chosen}
-    for done, (place, answer) in enumerate(each_alone([partial(measure, *cell) for cell in cells], jobs=jobs), 1):
+    for done, (place, answer) in enumerate(each_alone([partial(uncompiled, *cell) for cell in cells], jobs=jobs), 1):
         one, implementation = cells[place]
         found[one.key][implementation] = answer if isinstance(answer, str) else dataclasses.asdict(answer)
         sys.stderr.write(f"\r{done} of {len(cells)}  {one.key:40}")
