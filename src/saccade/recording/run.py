@@ -120,6 +120,11 @@ class Run:
             "received": received,
         }
 
+    @property
+    def kept(self) -> tuple[Fold[Any, Any], ...]:
+        """The questions that were asked while recording."""
+        return self._folds
+
     def summary(self) -> Summary:
         """Statistics of every head as a table, beside those of uniform attention; ``print`` shows it.
 

@@ -7,6 +7,7 @@ from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.indexer_loss import IndexerLoss, ScoresRows
+from saccade.statistics.induction import InductionMass
 from saccade.statistics.lag_profile import LagProfile, Lags
 from saccade.statistics.logits import LargestLogit, LogitVariance
 from saccade.statistics.masses import LagMass, LocalMass, SinkMass
@@ -34,6 +35,7 @@ __all__ = [
     "SinkMass",
     "LagMass",
     "LocalMass",
+    "InductionMass",
     "Parts",
     "Distance",
     "Received",

@@ -8,6 +8,7 @@ from saccade.viz.grids import head_grid
 from saccade.viz.heatmaps import heatmap
 from saccade.viz.mosaics import mosaic
 from saccade.viz.overlays import spatial_map
+from saccade.viz.page import live_report, report
 from saccade.viz.profiles import profile
 from saccade.viz.tradeoffs import tradeoff
 
@@ -20,6 +21,8 @@ __all__ = [
     "channel_weights",
     "spatial_map",
     "tradeoff",
+    "report",
+    "live_report",
     "save",
     "MissingGlyphsWarning",
 ]

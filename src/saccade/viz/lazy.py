@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +17,11 @@ from saccade.errors import type_error, value_error
 from saccade.matrix import Block, Matrix
 from saccade.mechanisms.features.matrix import FeatureMatrix
 from saccade.plan.spans import Ints
-from saccade.statistics import Outline, Pooled
+from saccade.statistics import Fold, Outline, Pooled
 from saccade.statistics.block import as_slice
 from saccade.viz.arrays import Array
 
-__all__ = ["chosen", "map_of", "maps_of", "places_of", "refuse_choice"]
+__all__ = ["chosen", "map_of", "maps_of", "places_of", "refuse_choice", "swept"]
 
 _SURELY_HIDDEN = -500.0  # logs of hidden pairs stop below that, and those of pairs that are seen stay above
 
@@ -97,17 +98,33 @@ def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
 
 def _maps(matrix: Matrix, batch: int, heads: range, bins: int) -> Array:
     """The maps of one head or of all, ``[heads, rows, columns]``."""
+    return swept(matrix, batch, heads, bins)[0]
+
+
+def swept(
+    matrix: Matrix, batch: int, heads: range, bins: int, folds: Sequence[Fold[Any, Any]] = ()
+) -> tuple[Array, tuple[Any, ...]]:
+    """The maps of one head or of all, as `maps_of` says, and answers of one batch item, from the same sweep.
+
+    Args:
+        matrix: of which neither queries nor keys are none.
+        batch: which batch item.
+        heads: one, or all.
+        bins: most cells on either side.
+        folds: questions; their matrix has one batch item, and as many heads as are named.
+    """
     outline = Outline.of(matrix)._replace(shape=(1, len(heads), *matrix.shape[2:]))
     is_whole = max(matrix.shape[2:]) <= bins
     fold, seen = Pooled(bins, "sum" if is_whole else "max"), _Seen(outline, bins)
     # Of weights of both signs the one farthest from 0 is drawn; a matrix that fits is drawn as it is.
     is_signed = not is_whole and matrix.hidden == 0 and not isinstance(matrix, AttentionMatrix)
-    state, below = fold.start(outline), fold.start(outline)
+    state, below, states = fold.start(outline), fold.start(outline), [one.start(outline) for one in folds]
     with torch.no_grad(), torch.autocast(matrix.device.type, enabled=False):
         for block in matrix.blocks(batch, heads[0] if len(heads) == 1 else None):
             own = slice(block.heads.start - heads[0], block.heads.stop - heads[0])
             moved = block._replace(batch=slice(0, 1), heads=own)
             state = fold.add(state, moved)
+            states = [one.add(old, moved) for one, old in zip(folds, states, strict=True)]
             if is_signed:
                 below = fold.add(below, moved._replace(weights=-moved.weights))
             if not isinstance(matrix, AttentionMatrix):
@@ -119,7 +136,8 @@ def _maps(matrix: Matrix, batch: int, heads: range, bins: int) -> Array:
         lowest = fold.finish(below)[0]
         largest = torch.where(lowest > largest, -lowest, largest)
     cells = largest.masked_fill(~seen.cells, torch.nan).cpu().numpy()
-    return cells.astype(np.float64 if cells.dtype == np.float64 else np.float32, copy=False)
+    answers = tuple(one.finish(old) for one, old in zip(folds, states, strict=True))
+    return cells.astype(np.float64 if cells.dtype == np.float64 else np.float32, copy=False), answers
 
 
 class _Seen:

@@ -1,0 +1,73 @@
+"""InductionMass: how much a query gives to what followed its own token before."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import is_integer
+from saccade.errors import type_error, value_error
+from saccade.statistics.block import Block, as_slice
+from saccade.statistics.fold import Outline
+from saccade.statistics.per_row import PerRow, Placing, RowState
+
+__all__ = ["InductionMass"]
+
+
+@dataclasses.dataclass(frozen=True)
+class InductionMass(PerRow):
+    """What each query gives to what came right after an earlier occurrence of its token, ``[batch, heads, q_len]``.
+
+    Induction heads do that: after ``A B … A`` they look at B, from which the model says B again. Of a text in which
+    no token comes twice it is 0.
+
+    Args:
+        tokens: ids of all keys' tokens; queries are the last of them.
+
+    Raises:
+        TypeError, ValueError: no ints, or not as many as there are keys; more queries than keys.
+
+    Cost: one comparison per weight; O(q_len) memory.
+
+    Example: the second "the" and the second "cat" look at what followed the first ones.
+
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.zeros(1, 1, 5, 4)
+        >>> the, cat, sat = range(3)
+        >>> AttentionMatrix(x, x, masks.Causal()).ask(InductionMass((the, cat, sat, the, cat)))[0]
+        tensor([[[0.0000, 0.0000, 0.0000, 0.2500, 0.2000]]])
+
+    Reference: Olsson et al. 2022, In-context learning and induction heads, arXiv:2209.11895.
+    """
+
+    tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.tokens, tuple) or not all(map(is_integer, self.tokens)):
+            hint = "tuple(ids.tolist())"
+            raise type_error("InductionMass", "tokens", "be a tuple of ints", type(self.tokens).__name__, hint=hint)
+
+    def start(self, outline: Outline) -> RowState:
+        _, _, q_len, kv_len = outline.shape
+        if len(self.tokens) != kv_len:
+            raise value_error("InductionMass", "tokens", f"be one for each of {kv_len} keys", len(self.tokens))
+        if q_len > kv_len:
+            raise value_error("InductionMass", "queries", "be the last of the keys", f"{q_len} beside {kv_len} keys")
+        return super().start(outline)
+
+    @cached_property
+    def _tokens(self) -> Tensor:
+        return torch.tensor(self.tokens)
+
+    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+        tokens = self._tokens.to(block.weights.device)
+        last = placing.places.kv.shape[-1] - placing.places.q.shape[-1]
+        own = tokens[as_slice(range(block.rows.start + last, block.rows.stop + last, block.rows.step))]
+        before = block.keys - 1
+        follows = (tokens[before.clamp_min(0)] == own[:, None]) & (before >= 0)
+        follows &= before < (block.queries + last)[:, None]
+        return torch.where(follows, block.weights, 0.0).sum(-1)

@@ -1,0 +1,6 @@
+"""One HTML page that shows any model's attention, at full length, without a network."""
+
+from saccade.viz.page.live import live_report
+from saccade.viz.page.report import report
+
+__all__ = ["live_report", "report"]

@@ -1,0 +1,106 @@
+// Maps of bytes: level 0 is hidden, the others are weights on a logarithmic scale of six decades.
+
+const DECADES = 6;
+
+/** The weight of each level; NaN of what is hidden. */
+export function weightsOf(top, signed) {
+  const steps = signed ? 126 : 253;
+  const size = (level) => (level <= 0 ? 0 : top * 10 ** (DECADES * ((level - 1) / steps - 1)));
+  return Float64Array.from({ length: 256 }, (_, level) => {
+    if (level === 0) return NaN;
+    if (!signed) return size(level - 1);
+    return level >= 128 ? size(level - 128) : -size(128 - level);
+  });
+}
+
+/** The level of a weight, as it was packed. */
+export function levelOf(weight, top, signed) {
+  const steps = signed ? 126 : 253;
+  if (Number.isNaN(weight)) return 0;
+  const scaled = top > 0 ? Math.log10(Math.abs(weight) / top) / DECADES + 1 : -1;
+  const level = scaled >= 0 ? Math.round(scaled * steps) + 1 : 0;
+  return signed ? 128 + (weight < 0 ? -level : level) : 1 + level;
+}
+
+/** A map with the columns of sinks taken from beside; the same map if there are none. */
+export function withoutSinks(map, sinks, keys) {
+  if (!sinks.length) return map;
+  const levels = map.levels.slice(), isExact = map.columns >= keys;
+  map.sinkColumns.forEach((column, place) => {
+    for (let row = 0; row < map.rows; row++) {
+      const at = row * map.columns + column;
+      levels[at] = isExact || levels[at] === 0 ? 0 : map.beside[row * map.sinkColumns.length + place];
+    }
+  });
+  return { ...map, levels };
+}
+
+/** A map of all weights of a head, for heads that are known whole. */
+export function exactMap(close, told, sinks) {
+  const { queries, keys } = told, { k, weights, names } = close.rows;
+  let top = 0;
+  const isSink = new Set(sinks);
+  for (let i = 0; i < weights.length; i++) if (!isSink.has(names[i])) top = Math.max(top, Math.abs(weights[i]));
+  const levels = new Uint8Array(queries * keys);
+  for (let i = 0; i < weights.length; i++) {
+    if (names[i] < 0 || isSink.has(names[i])) continue;
+    levels[Math.floor(i / k) * keys + names[i]] = levelOf(weights[i], top, told.signed);
+  }
+  return { rows: queries, columns: keys, top, signed: told.signed, levels, sinkColumns: [], beside: new Uint8Array(0) };
+}
+
+/** What is hidden in a small map of the same cells stays hidden, and the rest is next to nothing at least. */
+export function hiddenAs(map, other) {
+  if (!other || other.rows !== map.rows || other.columns !== map.columns) return map;
+  const least = map.signed ? 128 : 1;
+  for (let i = 0; i < map.levels.length; i++) if (map.levels[i] === 0 && other.levels[i] !== 0) map.levels[i] = least;
+  return map;
+}
+
+/** The map, and the same with half as many cells on each side, and so on: of four, the farthest from nothing. */
+export function pyramid(map) {
+  const found = [map];
+  while (found.at(-1).rows > 64 || found.at(-1).columns > 64) found.push(halved(found.at(-1)));
+  return found;
+}
+
+function halved(map) {
+  const rows = Math.ceil(map.rows / 2), columns = Math.ceil(map.columns / 2);
+  const levels = new Uint8Array(rows * columns);
+  for (let row = 0; row < map.rows; row++) {
+    for (let column = 0; column < map.columns; column++) {
+      const at = (row >> 1) * columns + (column >> 1), own = map.levels[row * map.columns + column];
+      if (farther(own, levels[at], map.signed)) levels[at] = own;
+    }
+  }
+  return { ...map, rows, columns, levels };
+}
+
+function farther(one, other, signed) {
+  if (!signed) return one > other;
+  return one !== 0 && (other === 0 || Math.abs(one - 128) > Math.abs(other - 128));
+}
+
+/** The second map minus the first, cell by cell; null if their cells are not alike. */
+export function difference(first, second) {
+  if (!first || !second || first.rows !== second.rows || first.columns !== second.columns) return null;
+  const one = weightsOf(first.top, first.signed), other = weightsOf(second.top, second.signed);
+  const values = Float64Array.from(first.levels, (level, i) => other[second.levels[i]] - one[level]);
+  const top = values.reduce((most, value) => Math.max(most, Math.abs(value) || 0), 0);
+  const levels = Uint8Array.from(values, (value) => levelOf(value, top, true));
+  return { rows: first.rows, columns: first.columns, top, signed: true, levels, sinkColumns: [], beside: new Uint8Array(0) };
+}
+
+/** How alike two maps are, from 0 to 1: the cosine of the roots of their weights. */
+export function likeness(one, other) {
+  if (!one || !other || one.levels.length !== other.levels.length) return null;
+  const roots = [one, other].map((map) => weightsOf(map.top, map.signed).map((w) => Math.sign(w) * Math.sqrt(Math.abs(w)) || 0));
+  let both = 0, first = 0, second = 0;
+  for (let i = 0; i < one.levels.length; i++) {
+    const x = roots[0][one.levels[i]], y = roots[1][other.levels[i]];
+    both += x * y;
+    first += x * x;
+    second += y * y;
+  }
+  return first && second ? both / Math.sqrt(first * second) : 0;
+}

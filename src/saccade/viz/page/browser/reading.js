@@ -1,0 +1,70 @@
+// Single weights of a head: exact where they were kept, else what the cells of a map allow.
+
+import { weightsOf } from "./levels.js";
+
+const SHOWN = 24; // cells of a row of a small map, at most
+
+/** One head as it is read: what is told of its layer, its maps, its strongest weights. */
+export class Reading {
+  constructor(told, small, close) {
+    this.told = told;
+    this.close = close;
+    this.map = close?.map ?? small;
+    this.weights = this.map && weightsOf(this.map.top, this.map.signed);
+  }
+
+  /** A weight, `[weight, whether it is exact]`; NaN where it is hidden, null where nothing was kept. */
+  at(query, key) {
+    const { close, map, told } = this;
+    if (close?.rows?.k) {
+      const { k, names, weights } = close.rows;
+      for (let i = query * k; i < (query + 1) * k; i++) if (names[i] === key) return [weights[i], true];
+    }
+    if (!map) return close?.isWhole ? [0, true] : [null, false];
+    const row = Math.floor((query * map.rows) / told.queries), column = Math.floor((key * map.columns) / told.keys);
+    const weight = this.weights[map.levels[row * map.columns + column]];
+    if (close?.isWhole) return [Number.isNaN(weight) && this.isExact ? NaN : 0, true];
+    return [weight, this.isExact];
+  }
+
+  /** Whether a cell of the map is one pair of tokens. */
+  get isExact() {
+    return Boolean(this.map) && this.map.rows === this.told.queries && this.map.columns === this.told.keys;
+  }
+
+  /** What a query looks at, strongest first. */
+  ofQuery(query) {
+    const found = fromList(this.close?.rows, query);
+    return found ?? this.fromMap(query, this.told.queries, this.told.keys, (map, row, at) => map.levels[row * map.columns + at]);
+  }
+
+  /** Which queries look at a key, strongest first. */
+  ofKey(key) {
+    const found = fromList(this.close?.columns, key);
+    return found ?? this.fromMap(key, this.told.keys, this.told.queries, (map, column, at) => map.levels[at * map.columns + column], true);
+  }
+
+  fromMap(token, count, others, levelAt, isColumn = false) {
+    const { map } = this;
+    if (!map) return [];
+    const [own, across] = isColumn ? [map.columns, map.rows] : [map.rows, map.columns];
+    const line = Math.floor((token * own) / count), found = [];
+    for (let at = 0; at < across; at++) {
+      const weight = this.weights[levelAt(map, line, at)];
+      if (!weight) continue; // hidden, or nothing
+      const start = Math.ceil((at * others) / across), stop = Math.ceil(((at + 1) * others) / across);
+      found.push({ start, stop, weight, isExact: this.isExact });
+    }
+    found.sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight));
+    return found.slice(0, SHOWN);
+  }
+}
+
+function fromList(list, token) {
+  if (!list?.k) return null;
+  const found = [];
+  for (let i = token * list.k; i < (token + 1) * list.k; i++) {
+    if (list.names[i] >= 0) found.push({ start: list.names[i], stop: list.names[i] + 1, weight: list.weights[i], isExact: true });
+  }
+  return found.sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight));
+}

@@ -1,0 +1,43 @@
+// The chosen tokens' strongest weights as a table, which needs no eyes for colours.
+
+import { make } from "./dom.js";
+import { number, say } from "./words.js";
+
+const ROWS = 12;
+
+/** What a query looks at, and what looks at a key. */
+export function drawStrongest(page, element) {
+  const { query, key } = page.pointed, { language, reading, layer } = page;
+  if (!reading || (query === null && key === null)) {
+    element.replaceChildren(make("p", { className: "hint", textContent: say(language, "pointAt") }));
+    return;
+  }
+  const tables = [];
+  if (query !== null) {
+    const title = `${query + layer.first} “${page.queryTokens(query)}” ${say(language, "looksAt")}`;
+    tables.push(table(page, title, "at", reading.ofQuery(query), page.keyTokens, 0));
+  }
+  if (key !== null) {
+    const title = `${key} “${page.keyTokens(key)}” ${say(language, "lookedAtBy")}`;
+    tables.push(table(page, title, "from", reading.ofKey(key), page.queryTokens, layer.first));
+  }
+  element.replaceChildren(...tables);
+}
+
+function table(page, title, kind, found, tokens, first) {
+  const { language } = page, isHidden = page.state.now.sinks === "hidden" && kind === "at";
+  const hidden = new Set(isHidden ? page.layer.sinks : []);
+  const rows = found.filter((one) => !hidden.has(one.start) || one.stop - one.start > 1).slice(0, ROWS);
+  const most = rows.length ? Math.abs(rows[0].weight) : 1;
+  const body = rows.map(({ start, stop, weight, isExact }) => {
+    const bar = make("i");
+    bar.style.width = `${(60 * Math.abs(weight)) / most}px`;
+    const isOne = stop - start === 1;
+    const name = isOne ? String(start + first) : `${start + first}–${stop - 1 + first}`;
+    const text = isOne ? tokens(start) : `${tokens(start)} … ${tokens(stop - 1)}`;
+    const said = isExact ? number(weight) : `≤ ${number(weight)}`;
+    return make("tr", {}, make("td", { textContent: name }), make("td", { textContent: text, dir: "auto" }), make("td", {}, bar, said));
+  });
+  if (!rows.length) body.push(make("tr", {}, make("td", { colSpan: 3, textContent: say(language, "none") })));
+  return make("table", { className: `strongest ${kind}` }, make("caption", { textContent: title }), make("tbody", {}, ...body));
+}

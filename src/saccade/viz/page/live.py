@@ -1,0 +1,110 @@
+"""live_report(): a page that is written anew while a recording goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from saccade.arguments import instance, number
+from saccade.errors import value_error
+from saccade.text import visible
+from saccade.viz.page.report import Language, checked_options, write
+from saccade.viz.page.sources import Recorded
+from saccade.viz.page.texts import Tokens
+
+__all__ = ["live_report"]
+
+_SHARE = 0.1  # of the time that writing may take
+
+
+class live_report:  # noqa: N801  it is used as a function is: with live_report(...)
+    """Keep a page up to date while a model is recorded; the page reads itself anew as long as that goes on.
+
+    Within the ``with`` block the page is written every so often by a thread of its own, from what the recording holds
+    by then; at the end it is written once more, and no longer reads itself anew. What is looked at stays: it is in the
+    page's address.
+
+    Args:
+        recording: that `saccade.record` fills, best with ``keep="qk"`` for generations; before its first layer speaks,
+            nothing is written.
+        path: where to.
+        every: seconds between two pages; more where writing one would take more than a tenth of the time.
+        tokens: as of `report`; or a function that gives them when a page is written, for a text that grows. A page
+            whose tokens do not fit yet has numbers.
+        title, batch, heads, language, size: as of `report`.
+
+    Raises:
+        TypeError, ValueError: as `report` does; what is only found out while a page is written, at the end.
+
+    Cost: that of `report` for each page, at most a tenth of the time.
+
+    Example:
+        >>> import torch
+        >>> import saccade as sc
+        >>> layer = sc.nn.Attention(16, 2)
+        >>> with sc.record(layer, keep="qk") as recording, live_report(recording, "/tmp/live.html", every=1.0):
+        ...     out = layer(torch.zeros(1, 5, 16))
+        >>> Path("/tmp/live.html").exists()
+        True
+    """
+
+    def __init__(
+        self,
+        recording: Mapping[str, Recorded],
+        path: str | os.PathLike[str],
+        *,
+        every: float = 5.0,
+        tokens: Tokens = None,
+        title: str = "Attention",
+        batch: int = 0,
+        heads: Iterable[tuple[int, int]] | None = None,
+        language: Language | None = None,
+        size: int = 8_000_000,
+    ):
+        where = "live_report"
+        instance(where, "recording", recording, Mapping, "be a recording", hint="record(model) as recording")
+        self._recording, self._path = recording, Path(path)
+        self._every = number(where, "every", every, 0.1)
+        self._options = checked_options(where, None, title, ("first", "second"), batch, heads, language, size)
+        if self._path.is_dir() or not self._path.parent.is_dir():
+            raise value_error(where, "path", "name a file in a folder that is there", visible(str(path)))
+        self._tokens = tokens
+        self._end = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._write_again, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        if self._recording:
+            self._write(0.0)
+        if self._error is not None and error is None:
+            raise self._error
+
+    def _write_again(self) -> None:
+        wait = self._every
+        while not self._end.wait(wait):
+            if self._recording:
+                began = time.monotonic()
+                try:
+                    self._write(self._every)
+                except BaseException as error:
+                    self._error = error
+                    return
+                wait = max(self._every, (time.monotonic() - began) * (1 / _SHARE - 1))
+
+    def _write(self, live: float) -> None:
+        tokens = self._tokens() if callable(self._tokens) else self._tokens
+        layers = dict(self._recording)
+        write(self._path, self._options._replace(tokens=tokens), layers, None, None, live)

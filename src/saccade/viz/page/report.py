@@ -1,0 +1,164 @@
+"""report(): one file that shows any model's attention, from the whole to the single weight."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+import saccade
+from saccade.arguments import instance, integer, is_integer, one_of
+from saccade.caches.files import write_whole
+from saccade.errors import type_error, value_error
+from saccade.text import visible
+from saccade.viz.page.document import document
+from saccade.viz.page.packing import as_json, packed
+from saccade.viz.page.side import read_side
+from saccade.viz.page.sources import layers_of
+from saccade.viz.page.texts import Tokens
+
+__all__ = ["FORMAT", "Language", "Options", "checked_options", "page_parts", "report"]
+
+FORMAT = "saccade.report/1"
+"""Names the form of a page's data."""
+Language = Literal["en", "zh"]
+_SIZE = 8_000_000
+
+
+class Options(NamedTuple):
+    """What a page is told beside its data; see `report`."""
+
+    tokens: Tokens = None
+    title: str = "Attention"
+    names: tuple[str, str] = ("first", "second")
+    batch: int = 0
+    heads: tuple[tuple[int, int], ...] | None = None
+    language: Language | None = None
+    size: int = _SIZE
+
+
+def report(
+    given: object,
+    path: str | os.PathLike[str],
+    *,
+    tokens: Tokens = None,
+    other: object = None,
+    other_tokens: Tokens = None,
+    names: tuple[str, str] = ("first", "second"),
+    title: str = "Attention",
+    batch: int = 0,
+    heads: Iterable[tuple[int, int]] | None = None,
+    language: Language | None = None,
+    size: int = _SIZE,
+) -> Path:
+    """Write a page that shows attention, from all heads to the single weight; it opens from disk and asks no host.
+
+    All heads stand in a table of layers × heads, coloured by any statistic or drawn as small maps, and sorted by it.
+    A click shows a head's map, which is zoomed and panned; pointing at a token of the text lights what it looks at and
+    what looks at it. Heads can be found by kind, or by likeness to another; tokens by their text; sinks can be hidden.
+    What is looked at is kept in the page's address, and can be saved as PNG, SVG and JSON.
+
+    Every head has a map of at most 128 × 128 cells, which hold the largest weight of neighbours (of weights of both
+    signs, the one farthest from 0). As many heads as ``size`` has room for are shown closely: all weights of a short
+    text; else a map of at most 1,024 × 1,024 cells and the strongest 8 to 64 weights of every query and key. These
+    are drawn exactly, and what is only known from a cell is called "at most".
+
+    Args:
+        given: a lazy matrix; weights that are written out, ``[batch, heads, q_len, kv_len]``; a list of either, one
+            for each layer, or a dict by names; or a `saccade.recording.Recording`, which shows what it kept (with
+            ``keep="qk"`` everything; "statistics", "pooled" and "topk" what they say).
+        path: where to; an existing file is replaced at once.
+        tokens: of the text, as they should be read, one for each key; or a pair, (of queries, of keys), if these are
+            two texts; or either by names of layers: ``{"encoder*": source, "decoder*self*": target, "*":
+            (target, source)}``, where the first name that fits counts. Numbers when None.
+        other: the same of another recording, to be compared: of another model, of later training, of another kernel.
+        other_tokens: of its text; ``tokens`` when None.
+        names: of the two recordings.
+        title: stands above the page.
+        batch: which batch item.
+        heads: (layer, head) of those that are shown closely; when None all, or as many as there is room for, the most
+            telling of each kind first.
+        language: of the page, "en" or "zh"; the reader's when None, who may change it.
+        size: bytes that the file may have, about. Small maps of all heads are written in any case, and heads that were
+            named.
+
+    Returns:
+        The path written.
+
+    Raises:
+        TypeError: something that cannot be shown; tokens that are no strings.
+        ValueError: no layers, an empty axis, as many tokens as do not fit, heads or a batch item that are not there.
+        OSError: the file cannot be written.
+
+    Cost: for each layer about three sweeps over the weights, one more for each head that is shown closely; memory
+    linear in the lengths.
+
+    Example:
+        >>> import saccade as sc
+        >>> x = torch.randn(1, 4, 6, 8)
+        >>> sc.viz.report(sc.AttentionMatrix(x, x), "/tmp/attention.html", tokens="you can look at all of".split()).name
+        'attention.html'
+    """
+    options = checked_options("report", tokens, title, names, batch, heads, language, size)
+    destination = Path(path)
+    if destination.is_dir() or not destination.parent.is_dir():
+        raise value_error("report", "path", "name a file in a folder that is there", visible(str(path)))
+    write(destination, options, given, other, other_tokens)
+    return destination
+
+
+def checked_options(
+    where: str,
+    tokens: Tokens,
+    title: object,
+    names: object,
+    batch: object,
+    heads: Iterable[tuple[int, int]] | None,
+    language: object,
+    size: object,
+) -> Options:
+    """Options that make sense by themselves."""
+    instance(where, "title", title, str, "be a string")
+    if not (isinstance(names, Sequence) and len(names) == 2 and all(isinstance(name, str) for name in names)):
+        raise type_error(where, "names", "be two strings", repr(names))
+    integer(where, "batch", batch, 0)
+    integer(where, "size", size, 1)
+    if language is not None:
+        one_of(where, "language", language, ("en", "zh"))
+    pairs = None if heads is None else tuple(tuple(pair) for pair in heads)
+    for pair in pairs or ():
+        if len(pair) != 2 or not all(map(is_integer, pair)):
+            raise type_error(where, "heads", "be pairs (layer, head)", repr(pair))
+    return Options(tokens, title, tuple(names), batch, pairs, language, size)  # type: ignore[arg-type]  # checked
+
+
+def write(path: Path, options: Options, given: object, other: object, other_tokens: Tokens, live: float = 0.0) -> None:
+    """Write a page whose options were checked; with ``live``, it reads itself anew every so many seconds."""
+    data = page_parts(options, given, other, other_tokens, live)
+    write_whole(path, memoryview(document(options.title, data).encode()))
+
+
+def page_parts(
+    options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
+) -> dict[str, str]:
+    """The data of a page, packed, by name."""
+    sources = [layers_of("report", one) for one in (given, other) if one is not None]
+    texts = [options.tokens, options.tokens if other_tokens is None else other_tokens]
+    share = options.size // len(sources)
+    sides = [
+        read_side("report", name, source, text, options.batch, options.heads, share)
+        for name, source, text in zip(options.names, sources, texts, strict=False)
+    ]
+    index: dict[str, Any] = {
+        "format": FORMAT,
+        "title": visible(options.title),
+        "language": options.language or "",
+        "live": live,
+        "versions": {"saccade": saccade.__version__, "torch": torch.__version__},
+        "sides": [side.index for side in sides],
+    }
+    parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}
+    return {"index": packed(as_json(index)), **parts}

@@ -1,0 +1,247 @@
+"""One side of a page: everything that it shows of one recording, as numbers and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import value_error
+from saccade.statistics import Fold, InductionMass, Measure
+from saccade.viz.page.packing import as_json, halves, levels, packed, tops_of
+from saccade.viz.page.sources import Head, Map, Source
+from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
+
+__all__ = ["Side", "read_side"]
+
+_BINS = 128  # cells of a head's small map
+_FINE = 1024  # and of the large one
+_MOST, _FEWEST = 64, 8  # strongest weights of each token
+_SINKS = 8  # keys of a layer, at most, that can be left out
+_SINK_SHARE, _SINK_TIMES = 0.05, 4.0
+_INFLATED = 1.25  # bytes of a page for each byte of numbers: base64 makes them a third more, deflating less
+_TELLING = ("position_information", "previous_mass", "induction_mass", "first_mass", "distance", "effective_tokens")
+
+
+class Side(NamedTuple):
+    """What a page shows of one recording.
+
+    Attributes:
+        index: what is known of texts, layers and heads.
+        parts: packed bytes, by names that the index does not repeat: maps of each layer, heads closely.
+    """
+
+    index: dict[str, Any]
+    parts: dict[str, str]
+
+
+class _Layer(NamedTuple):
+    name: str
+    source: Source
+    labels: Labels
+    measures: list[Measure]
+    received: Tensor | None
+    sinks: list[int]
+    columns: list[int]  # of the small map, in which sinks stand
+    map: Map | None
+
+
+def read_side(
+    where: str,
+    name: str,
+    layers: dict[str, Source],
+    tokens: Tokens,
+    item: int,
+    heads: Sequence[tuple[int, int]] | None,
+    size: int,
+) -> Side:
+    """Ask all layers what a page shows.
+
+    Args:
+        where: for error messages.
+        name: of this side.
+        layers: by name.
+        tokens: of the texts.
+        item: which batch item.
+        heads: (layer, head) of those that are shown closely; the most telling when None.
+        size: bytes that the page may take, about.
+
+    Cost: two sweeps over each matrix and one over each head that is shown closely.
+    """
+    labels = {own: labels_of(where, tokens, own, *layer.shape[2:]) for own, layer in layers.items()}
+    for own, layer in layers.items():
+        if not 0 <= item < layer.shape[0]:
+            raise value_error(where, "item", f"be from 0 to {layer.shape[0] - 1} in layer {own}", item)
+    counts = [layer.shape[1] for layer in layers.values()]
+    for pair in heads or ():
+        if not (0 <= pair[0] < len(counts) and 0 <= pair[1] < counts[pair[0]]):
+            raise value_error(where, "heads", f"be (layer, head) of {len(counts)} layers of {counts} heads", pair)
+    read = [_layer(own, layer, labels[own], item) for own, layer in layers.items()]
+    texts: dict[tuple[str, ...], int] = {}
+    index: dict[str, Any] = {"name": name, "measures": _named(read), "layers": []}
+    parts: dict[str, str] = {}
+    for place, layer in enumerate(read):
+        index["layers"].append(_described(layer, texts))
+        if layer.map is not None:
+            tops, signed = tops_of(layer.map.cells), layer.source.is_signed
+            both = (layer.map.cells, layer.map.beside)
+            parts[f"maps-{place}"] = packed(
+                b"".join(
+                    levels(cells[head], top, is_signed=signed).tobytes()
+                    for cells in both
+                    for head, top in enumerate(tops)
+                )
+            )
+            index["layers"][place] |= {"cells": layer.map.cells.shape[1:], "tops": tops, "sinkColumns": layer.columns}
+    index["texts"] = [shown_tokens(text) for text in texts]
+    left = size - sum(map(len, [packed(as_json(index)), *parts.values()]))
+    order, k, is_sure = _closely(read, heads, left)
+    for place, head in order:
+        described, part = _close(read[place], item, head, k)
+        left -= len(part)
+        if left < 0 and not is_sure:
+            break
+        index["layers"][place]["close"][head] = described
+        parts[f"head-{place}-{head}"] = part
+    return Side(index, parts)
+
+
+def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
+    received = source.received(item)
+    sinks = [] if received is None else _sinks(received.double().mean(0))
+    kv_len = source.shape[3]
+    columns = sorted({sink * min(_BINS, kv_len) // kv_len for sink in sinks})
+    folds: list[Fold[Any, Any]] = []
+    if labels.is_one_text:
+        numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
+        folds = [InductionMass(tuple(numbers[token] for token in labels.keys))]
+    found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), folds)
+    measures = source.measures(item)
+    if found is not None and found.answers:
+        mass = found.answers[0][0].double().mean(-1, keepdim=False)[None]
+        meaning = "given to what followed the same token before"
+        measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
+    return _Layer(name, source, labels, measures, received, sinks, columns, found)
+
+
+def _sinks(received: Tensor) -> list[int]:
+    """Keys that get at least 5 % of a layer's attention and four times their even share, strongest first."""
+    shares = received / received.sum().clamp_min(1e-30)
+    least = max(_SINK_SHARE, _SINK_TIMES / len(shares))
+    best = shares.topk(min(_SINKS, len(shares)))
+    return [int(key) for share, key in zip(best.values, best.indices, strict=True) if share >= least]
+
+
+def _left_in(columns: Sequence[int], sinks: Sequence[int], kv_len: int, bins: int) -> tuple[tuple[int, ...], ...]:
+    """The keys of columns of cells, without the sinks."""
+    count = min(bins, kv_len)
+    spans = [range(-(-own * kv_len // count), -(-(own + 1) * kv_len // count)) for own in columns]
+    return tuple(tuple(key for key in span if key not in sinks) for span in spans)
+
+
+def _named(layers: Sequence[_Layer]) -> list[dict[str, str]]:
+    """Names, units and meanings of all measures."""
+    found: dict[str, Measure] = {}
+    for layer in layers:
+        for measure in layer.measures:
+            found.setdefault(measure.name, measure)
+    return [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in found.values()]
+
+
+def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
+    """What an index says of a layer; its texts are added to the others."""
+    _, heads, q_len, kv_len = layer.source.shape
+    keys = texts.setdefault(layer.labels.keys, len(texts))
+    queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
+    return {
+        "name": layer.name,
+        "heads": heads,
+        "queries": q_len,
+        "keys": kv_len,
+        "queryText": queries,
+        "keyText": keys,
+        "first": kv_len - q_len if layer.labels.is_one_text else 0,
+        "signed": layer.source.is_signed,
+        "values": {one.name: one.values[0].tolist() for one in layer.measures},
+        "uniform": {one.name: one.uniform[0].tolist() for one in layer.measures},
+        "sinks": layer.sinks,
+        "close": {},
+    }
+
+
+def _closely(
+    layers: Sequence[_Layer], heads: Sequence[tuple[int, int]] | None, left: int
+) -> tuple[Iterable[tuple[int, int]], int, bool]:
+    """Heads that are shown closely, how many strongest weights of each token, and whether there is room for all.
+
+    Where all weights of all heads find room they are shown; else as many of each token as find room, and at last the
+    fewest, of as many heads as find room.
+    """
+    every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
+    wanted = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
+    longest = max(layer.source.shape[3] for layer in layers)
+    for k in (longest, _MOST, 32, 16, _FEWEST):
+        if k <= longest and sum(_close_bytes(layers[place], k) for place, _ in wanted) <= left:
+            return wanted, k, True
+    return (_most_telling(layers) if heads is None else wanted), min(_FEWEST, longest), heads is not None
+
+
+def _most_telling(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
+    """All heads: of each kind the foremost, then of each the second, and so on."""
+    orders = []
+    for name in _TELLING:
+        values = {
+            (place, head): value
+            for place, layer in enumerate(layers)
+            for measure in layer.measures
+            if measure.name == name
+            for head, value in enumerate(measure.values[0].tolist())
+        }
+        orders.append(sorted(values, key=lambda head: -np.nan_to_num(values[head], nan=-np.inf)))
+    every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
+    told = (order[rank] for rank in range(len(every)) for order in [*orders, every] if rank < len(order))
+    yield from dict.fromkeys(told)
+
+
+def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
+    """One head closely: what the index says of it, and its bytes, packed."""
+    _, _, q_len, kv_len = layer.source.shape
+    is_dense = k >= kv_len
+    bins = min(_FINE, max(q_len, kv_len))
+    columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
+    k = min(k, kv_len)
+    found: Head = layer.source.head(item, head, bins, _left_in(columns, layer.sinks, kv_len, bins), k)
+    described: dict[str, Any] = {"k": 0, "top": 0.0}
+    pieces: list[bytes] = []
+    if found.map is not None and not is_dense and max(q_len, kv_len) > _BINS:
+        top = tops_of(found.map.cells)[0]
+        described |= {"cells": found.map.cells.shape[1:], "fineTop": top, "sinkColumns": columns}
+        pieces += [
+            levels(cells[0], top, is_signed=layer.source.is_signed).tobytes()
+            for cells in (found.map.cells, found.map.beside)
+        ]
+    if found.strong is not None:
+        strong = found.strong
+        top = max(float(torch.nan_to_num(strong.weights).abs().max()), 0.0)
+        described |= {"k": strong.weights.shape[-1], "back": strong.received.shape[-1], "top": top}
+        for weights, names in ((strong.weights, strong.keys), (strong.received, strong.queries)):
+            pieces += [halves(weights[0, 0].cpu().numpy(), top), _names(names[0, 0])]
+    if layer.received is not None:
+        received = layer.received[head].float().cpu().numpy()
+        described["mostReceived"] = float(np.abs(np.nan_to_num(received)).max())
+        pieces.append(halves(received, described["mostReceived"]))
+    return described, packed(b"".join(pieces))
+
+
+def _names(indices: Tensor) -> bytes:
+    """Indices as uint32, one more than they are: 0 for none."""
+    return (indices + 1).cpu().numpy().astype("<u4").tobytes()
+
+
+def _close_bytes(layer: _Layer, k: int) -> int:
+    _, _, q_len, kv_len = layer.source.shape
+    fine = 0 if k >= kv_len or max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) // 2
+    return int(_INFLATED * (fine + 4.5 * (q_len + kv_len) * min(k, kv_len) + 2 * kv_len))

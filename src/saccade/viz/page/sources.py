@@ -1,0 +1,287 @@
+"""Layers as a page asks them: lazy matrices, weights that are written out, and what a recording kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.attention import AttentionMatrix
+from saccade.errors import UnsupportedError, kind, type_error, value_error
+from saccade.matrix import Block, Matrix
+from saccade.statistics import Fold, Measure, Pooled, Summary, TopK
+from saccade.statistics.summary import plain_statistics
+from saccade.viz.arrays import Array
+from saccade.viz.lazy import swept
+from saccade.viz.page.folds import BothWays, Strong, Without
+
+__all__ = ["Head", "Kept", "Map", "OfMatrix", "Recorded", "Source", "layers_of"]
+
+
+Columns = tuple[tuple[int, ...], ...]
+"""Of columns of a map, the keys that they are made of once more, without some."""
+
+
+class Map(NamedTuple):
+    """Small maps of heads, and their columns once more without the keys that get most.
+
+    Attributes:
+        cells: ``[heads, rows, columns]``, NaN where hidden.
+        beside: ``[heads, rows, chosen columns]``.
+        answers: to what else was asked.
+    """
+
+    cells: Array
+    beside: Array
+    answers: tuple[Any, ...] = ()
+
+
+class Head(NamedTuple):
+    """One head closely: a larger map, and its strongest weights; None where they are not known."""
+
+    map: Map | None
+    strong: Strong | None
+
+
+class Source(Protocol):
+    """What can be asked of a layer; each method answers about one batch item."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, q_len, kv_len)."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether weights may be below 0."""
+
+    def measures(self, item: int) -> list[Measure]:
+        """Numbers of heads, ``[1, heads]`` each."""
+
+    def received(self, item: int) -> Tensor | None:
+        """What each key gets, ``[heads, kv_len]``."""
+
+    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
+        """Maps of all heads, and what else is asked; None if it is not known."""
+
+    def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
+        """One head closely."""
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """A recorded layer; `saccade.recording.run.Run` is one."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, q_len, kv_len)."""
+
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix, if queries and keys were kept."""
+
+    @property
+    def kept(self) -> tuple[Fold[Any, Any], ...]:
+        """The questions whose answers were kept."""
+
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """Statistics of queries and keys, by name."""
+
+    def summary(self) -> Summary:
+        """Statistics of heads."""
+
+    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+        """Answers."""
+
+
+def layers_of(where: str, given: object) -> dict[str, Source]:
+    """The layers of what was given, by name.
+
+    Raises:
+        TypeError: neither matrices nor weights nor a recording.
+        ValueError: no layer, or one without queries, keys or heads.
+    """
+    if isinstance(given, Matrix | Tensor | np.ndarray):
+        named: dict[str, object] = {"attention": given}
+    elif isinstance(given, Mapping):
+        named = {str(name): given[name] for name in given}
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        named = {str(number): one for number, one in enumerate(given)}
+    else:
+        raise type_error(where, "given", _RULE, kind(given))
+    found = {name: _source_of(where, name, one) for name, one in named.items()}
+    if not found:
+        hint = "record(model) keeps the layers that run within its block"
+        raise value_error(where, "given", "hold at least one layer", "none", hint=hint)
+    for name, source in found.items():
+        if 0 in source.shape:
+            raise value_error(where, "weights", "have no empty axis", f"shape {list(source.shape)} in layer {name}")
+    return found
+
+
+_RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of them, or a recording"
+
+
+def _source_of(where: str, name: str, given: object) -> Source:
+    if isinstance(given, Matrix):
+        return OfMatrix(given)
+    if isinstance(given, Tensor | np.ndarray):
+        weights = torch.as_tensor(given)
+        if weights.dim() != 4 or weights.is_complex() or weights.dtype == torch.bool:
+            got = f"shape {list(weights.shape)}, {weights.dtype} in layer {name}"
+            raise value_error(where, "weights", "be real numbers [batch, heads, q_len, kv_len]", got)
+        return OfMatrix(_WrittenOut(weights.detach()))
+    if isinstance(given, Recorded):
+        try:
+            return OfMatrix(given.matrix)
+        except UnsupportedError:  # queries and keys were not kept: then there are answers
+            return Kept(given)
+    raise type_error(where, "given", _RULE, f"{kind(given)} in layer {name}")
+
+
+class OfMatrix:
+    """A layer whose matrix can be asked anything."""
+
+    def __init__(self, matrix: Matrix):
+        self._matrix = matrix
+        self._summary: Summary | None = None
+        self._plain: dict[str, Tensor] = {}
+        if matrix.is_stochastic or isinstance(matrix, AttentionMatrix):
+            self._summary = matrix.summary()
+        else:
+            self._plain = plain_statistics(matrix)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._matrix.shape
+
+    @property
+    def is_signed(self) -> bool:
+        return not (self._matrix.is_stochastic or isinstance(self._matrix, AttentionMatrix))
+
+    def measures(self, item: int) -> list[Measure]:
+        return _measures(self._summary, self._plain, item)
+
+    def received(self, item: int) -> Tensor | None:
+        return (self._plain["received"] if self._summary is None else self._summary.received)[item]
+
+    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map:
+        return self._map(item, range(self.shape[1]), bins, columns, folds)
+
+    def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
+        found = self._map(item, range(head, head + 1), bins, columns, [BothWays(k)])
+        return Head(found, found.answers[0])
+
+    def _map(self, item: int, heads: range, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map:
+        cells, answers = swept(self._matrix, item, heads, bins, [Without(bins, columns), *folds])
+        return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
+
+
+class Kept:
+    """A layer of which answers were kept, not queries and keys."""
+
+    def __init__(self, run: Recorded):
+        self._run = run
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._run.shape
+
+    @property
+    def is_signed(self) -> bool:
+        try:
+            return "given_mass" in self._run.statistics  # of rows that are no distributions
+        except UnsupportedError:
+            return False
+
+    def measures(self, item: int) -> list[Measure]:
+        try:
+            return _measures(self._run.summary(), {}, item)
+        except UnsupportedError:
+            return _measures(None, self._statistics, item)
+
+    def received(self, item: int) -> Tensor | None:
+        found = self._statistics.get("received")
+        return None if found is None else found[item]
+
+    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
+        pooled = [fold for fold in self._run.kept if isinstance(fold, Pooled)]
+        best = max(pooled, key=lambda fold: (fold.how == "max", fold.bins), default=None)
+        try:
+            found = None if best is None else self._run.ask(best)[0]
+        except UnsupportedError:  # maps of several calls, which do not make one
+            found = None
+        if found is None:
+            return None
+        cells = found[item].float().cpu().numpy()
+        return Map(cells, np.zeros((*cells.shape[:2], 0), np.float32))
+
+    def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
+        kept = max((fold for fold in self._run.kept if isinstance(fold, TopK)), key=lambda fold: fold.k, default=None)
+        if kept is None:
+            return Head(None, None)
+        weights, keys = (x[item : item + 1, head : head + 1] for x in self._run.ask(kept)[0])
+        nothing = weights.new_zeros(1, 1, self.shape[3], 0)
+        return Head(None, Strong(weights, keys, nothing, nothing.long()))
+
+    @property
+    def _statistics(self) -> dict[str, Tensor]:
+        try:
+            return self._run.statistics
+        except UnsupportedError:
+            return {}
+
+
+class _WrittenOut(Matrix):
+    """A matrix whose weights somebody else has computed, ``[batch, heads, q_len, kv_len]``."""
+
+    def __init__(self, weights: Tensor):
+        self._weights = weights if weights.is_floating_point() else weights.float()
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, q_len, kv_len = self._weights.shape
+        return (batch, heads, q_len, kv_len)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._weights.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.shape[1]
+
+    @property
+    def is_stochastic(self) -> bool:
+        sums = self._weights.float().sum(-1)
+        tolerance = 0.01 if self._weights.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        return bool((self._weights >= 0).all()) and bool((((sums - 1).abs() < tolerance) | (sums == 0)).all())
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        items, heads, q_len, kv_len = self.shape
+        lines = range(q_len) if rows is None else rows
+        for item in range(items) if batch is None else (batch,):
+            for own in range(heads) if head is None else (head,):
+                weights = self._weights[item, own, lines.start : lines.stop]
+                wide = weights.to(torch.promote_types(weights.dtype, torch.float32))[None, None]
+                yield Block(slice(item, item + 1), slice(own, own + 1), lines, (range(kv_len),), wide)
+
+
+def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
+    """A table's numbers of one item; of weights without one, means over queries."""
+    if summary is not None:
+        cut = slice(item, item + 1)
+        return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
+    found = []
+    for name, values in plain.items():
+        if name != "received":
+            mean = values[item : item + 1].double().mean(-1)
+            found.append(Measure(name, "", "mean over queries", mean, torch.full_like(mean, torch.nan)))
+    return found

@@ -1,0 +1,84 @@
+"""The texts of a page: which tokens the queries and keys of each layer are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from saccade.errors import kind, type_error, value_error
+from saccade.text.labels import legible
+
+__all__ = ["Labels", "Tokens", "labels_of", "shown_tokens"]
+
+Text = Sequence[str]
+Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
+"""Tokens of one text; of queries and of keys; either of them by names of layers, in which ``*`` stands for anything."""
+
+_SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<\|.*\|>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
+
+
+class Labels(NamedTuple):
+    """Tokens of a layer's queries and keys; of one text if both are the same."""
+
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    is_one_text: bool
+
+
+def labels_of(where: str, tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
+    """Tokens of one layer, as they were given; of queries that end where the keys end, one text is enough.
+
+    Raises:
+        TypeError: something that is no tokens.
+        ValueError: not as many as there are queries and keys, or no name that fits the layer.
+    """
+    given = _given(where, tokens, name)
+    if given is None:
+        numbers = tuple(map(str, range(kv_len)))
+        if q_len <= kv_len:
+            return Labels(numbers[kv_len - q_len :], numbers, True)
+        return Labels(tuple(map(str, range(q_len))), numbers, False)
+    queries, keys = given if _is_pair(given) else (given, given)
+    queries, keys = (_checked(where, text) for text in (queries, keys))
+    is_one = queries == keys
+    if is_one and q_len < kv_len == len(keys):  # the last ones, beside a cache
+        queries = queries[kv_len - q_len :]
+    for what, text, length in (("queries", queries, q_len), ("keys", keys, kv_len)):
+        if len(text) != length:
+            rule = f"be one for each of the {length:,} {what} of layer {name}"
+            hint = "two texts are given as a pair, tokens=(of queries, of keys), or by layer: tokens={'decoder*': ...}"
+            raise value_error(where, "tokens", rule, f"{len(text):,}", hint=hint)
+    return Labels(queries, keys, is_one)
+
+
+def shown_tokens(text: Sequence[str]) -> dict[str, object]:
+    """Tokens as a page writes them, and which of them a tokenizer has added."""
+    return {
+        "tokens": [legible(token) for token in text],
+        "special": [place for place, token in enumerate(text) if _SPECIAL.fullmatch(token)],
+    }
+
+
+def _given(where: str, tokens: object, name: str) -> object:
+    if not isinstance(tokens, Mapping):
+        return tokens
+    for pattern, text in tokens.items():
+        if fnmatchcase(name, str(pattern)):
+            return text
+    names = ", ".join(map(str, tokens)) or "none"
+    raise value_error(where, "tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
+
+
+def _is_pair(given: object) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
+
+
+def _checked(where: str, text: object) -> tuple[str, ...]:
+    if isinstance(text, str) or not isinstance(text, Sequence):
+        raise type_error(where, "tokens", "be a list of strings", kind(text), hint="tokenizer.convert_ids_to_tokens")
+    for token in text:
+        if not isinstance(token, str):
+            raise type_error(where, "tokens", "be strings", kind(token), hint="tokenizer.convert_ids_to_tokens(ids)")
+    return tuple(text)
