@@ -28,7 +28,7 @@ from saccade.cli.report import (
     which_window,
     written,
 )
-from saccade.cli.writing import all_or_none, folder_for
+from saccade.cli.writing import all_or_none, folder_for, writing
 from saccade.finite import is_finite
 from saccade.statistics import Head, rank_heads
 from saccade.text import Word, merge, visible
@@ -63,6 +63,10 @@ _AtOnce = Annotated[
     int | None, typer.Option(min=1, help="Tokens that are read at a time, at most; else as many as the model reads.")
 ]
 _Out = Annotated[Path, typer.Option(help="The folder for the pictures.")]
+_Html = Annotated[
+    Path | None,
+    typer.Option(help="Write a page that shows every head, at any length, and nothing else; it opens in a browser."),
+]
 
 
 def look(
@@ -79,6 +83,7 @@ def look(
     stats: _Stats = None,
     model_name: FittingModel = None,
     out: _Out = Path("out/look"),
+    html: _Html = None,
 ) -> None:
     """Show what a trained model attends to in a text: an encoder, a language model, or an encoder-decoder.
 
@@ -93,6 +98,10 @@ def look(
         refuse_beside(context, "--to", ("--window", "--at-once"), "shows two texts at once")
     if stats is not None:
         refuse_beside(context, "--stats", ("--layer", "--head", "--by", "--out"), "prints every head and draws nothing")
+    if html is not None:
+        refuse_beside(
+            context, "--html", ("--stats", "--layer", "--head", "--by", "--out"), "shows every head in one page"
+        )
     given = _text_of(text, file)
     model_name = model_name or fitting_name("".join(given))
     model: Model = loaded("look", load_model, model_name)
@@ -104,6 +113,10 @@ def look(
     if stats is not None:
         typer.echo(f"{said}\n" if said else "", err=True, nl=False)
         typer.echo(written(subject.matrices, name, stats, subject.shown, is_cross=subject.is_cross))
+        return
+    if html is not None:
+        typer.echo(f"{said}\n" if said else "", nl=False)
+        _write_page(subject, name, html)
         return
     weights = _weights(subject)
     with folder_for("look", "--out", out):
@@ -170,6 +183,17 @@ def _weights(subject: Subject) -> torch.Tensor:
     if broken:
         fail("look", f"--model must make numbers of TEXT; got NaN in the attention of layer {', '.join(broken)}")
     return torch.stack(weights)
+
+
+def _write_page(subject: Subject, name: str, path: Path) -> None:
+    """A page of all heads; the folder of its file is made."""
+    tokens = (subject.row_tokens, subject.column_tokens) if subject.is_cross else subject.column_tokens
+    with folder_for("look", "--html", path.parent), writing("look", "--html", path, "file"):
+        try:
+            viz.report(subject.matrices, path, tokens=tokens, title=name)
+        except ValueError as error:
+            refuse("look", str(error).removeprefix("report: ").removesuffix("."))
+    typer.echo(f"wrote {visible(str(path))}  (every head of every layer; open it in a browser)")
 
 
 def _draw(

@@ -35,6 +35,7 @@ class Subject(NamedTuple):
         shown: which of them the matrices are of.
         most: tokens that are read at once.
         unknown: the token that it reads for what it does not know.
+        row_tokens, column_tokens: tokens of the queries and of the keys, as they are spelled in the vocabulary.
     """
 
     rows: tuple[Word, ...]
@@ -45,6 +46,8 @@ class Subject(NamedTuple):
     shown: int
     most: int
     unknown: str
+    row_tokens: tuple[str, ...]
+    column_tokens: tuple[str, ...]
 
 
 def load_model(name: str) -> Model:
@@ -102,9 +105,11 @@ def subject_of(
         raise value_error("look", "--window", f"be from 0 to {len(windows) - 1} for this text", shown)
     found = windows[shown].words
     tokens = torch.tensor([windows[shown].tokens])
+    pieces = _pieces(model.tokenizer, windows[shown])
     if other is None:
         with torch.no_grad():
-            return Subject(found, found, model.matrices(tokens), False, windows, shown, most, unknown)
+            matrices = model.matrices(tokens)
+        return Subject(found, found, matrices, False, windows, shown, most, unknown, pieces, pieces)
     assert isinstance(model, EncoderDecoder | TransformersModel)
     written = _read(model.tokenizer, unknown, most, "--to", other)
     for argument, own in (("TEXT", windows), ("--to", written)):
@@ -113,7 +118,12 @@ def subject_of(
             raise value_error("look", argument, f"have at most {most} tokens beside another text", got)
     with torch.no_grad():
         matrices = model.cross_matrices(tokens, torch.tensor([written[0].tokens]))
-    return Subject(written[0].words, found, matrices, True, windows, shown, most, unknown)
+    answer = _pieces(model.tokenizer, written[0])
+    return Subject(written[0].words, found, matrices, True, windows, shown, most, unknown, answer, pieces)
+
+
+def _pieces(tokenizer: Tokenizer, window: Window) -> tuple[str, ...]:
+    return tuple(tokenizer.id_to_token(number) or str(number) for number in window.tokens)
 
 
 def _unknown(model: Model) -> str:

@@ -8,7 +8,7 @@ from saccade.viz.grids import head_grid
 from saccade.viz.heatmaps import heatmap
 from saccade.viz.mosaics import mosaic
 from saccade.viz.overlays import spatial_map
-from saccade.viz.page import live_report, report
+from saccade.viz.page import live_report, report, report_widget
 from saccade.viz.profiles import profile
 from saccade.viz.tradeoffs import tradeoff
 
@@ -23,6 +23,7 @@ __all__ = [
     "tradeoff",
     "report",
     "live_report",
+    "report_widget",
     "save",
     "MissingGlyphsWarning",
 ]

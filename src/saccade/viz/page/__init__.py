@@ -2,5 +2,6 @@
 
 from saccade.viz.page.live import live_report
 from saccade.viz.page.report import report
+from saccade.viz.page.widget import report_widget
 
-__all__ = ["live_report", "report"]
+__all__ = ["live_report", "report", "report_widget"]

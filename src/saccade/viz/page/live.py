@@ -46,7 +46,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     Example:
         >>> import torch
         >>> import saccade as sc
-        >>> layer = sc.nn.Attention(16, 2)
+        >>> layer = sc.nn.MultiHeadAttention(16, 2)
         >>> with sc.record(layer, keep="qk") as recording, live_report(recording, "/tmp/live.html", every=1.0):
         ...     out = layer(torch.zeros(1, 5, 16))
         >>> Path("/tmp/live.html").exists()
@@ -69,7 +69,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
         where = "live_report"
         instance(where, "recording", recording, Mapping, "be a recording", hint="record(model) as recording")
         self._recording, self._path = recording, Path(path)
-        self._every = number(where, "every", every, 0.1)
+        self._every = number(where, "every", every, least=0.1)
         self._options = checked_options(where, None, title, ("first", "second"), batch, heads, language, size)
         if self._path.is_dir() or not self._path.parent.is_dir():
             raise value_error(where, "path", "name a file in a folder that is there", visible(str(path)))

@@ -16,7 +16,7 @@ from saccade.errors import type_error, value_error
 from saccade.text import visible
 from saccade.viz.page.document import document
 from saccade.viz.page.packing import as_json, packed
-from saccade.viz.page.side import read_side
+from saccade.viz.page.side import checked_labels, read_side
 from saccade.viz.page.sources import layers_of
 from saccade.viz.page.texts import Tokens
 
@@ -147,18 +147,23 @@ def page_parts(
     """The data of a page, packed, by name."""
     sources = [layers_of("report", one) for one in (given, other) if one is not None]
     texts = [options.tokens, options.tokens if other_tokens is None else other_tokens]
+    labels = [
+        checked_labels("report", source, text, options.batch, options.heads)
+        for source, text in zip(sources, texts, strict=False)
+    ]
     share = options.size // len(sources)
     sides = [
-        read_side("report", name, source, text, options.batch, options.heads, share)
-        for name, source, text in zip(options.names, sources, texts, strict=False)
+        read_side(name, source, own, options.batch, options.heads, share)
+        for name, source, own in zip(options.names, sources, labels, strict=False)
     ]
     index: dict[str, Any] = {
         "format": FORMAT,
         "title": visible(options.title),
         "language": options.language or "",
         "live": live,
+        "start": dict(zip(("layer", "head"), sides[0].told["start"], strict=True)),
         "versions": {"saccade": saccade.__version__, "torch": torch.__version__},
-        "sides": [side.index for side in sides],
+        "sides": [side.told for side in sides],
     }
     parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}
     return {"index": packed(as_json(index)), **parts}

@@ -15,7 +15,7 @@ from saccade.viz.page.packing import as_json, halves, levels, packed, tops_of
 from saccade.viz.page.sources import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
 
-__all__ = ["Side", "read_side"]
+__all__ = ["Side", "checked_labels", "read_side"]
 
 _BINS = 128  # cells of a head's small map
 _FINE = 1024  # and of the large one
@@ -30,11 +30,11 @@ class Side(NamedTuple):
     """What a page shows of one recording.
 
     Attributes:
-        index: what is known of texts, layers and heads.
+        told: what is known of texts, layers and heads.
         parts: packed bytes, by names that the index does not repeat: maps of each layer, heads closely.
     """
 
-    index: dict[str, Any]
+    told: dict[str, Any]
     parts: dict[str, str]
 
 
@@ -49,11 +49,29 @@ class _Layer(NamedTuple):
     map: Map | None
 
 
+def checked_labels(
+    where: str, layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
+) -> dict[str, Labels]:
+    """Tokens of all layers; what is asked of them must be there.
+
+    Raises:
+        TypeError, ValueError: tokens, a batch item or heads that do not fit the layers.
+    """
+    for name, layer in layers.items():
+        if item >= layer.shape[0]:
+            raise value_error(where, "batch", f"be from 0 to {layer.shape[0] - 1} in layer {name}", item)
+    counts = [layer.shape[1] for layer in layers.values()]
+    for place, head in heads or ():
+        if not (0 <= place < len(counts) and 0 <= head < counts[place]):
+            rule = f"be (layer, head) of {len(counts)} layers, of {sorted(set(counts))} heads"
+            raise value_error(where, "heads", rule, (place, head))
+    return {name: labels_of(where, tokens, name, *layer.shape[2:]) for name, layer in layers.items()}
+
+
 def read_side(
-    where: str,
     name: str,
     layers: dict[str, Source],
-    tokens: Tokens,
+    labels: dict[str, Labels],
     item: int,
     heads: Sequence[tuple[int, int]] | None,
     size: int,
@@ -61,33 +79,24 @@ def read_side(
     """Ask all layers what a page shows.
 
     Args:
-        where: for error messages.
         name: of this side.
         layers: by name.
-        tokens: of the texts.
+        labels: their tokens, checked.
         item: which batch item.
         heads: (layer, head) of those that are shown closely; the most telling when None.
         size: bytes that the page may take, about.
 
-    Cost: two sweeps over each matrix and one over each head that is shown closely.
+    Cost: about three sweeps over each matrix and one over each head that is shown closely.
     """
-    labels = {own: labels_of(where, tokens, own, *layer.shape[2:]) for own, layer in layers.items()}
-    for own, layer in layers.items():
-        if not 0 <= item < layer.shape[0]:
-            raise value_error(where, "item", f"be from 0 to {layer.shape[0] - 1} in layer {own}", item)
-    counts = [layer.shape[1] for layer in layers.values()]
-    for pair in heads or ():
-        if not (0 <= pair[0] < len(counts) and 0 <= pair[1] < counts[pair[0]]):
-            raise value_error(where, "heads", f"be (layer, head) of {len(counts)} layers of {counts} heads", pair)
-    read = [_layer(own, layer, labels[own], item) for own, layer in layers.items()]
+    read = [_layer(one, layer, labels[one], item) for one, layer in layers.items()]
     texts: dict[tuple[str, ...], int] = {}
     index: dict[str, Any] = {"name": name, "measures": _named(read), "layers": []}
     parts: dict[str, str] = {}
-    for place, layer in enumerate(read):
-        index["layers"].append(_described(layer, texts))
-        if layer.map is not None:
-            tops, signed = tops_of(layer.map.cells), layer.source.is_signed
-            both = (layer.map.cells, layer.map.beside)
+    for place, own in enumerate(read):
+        index["layers"].append(_described(own, texts))
+        if own.map is not None:
+            tops, signed = tops_of(own.map.cells), own.source.is_signed
+            both = (own.map.cells, own.map.beside)
             parts[f"maps-{place}"] = packed(
                 b"".join(
                     levels(cells[head], top, is_signed=signed).tobytes()
@@ -95,7 +104,7 @@ def read_side(
                     for head, top in enumerate(tops)
                 )
             )
-            index["layers"][place] |= {"cells": layer.map.cells.shape[1:], "tops": tops, "sinkColumns": layer.columns}
+            index["layers"][place] |= {"cells": own.map.cells.shape[1:], "tops": tops, "sinkColumns": own.columns}
     index["texts"] = [shown_tokens(text) for text in texts]
     left = size - sum(map(len, [packed(as_json(index)), *parts.values()]))
     order, k, is_sure = _closely(read, heads, left)
@@ -106,6 +115,7 @@ def read_side(
             break
         index["layers"][place]["close"][head] = described
         parts[f"head-{place}-{head}"] = part
+    index["start"] = next(iter(heads or _most_telling(read)))
     return Side(index, parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -147,18 +148,20 @@ class OfMatrix:
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
-        self._summary: Summary | None = None
-        self._plain: dict[str, Tensor] = {}
-        if matrix.is_stochastic or isinstance(matrix, AttentionMatrix):
-            self._summary = matrix.summary()
-        else:
-            self._plain = plain_statistics(matrix)
+
+    @cached_property
+    def _summary(self) -> Summary | None:
+        return None if self.is_signed else self._matrix.summary()
+
+    @cached_property
+    def _plain(self) -> dict[str, Tensor]:
+        return plain_statistics(self._matrix) if self.is_signed else {}
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self._matrix.shape
 
-    @property
+    @cached_property
     def is_signed(self) -> bool:
         return not (self._matrix.is_stochastic or isinstance(self._matrix, AttentionMatrix))
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from saccade.errors import kind, type_error, value_error
+from saccade.text import spelled
 from saccade.text.labels import legible
+from saccade.text.spelling import is_special
 
 __all__ = ["Labels", "Tokens", "labels_of", "shown_tokens"]
 
 Text = Sequence[str]
 Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
 """Tokens of one text; of queries and of keys; either of them by names of layers, in which ``*`` stands for anything."""
-
-_SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<\|.*\|>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
 
 
 class Labels(NamedTuple):
@@ -40,8 +39,8 @@ def labels_of(where: str, tokens: Tokens, name: str, q_len: int, kv_len: int) ->
         if q_len <= kv_len:
             return Labels(numbers[kv_len - q_len :], numbers, True)
         return Labels(tuple(map(str, range(q_len))), numbers, False)
-    queries, keys = given if _is_pair(given) else (given, given)
-    queries, keys = (_checked(where, text) for text in (queries, keys))
+    is_pair = isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
+    queries, keys = (_checked(where, text) for text in (given if is_pair else (given, given)))
     is_one = queries == keys
     if is_one and q_len < kv_len == len(keys):  # the last ones, beside a cache
         queries = queries[kv_len - q_len :]
@@ -56,12 +55,12 @@ def labels_of(where: str, tokens: Tokens, name: str, q_len: int, kv_len: int) ->
 def shown_tokens(text: Sequence[str]) -> dict[str, object]:
     """Tokens as a page writes them, and which of them a tokenizer has added."""
     return {
-        "tokens": [legible(token) for token in text],
-        "special": [place for place, token in enumerate(text) if _SPECIAL.fullmatch(token)],
+        "tokens": [legible(token) for token in spelled(text)],
+        "special": [place for place, token in enumerate(text) if is_special(token)],
     }
 
 
-def _given(where: str, tokens: object, name: str) -> object:
+def _given(where: str, tokens: Tokens, name: str) -> Any:
     if not isinstance(tokens, Mapping):
         return tokens
     for pattern, text in tokens.items():
@@ -69,10 +68,6 @@ def _given(where: str, tokens: object, name: str) -> object:
             return text
     names = ", ".join(map(str, tokens)) or "none"
     raise value_error(where, "tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
-
-
-def _is_pair(given: object) -> bool:
-    return isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
 
 
 def _checked(where: str, text: object) -> tuple[str, ...]:

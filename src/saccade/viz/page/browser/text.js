@@ -123,7 +123,9 @@ class Text {
     this.tokens = tokens;
     this.special = new Set(special);
     this.found = new Set();
-    this.body = make("div", { className: "tokens", dir: "auto" });
+    // Words that were given without their spaces are set apart.
+    const hasSpaces = tokens.some((token) => /^ .|. $|↵/.test(token));
+    this.body = make("div", { className: hasSpaces ? "tokens" : "tokens apart", dir: "auto" });
     this.element = make("section", {}, ...(title ? [make("h3", { textContent: title })] : []), this.body);
     this.layOut(0);
   }

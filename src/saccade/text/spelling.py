@@ -1,0 +1,113 @@
+"""Spelling: pieces as vocabularies write them, turned back into what was read."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+__all__ = ["is_special", "spelled"]
+
+_SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<\|.*\|>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_LONGEST = 12  # tokens that make one character, at most
+
+
+def is_special(token: str) -> bool:
+    """Whether a token looks like one that a tokenizer adds, such as ``[CLS]``, ``<s>`` and ``<|endoftext|>``."""
+    return _SPECIAL.fullmatch(token) is not None
+
+
+def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
+    """Tokens as a person reads them: spaces as spaces, bytes as the characters that they make.
+
+    Three ways to write pieces are known: that of GPT-2, with a letter for each byte and Ġ for the space; that of
+    SentencePiece, with ▁ for the space and ``<0xE4>`` for a byte; that of BERT, in which ## goes on with a word. Tokens
+    of other forms stay as they are. Of a character that several tokens make, each shows it, with its number.
+
+    Args:
+        tokens: as ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens`` give them.
+
+    Returns:
+        As many texts.
+
+    Cost: O(tokens).
+
+    Example:
+        >>> spelled(["Hello", "Ġä", "½", "ł", "å¥½"])
+        ('Hello', ' 你(1/3)', '你(2/3)', '你(3/3)', '好')
+        >>> spelled(["▁to", "ken", "<0xE4>", "<0xBD>", "<0xA0>"])
+        (' to', 'ken', '你(1/3)', '你(2/3)', '你(3/3)')
+        >>> spelled(["[CLS]", "un", "##likely"])
+        ('[CLS]', ' un', 'likely')
+    """
+    plain = [token for token in tokens if not is_special(token)]
+    letters = _bytes_of_letters()
+    if any("Ġ" in token for token in plain) and all(letter in letters for token in plain for letter in token):
+        return _joined(tokens, [_of_letters(token, letters) for token in tokens])
+    if any("▁" in token for token in plain) or any(_BYTE.fullmatch(token) for token in plain):
+        return _joined(tokens, [_of_sentencepiece(token) for token in tokens])
+    if any(token.startswith("##") and len(token) > 2 for token in plain):
+        return tuple(_of_wordpiece(token, is_first=place == 0) for place, token in enumerate(tokens))
+    return tuple(tokens)
+
+
+@cache
+def _bytes_of_letters() -> dict[str, int]:
+    """The byte that each letter of GPT-2's vocabulary stands for: its own where it is seen, else one from 256 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {**{chr(byte): byte for byte in seen}, **{chr(256 + place): byte for place, byte in enumerate(unseen)}}
+
+
+def _of_letters(token: str, letters: dict[str, int]) -> bytes | None:
+    return None if is_special(token) else bytes(letters[letter] for letter in token)
+
+
+def _of_sentencepiece(token: str) -> bytes | None:
+    if is_special(token):
+        return None
+    found = _BYTE.fullmatch(token)
+    return bytes([int(found[1], 16)]) if found else token.replace("▁", " ").encode("utf-8", "surrogatepass")
+
+
+def _of_wordpiece(token: str, *, is_first: bool) -> str:
+    if token.startswith("##"):
+        return token[2:]
+    return token if is_first or is_special(token) else f" {token}"
+
+
+def _joined(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> tuple[str, ...]:
+    """Texts of the pieces; None is a token that is read as it is."""
+    return tuple(_texts(tokens, pieces))
+
+
+def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[str]:
+    start = 0
+    while start < len(tokens):
+        own = pieces[start]
+        if own is None:
+            yield tokens[start]
+            start += 1
+            continue
+        count, text = _character(pieces[start : start + _LONGEST])
+        if count == 1:
+            yield text
+        else:
+            space, letter = text[: len(text) - len(text.lstrip(" "))], text.lstrip(" ")
+            for place in range(count):
+                yield f"{space if place == 0 else ''}{letter}({place + 1}/{count})"
+        start += count
+
+
+def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
+    """How many pieces make whole characters, and which; one piece, with its odd bytes named, where none do."""
+    data = b""
+    for count, piece in enumerate(pieces, 1):
+        if piece is None:
+            break
+        data += piece
+        try:
+            return count, data.decode()
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":  # no byte that follows can make it whole
+                break
+    return 1, (pieces[0] or b"").decode(errors="backslashreplace")

@@ -1,0 +1,62 @@
+"""report_widget(): the page in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from saccade.arguments import integer
+from saccade.errors import missing_extra
+from saccade.viz.page.document import code, style
+from saccade.viz.page.report import Language, checked_options, page_parts
+from saccade.viz.page.texts import Tokens
+
+__all__ = ["report_widget"]
+
+
+def report_widget(
+    given: object,
+    *,
+    tokens: Tokens = None,
+    other: object = None,
+    other_tokens: Tokens = None,
+    names: tuple[str, str] = ("first", "second"),
+    title: str = "Attention",
+    batch: int = 0,
+    heads: Iterable[tuple[int, int]] | None = None,
+    language: Language | None = None,
+    size: int = 4_000_000,
+    height: int = 760,
+) -> Any:
+    """The page that `report` writes, as a widget of Jupyter, VS Code, Colab and marimo.
+
+    Args:
+        given, tokens, other, other_tokens, names, title, batch, heads, language, size: as of `report`.
+        height: in pixels.
+
+    Returns:
+        An ``anywidget.AnyWidget``, which a notebook shows.
+
+    Raises:
+        ImportError: anywidget is not installed: ``pip install 'saccade[notebook]'``.
+        TypeError, ValueError: as `report` does.
+
+    Cost: that of `report`.
+    """
+    options = checked_options("report_widget", tokens, title, names, batch, heads, language, size)
+    integer("report_widget", "height", height, 100)
+    try:
+        import anywidget  # noqa: PLC0415  an extra
+        import traitlets  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise missing_extra("report_widget", "anywidget", "notebook") from None
+
+    class Page(anywidget.AnyWidget):
+        """A page in a notebook."""
+
+        _esm = code("notebook")
+        parts = traitlets.Dict().tag(sync=True)
+        style = traitlets.Unicode().tag(sync=True)
+        height = traitlets.Int().tag(sync=True)
+
+    return Page(parts=page_parts(options, given, other, other_tokens), style=style(), height=height)
