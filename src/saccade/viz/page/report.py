@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-import saccade
 from saccade.arguments import instance, integer, is_integer, one_of
 from saccade.caches.files import write_whole
 from saccade.errors import type_error, value_error
@@ -162,7 +162,7 @@ def page_parts(
         "language": options.language or "",
         "live": live,
         "start": dict(zip(("layer", "head"), sides[0].told["start"], strict=True)),
-        "versions": {"saccade": saccade.__version__, "torch": torch.__version__},
+        "versions": {"saccade": version("saccade"), "torch": torch.__version__},
         "sides": [side.told for side in sides],
     }
     parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}

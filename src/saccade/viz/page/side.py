@@ -219,14 +219,13 @@ def _most_telling(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
 def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
     """One head closely: what the index says of it, and its bytes, packed."""
     _, _, q_len, kv_len = layer.source.shape
-    is_dense = k >= kv_len
     bins = min(_FINE, max(q_len, kv_len))
     columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
     k = min(k, kv_len)
     found: Head = layer.source.head(item, head, bins, _left_in(columns, layer.sinks, kv_len, bins), k)
     described: dict[str, Any] = {"k": 0, "top": 0.0}
     pieces: list[bytes] = []
-    if found.map is not None and not is_dense and max(q_len, kv_len) > _BINS:
+    if found.map is not None and max(q_len, kv_len) > _BINS:
         top = tops_of(found.map.cells)[0]
         described |= {"cells": found.map.cells.shape[1:], "fineTop": top, "sinkColumns": columns}
         pieces += [
@@ -253,5 +252,5 @@ def _names(indices: Tensor) -> bytes:
 
 def _close_bytes(layer: _Layer, k: int) -> int:
     _, _, q_len, kv_len = layer.source.shape
-    fine = 0 if k >= kv_len or max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) // 2
+    fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) // 2
     return int(_INFLATED * (fine + 4.5 * (q_len + kv_len) * min(k, kv_len) + 2 * kv_len))

@@ -3,7 +3,7 @@
 import { colourOf, css, inkOn, palette } from "./colours.js";
 import { make } from "./dom.js";
 import { likeness, weightsOf, withoutSinks } from "./levels.js";
-import { nameOf, number, say } from "./words.js";
+import { meaningOf, nameOf, number, say } from "./words.js";
 
 const KINDS = { sink: "first_mass", previous: "previous_mass", induction: "induction_mass", broad: "relative_entropy" };
 
@@ -91,7 +91,7 @@ export class Heads {
       on: { click: () => state.set({ layer, head }) },
     });
     tile.style.background = css(colour);
-    tile.style.color = css(colour) && inkOn(colour);
+    tile.style.color = inkOn(colour);
     if (this.page.side.layers[layer].close[head]) tile.classList.add("close");
     this.tiles.push(tile);
     return tile;
@@ -116,7 +116,7 @@ export class Heads {
     const stops = Array.from({ length: 9 }, (_, i) => css(colourOf(least < 0 ? i / 4 - 1 : i / 8, page.theme)));
     bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
     const [low, high] = least < 0 ? [-Math.max(-least, most), Math.max(-least, most)] : [least, most];
-    const meaning = measure ? [measure.unit, measure.meaning].filter(Boolean).join(": ") : "";
+    const meaning = measure ? meaningOf(page.language, measure) : "";
     page.parts.scale.replaceChildren(count ? number(low) : "", count ? bar : "", count ? number(high) : "–", make("small", { textContent: meaning }));
   }
 

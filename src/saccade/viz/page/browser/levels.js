@@ -35,28 +35,6 @@ export function withoutSinks(map, sinks, keys) {
   return { ...map, levels };
 }
 
-/** A map of all weights of a head, for heads that are known whole. */
-export function exactMap(close, told, sinks) {
-  const { queries, keys } = told, { k, weights, names } = close.rows;
-  let top = 0;
-  const isSink = new Set(sinks);
-  for (let i = 0; i < weights.length; i++) if (!isSink.has(names[i])) top = Math.max(top, Math.abs(weights[i]));
-  const levels = new Uint8Array(queries * keys);
-  for (let i = 0; i < weights.length; i++) {
-    if (names[i] < 0 || isSink.has(names[i])) continue;
-    levels[Math.floor(i / k) * keys + names[i]] = levelOf(weights[i], top, told.signed);
-  }
-  return { rows: queries, columns: keys, top, signed: told.signed, levels, sinkColumns: [], beside: new Uint8Array(0) };
-}
-
-/** What is hidden in a small map of the same cells stays hidden, and the rest is next to nothing at least. */
-export function hiddenAs(map, other) {
-  if (!other || other.rows !== map.rows || other.columns !== map.columns) return map;
-  const least = map.signed ? 128 : 1;
-  for (let i = 0; i < map.levels.length; i++) if (map.levels[i] === 0 && other.levels[i] !== 0) map.levels[i] = least;
-  return map;
-}
-
 /** The map, and the same with half as many cells on each side, and so on: of four, the farthest from nothing. */
 export function pyramid(map) {
   const found = [map];

@@ -5,13 +5,13 @@ import { openData } from "./data.js";
 import { make } from "./dom.js";
 import { Heads, likenesses } from "./heads.js";
 import { pressed } from "./keys.js";
-import { difference, exactMap, hiddenAs, withoutSinks } from "./levels.js";
+import { difference, withoutSinks } from "./levels.js";
 import { MapView } from "./map.js";
 import { Reading } from "./reading.js";
 import { State } from "./state.js";
 import { drawStrongest } from "./strongest.js";
 import { TextView } from "./text.js";
-import { languageOf, nameOf, number, say } from "./words.js";
+import { languageOf, meaningOf, nameOf, number, say } from "./words.js";
 
 const OF_HEADS = ["side", "layer", "head", "by", "order", "tiles", "scale", "sinks", "language", "theme"];
 const OF_MAP = ["side", "layer", "head", "sinks"];
@@ -113,7 +113,8 @@ export class Page {
     const maps = await Promise.all(this.sides.map((own) => this.mapOf(own, layer, head, sinks)));
     if (this.state.now.layer !== layer || this.state.now.head !== head || this.side !== side) return;
     const own = maps[this.sides.indexOf(side)];
-    this.reading = new Reading(side.layers[layer], own.small, own.close);
+    this.readings = maps.map(({ small, close }, place) => new Reading(this.sides[place].layers[layer], small, close));
+    this.reading = this.readings[this.sides.indexOf(side)];
     this.message = null;
     let { map } = own;
     if (this.isDifference) {
@@ -129,22 +130,20 @@ export class Page {
     const [small, close] = await Promise.all([side.small(layer, head), side.closely(layer, head)]);
     const left = sinks === "hidden" ? told.sinks : [];
     const plain = small && withoutSinks(small, left, told.keys);
-    let map = plain;
-    if (close?.isWhole && (told.queries > 128 || told.keys > 128)) map = hiddenAs(exactMap(close, told, left), null);
-    else if (close?.map) map = withoutSinks(close.map, left, told.keys);
-    return { map, small, close, plain };
+    return { map: close?.map ? withoutSinks(close.map, left, told.keys) : plain, small, close, plain };
   }
 
   tellHead() {
     const { parts, layer, language } = this, { now } = this.state;
     parts.name.textContent = this.headName();
-    const told = this.side.measures.map(({ name, unit }) => {
-      const value = layer.values[name]?.[now.head] ?? null, even = layer.uniform[name]?.[now.head] ?? null;
-      const row = make("tr", {}, make("th", { textContent: nameOf(language, name), scope: "row", title: unit }));
-      row.append(make("td", { textContent: number(value) }), make("td", { textContent: number(even), title: say(language, "uniform") }));
+    const columns = this.sides.map((side) => [this.sides.length > 1 ? side.name : say(language, "head"), side.layers[now.layer]?.values]);
+    if (this.sides.length === 1) columns.push([say(language, "uniform"), layer.uniform]);
+    const told = this.side.measures.map((measure) => {
+      const row = make("tr", {}, make("th", { textContent: nameOf(language, measure.name), scope: "row", title: meaningOf(language, measure) }));
+      row.append(...columns.map(([, values]) => make("td", { textContent: number(values?.[measure.name]?.[now.head]) })));
       return row;
     });
-    const head = make("tr", {}, ...["", say(language, "head"), say(language, "uniform")].map((text) => make("th", { textContent: text, scope: "col" })));
+    const head = make("tr", {}, ...["", ...columns.map(([name]) => name)].map((text) => make("th", { textContent: text, scope: "col" })));
     parts.measures.replaceChildren(make("thead", {}, head), make("tbody", {}, ...told));
   }
 
@@ -153,10 +152,16 @@ export class Page {
     return `${say(language, "layer")} ${now.layer} (${layer.name}), ${say(language, "head")} ${now.head}${side}: ${layer.queries} × ${layer.keys} ${say(language, "tokens")}`;
   }
 
+  /** Readings of the recording that is shown, or of both where they are compared and of one shape. */
+  get shownReadings() {
+    const { layer } = this, all = this.isDifference ? this.readings : [this.reading];
+    return all.filter((own) => own?.told?.queries === layer.queries && own.told.keys === layer.keys);
+  }
+
   /** What there is to say of one weight. */
   tellPair(query, key) {
-    const [weight, isExact] = this.reading?.at(query, key) ?? [null, false];
-    return `${query + this.layer.first} “${this.queryTokens(query)}” → ${key} “${this.keyTokens(key)}”: ${MapView.told(weight, isExact, this.language)}`;
+    const weights = this.shownReadings.map((reading) => MapView.told(...reading.at(query, key), this.language));
+    return `${query + this.layer.first} “${this.queryTokens(query)}” → ${key} “${this.keyTokens(key)}”: ${weights.join(" | ")}`;
   }
 
   /** Point at a query and a key, until something else is pointed at. */

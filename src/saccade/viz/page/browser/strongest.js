@@ -12,15 +12,18 @@ export function drawStrongest(page, element) {
     element.replaceChildren(make("p", { className: "hint", textContent: say(language, "pointAt") }));
     return;
   }
-  const tables = [];
-  if (query !== null) {
-    const title = `${query + layer.first} “${page.queryTokens(query)}” ${say(language, "looksAt")}`;
-    tables.push(table(page, title, "at", reading.ofQuery(query), page.keyTokens, 0));
-  }
-  if (key !== null) {
-    const title = `${key} “${page.keyTokens(key)}” ${say(language, "lookedAtBy")}`;
-    tables.push(table(page, title, "from", reading.ofKey(key), page.queryTokens, layer.first));
-  }
+  const tables = page.shownReadings.flatMap((own) => {
+    const whose = page.isDifference ? `${page.sides[page.readings.indexOf(own)].name}: ` : "", found = [];
+    if (query !== null) {
+      const title = `${whose}${query + layer.first} “${page.queryTokens(query)}” ${say(language, "looksAt")}`;
+      found.push(table(page, title, "at", own.ofQuery(query), page.keyTokens, 0));
+    }
+    if (key !== null) {
+      const title = `${whose}${key} “${page.keyTokens(key)}” ${say(language, "lookedAtBy")}`;
+      found.push(table(page, title, "from", own.ofKey(key), page.queryTokens, layer.first));
+    }
+    return found;
+  });
   element.replaceChildren(...tables);
 }
 

@@ -22,6 +22,7 @@ const WORDS = {
       ["c", "the other recording, the difference"], ["t", "dark or light"], ["Esc", "choose nothing"], ["?", "these keys"],
     ],
     measures: {},
+    meanings: {},
   },
   zh: {
     heads: "注意力头", map: "注意力图", text: "文本", weights: "最大的权重", colouredBy: "按什么着色", order: "顺序",
@@ -50,6 +51,13 @@ const WORDS = {
       position_information: "位置互信息", frobenius_norm: "弗罗贝尼乌斯范数", largest_logit: "最大的分数",
       logit_variance: "分数的方差", induction_mass: "归纳份额", given_mass: "行的总和", squared_norm: "平方和",
     },
+    meanings: {
+      entropy: "奈特：一个查询分散到多少个键上", relative_entropy: "除以可见键数的对数；1 是均匀", effective_tokens: "个键：熵的指数",
+      largest_weight: "份额：一个查询最强的键", first_mass: "份额：给第一个词元", first_4_mass: "份额：给前四个词元", self_mass: "份额：给自己的词元",
+      previous_mass: "份额：给前一个词元", local_mass: "份额：给前后 16 个词元以内", distance: "个词元：看多远，取平均", most_received: "占全部的份额：得到最多的键",
+      position_information: "奈特：查询的位置说明了多少它看哪里", frobenius_norm: "所有权重平方和的平方根", largest_logit: "奈特：所有分数中最大的",
+      logit_variance: "奈特平方：一个查询的各个分数", induction_mass: "份额：给同一词元上次出现之后的那个词元", given_mass: "份额：汇聚参数留下的", squared_norm: "一行权重的平方和",
+    },
   },
 };
 
@@ -66,6 +74,11 @@ export function say(language, name) {
 /** What a measure is called. */
 export function nameOf(language, measure) {
   return WORDS[language].measures[measure] ?? (measure === "likeness" ? say(language, measure) : measure.replaceAll("_", " "));
+}
+
+/** What a measure means, with its unit. @param {{name: string, unit: string, meaning: string}} measure */
+export function meaningOf(language, { name, unit, meaning }) {
+  return WORDS[language].meanings[name] ?? [unit, meaning].filter(Boolean).join(": ");
 }
 
 /** A number with three digits that matter. */
