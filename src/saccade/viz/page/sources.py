@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -71,7 +71,6 @@ class Source(Protocol):
         """One head closely."""
 
 
-@runtime_checkable
 class Recorded(Protocol):
     """A recorded layer; `saccade.recording.run.Run` is one."""
 
@@ -135,12 +134,17 @@ def _source_of(where: str, name: str, given: object) -> Source:
             got = f"shape {list(weights.shape)}, {weights.dtype} in layer {name}"
             raise value_error(where, "weights", "be real numbers [batch, heads, q_len, kv_len]", got)
         return OfMatrix(_WrittenOut(weights.detach()))
-    if isinstance(given, Recorded):
+    if _is_recorded(given):
         try:
             return OfMatrix(given.matrix)
         except UnsupportedError:  # queries and keys were not kept: then there are answers
             return Kept(given)
     raise type_error(where, "given", _RULE, f"{kind(given)} in layer {name}")
+
+
+def _is_recorded(given: object) -> TypeGuard[Recorded]:
+    """Whether it has all that `Recorded` names, without asking for it: what was not kept raises."""
+    return all(hasattr(type(given), name) for name in ("shape", "matrix", "kept", "statistics", "summary", "ask"))
 
 
 class OfMatrix:

@@ -2,7 +2,7 @@
 
 import { button } from "./dom.js";
 import { start } from "./page.js";
-import { say } from "./words.js";
+import { WORDS, say } from "./words.js";
 
 async function open() {
   const root = document.querySelector("main");
@@ -10,7 +10,7 @@ async function open() {
     const page = await start(root, (name) => document.querySelector(`script[data-part="${name}"]`).textContent, true);
     await page.ready;
     if (page.given.live) readAnew(page);
-    window.saccade = page;
+    window.saccade = Object.assign(page, { words: WORDS }); // for those who open the console
     document.body.dataset.ready = "true";
   } catch (error) {
     root.textContent = `This page could not be read: ${error.message}`;

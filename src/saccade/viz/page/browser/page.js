@@ -39,6 +39,7 @@ export class Page {
   checkState() {
     const { now } = this.state, last = this.sides.length - 1;
     if (!["0", last ? "1" : "0", last ? "difference" : "0"].includes(now.side)) now.side = "0";
+    if (!["light", "dark"].includes(now.theme)) now.theme = "";
     now.layer = Math.min(now.layer, this.side.layers.length - 1);
     now.head = Math.min(now.head, this.layer.heads - 1);
     const names = this.side.measures.map((one) => one.name);

@@ -1,6 +1,6 @@
 // What the page says, in English and Chinese.
 
-const WORDS = {
+export const WORDS = {
   en: {
     heads: "Heads", map: "Map", text: "Text", weights: "Strongest weights", colouredBy: "Coloured by", order: "Order",
     inPlace: "by layer", most: "largest first", least: "smallest first", tiles: "Tiles", colours: "colours", maps: "maps",
