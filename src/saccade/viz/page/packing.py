@@ -26,7 +26,7 @@ def tops_of(cells: Array) -> list[float]:
 def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8]:
     """A map as one byte a cell, on a logarithmic scale of six decades: 6 % apart, 12 % where there are both signs.
 
-    Level 0 is a cell that is hidden. Without signs, 255 is ``top`` and 1 is what is next to nothing; with signs, 255
+    Weights are rounded away from 0, so that a level is never less than what it stands for. Level 0 is a cell that is hidden. Without signs, 255 is ``top`` and 1 is what is next to nothing; with signs, 255
     is ``top``, 128 is nothing and 1 is ``-top``.
 
     Args:
@@ -38,7 +38,7 @@ def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(np.abs(cells) / top) if top > 0 else np.full(cells.shape, -np.inf)
     scaled = np.maximum(logs / DECADES + 1.0, -1.0)  # 1 for the largest, 0 for what is next to nothing
-    level = np.where(scaled >= 0, np.round(scaled * steps) + 1, 0)
+    level = np.where(scaled >= 0, np.ceil(scaled * steps) + 1, 0)
     shown = _ZERO + np.where(cells < 0, -level, level) if is_signed else 1 + level
     return np.where(np.isnan(cells), 0, shown).astype(np.uint8)
 

@@ -1,6 +1,6 @@
 // Maps of bytes: level 0 is hidden, the others are weights on a logarithmic scale of six decades.
 
-const DECADES = 6;
+export const DECADES = 6;
 
 /** The weight of each level; NaN of what is hidden. */
 export function weightsOf(top, signed) {
@@ -18,7 +18,7 @@ export function levelOf(weight, top, signed) {
   const steps = signed ? 126 : 253;
   if (Number.isNaN(weight)) return 0;
   const scaled = top > 0 ? Math.log10(Math.abs(weight) / top) / DECADES + 1 : -1;
-  const level = scaled >= 0 ? Math.round(scaled * steps) + 1 : 0;
+  const level = scaled >= 0 ? Math.ceil(scaled * steps) + 1 : 0;
   return signed ? 128 + (weight < 0 ? -level : level) : 1 + level;
 }
 
@@ -67,6 +67,20 @@ export function difference(first, second) {
   const top = values.reduce((most, value) => Math.max(most, Math.abs(value) || 0), 0);
   const levels = Uint8Array.from(values, (value) => levelOf(value, top, true));
   return { rows: first.rows, columns: first.columns, top, signed: true, levels, sinkColumns: [], beside: new Uint8Array(0) };
+}
+
+/** The same of single weights, where all of both heads are known; what neither sees is hidden. */
+export function exactDifference(closes, maps, { queries, keys }) {
+  const values = new Float64Array(queries * keys);
+  closes.forEach(({ rows: { k, names, weights } }, place) => {
+    for (let i = 0; i < weights.length; i++) {
+      if (names[i] >= 0) values[Math.floor(i / k) * keys + names[i]] += place ? weights[i] : -weights[i];
+    }
+  });
+  const top = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  const isHidden = (i) => maps.every((map) => map.levels.length === values.length && map.levels[i] === 0);
+  const levels = Uint8Array.from(values, (value, i) => (isHidden(i) ? 0 : levelOf(value, top, true)));
+  return { rows: queries, columns: keys, top, signed: true, levels, sinkColumns: [], beside: new Uint8Array(0) };
 }
 
 /** How alike two maps are, from 0 to 1: the cosine of the roots of their weights. */

@@ -3,7 +3,7 @@
 import { colourOf, css, palette, shareOf } from "./colours.js";
 import { make } from "./dom.js";
 import { pyramid, weightsOf } from "./levels.js";
-import { number, say } from "./words.js";
+import { say } from "./words.js";
 
 const MARGIN = { left: 84, top: 74, right: 8, bottom: 8 };
 const LABELLED = 11; // pixels of a token from which on it is named
@@ -275,12 +275,6 @@ export class MapView {
     if (left !== x || top !== y) this.look(left, top, w, h);
   }
 
-  /** What a weight says, with the sign that it is one of many where it is. */
-  static told(weight, isExact, language) {
-    if (weight === null) return say(language, "notKept");
-    if (Number.isNaN(weight)) return say(language, "hiddenPair");
-    return isExact ? number(weight) : `${say(language, "atMost")} ${number(weight)}`;
-  }
 }
 
 function niceStep(least) {

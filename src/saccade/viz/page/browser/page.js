@@ -5,7 +5,7 @@ import { openData } from "./data.js";
 import { make } from "./dom.js";
 import { Heads, likenesses } from "./heads.js";
 import { pressed } from "./keys.js";
-import { difference, withoutSinks } from "./levels.js";
+import { difference, exactDifference, withoutSinks } from "./levels.js";
 import { MapView } from "./map.js";
 import { Reading } from "./reading.js";
 import { State } from "./state.js";
@@ -32,7 +32,7 @@ export class Page {
     if (inAddress) document.addEventListener("keydown", (event) => event.target === document.body && pressed(this, event) && event.preventDefault());
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.changed(new Set(["theme"])));
     this.state.listen((changed) => this.changed(changed));
-    this.ready = this.changed(new Set(Object.keys(this.state.now)));
+    this.ready = this.changed(new Set(Object.keys(this.state.now))).then(() => this.reveal());
   }
 
   /** What an address says can be of another page. */
@@ -119,7 +119,9 @@ export class Page {
     this.message = null;
     let { map } = own;
     if (this.isDifference) {
-      map = difference(maps[0].map, maps[1].map) ?? difference(maps[0].plain, maps[1].plain);
+      const closes = maps.map((one) => one.close), isWhole = closes.every((close) => close?.isWhole) && this.shownReadings.length === 2;
+      map = isWhole ? exactDifference(closes, maps.map((one) => one.map), this.layer) : null;
+      map ??= difference(maps[0].map, maps[1].map) ?? difference(maps[0].plain, maps[1].plain);
       if (!map) this.message = say(this.language, "unlike");
     }
     this.mapView.show(map);
@@ -156,12 +158,12 @@ export class Page {
   /** Readings of the recording that is shown, or of both where they are compared and of one shape. */
   get shownReadings() {
     const { layer } = this, all = this.isDifference ? this.readings : [this.reading];
-    return all.filter((own) => own?.told?.queries === layer.queries && own.told.keys === layer.keys);
+    return all.filter((own) => own?.layer?.queries === layer.queries && own.layer.keys === layer.keys);
   }
 
   /** What there is to say of one weight. */
   tellPair(query, key) {
-    const weights = this.shownReadings.map((reading) => MapView.told(...reading.at(query, key), this.language));
+    const weights = this.shownReadings.map((reading) => reading.told(query, key, this.language));
     return `${query + this.layer.first} “${this.queryTokens(query)}” → ${key} “${this.keyTokens(key)}”: ${weights.join(" | ")}`;
   }
 
@@ -181,6 +183,13 @@ export class Page {
     const { layer, side } = this, { now } = this.state, count = side.texts[layer.keyText].tokens.length;
     const at = now.key ?? (now.query === null ? (by > 0 ? -1 : count) : now.query + layer.first);
     this.choose(layer.keyText, Math.min(Math.max(0, at + by), count - 1));
+  }
+
+  /** Bring the chosen token to where it is seen. */
+  reveal() {
+    const { query, key } = this.state.now, { layer, textView } = this;
+    if (query !== null) textView.reveal(layer.queryText, query + layer.first);
+    else if (key !== null) textView.reveal(layer.keyText, key);
   }
 
   /** Choose a token, and bring it into view. */

@@ -1,13 +1,14 @@
 // Single weights of a head: exact where they were kept, else what the cells of a map allow.
 
-import { weightsOf } from "./levels.js";
+import { DECADES, weightsOf } from "./levels.js";
+import { number, say } from "./words.js";
 
 const SHOWN = 24; // cells of a row of a small map, at most
 
 /** One head as it is read: what is told of its layer, its maps, its strongest weights. */
 export class Reading {
-  constructor(told, small, close) {
-    this.told = told;
+  constructor(layer, small, close) {
+    this.layer = layer;
     this.close = close;
     this.map = close?.map ?? small;
     this.weights = this.map && weightsOf(this.map.top, this.map.signed);
@@ -15,33 +16,42 @@ export class Reading {
 
   /** A weight, `[weight, whether it is exact]`; NaN where it is hidden, null where nothing was kept. */
   at(query, key) {
-    const { close, map, told } = this;
-    if (close?.rows?.k) {
-      const { k, names, weights } = close.rows;
-      for (let i = query * k; i < (query + 1) * k; i++) if (names[i] === key) return [weights[i], true];
+    const { close, map, layer } = this;
+    for (const [list, own, other] of [[close?.rows, query, key], [close?.columns, key, query]]) {
+      for (let i = own * list?.k; i < (own + 1) * list?.k; i++) if (list.names[i] === other) return [list.weights[i], true];
     }
     if (!map) return close?.isWhole ? [0, true] : [null, false];
-    const row = Math.floor((query * map.rows) / told.queries), column = Math.floor((key * map.columns) / told.keys);
+    const row = Math.floor((query * map.rows) / layer.queries), column = Math.floor((key * map.columns) / layer.keys);
     const weight = this.weights[map.levels[row * map.columns + column]];
     if (close?.isWhole) return [Number.isNaN(weight) && this.isExact ? NaN : 0, true];
     return [weight, this.isExact];
   }
 
+  /** What a weight says: what is known of a cell of many pairs is the largest of them, or in other maps their share. */
+  told(query, key, language) {
+    const [weight, isExact] = this.at(query, key);
+    if (weight === null) return say(language, "notKept");
+    if (Number.isNaN(weight)) return say(language, "hiddenPair");
+    if (isExact) return number(weight);
+    if (this.layer.how !== "max") return `${say(language, "ofCell")} ${number(weight)}`;
+    return `${say(language, "atMost")} ${number(weight || this.map.top / 10 ** DECADES)}`;
+  }
+
   /** Whether a cell of the map is one pair of tokens. */
   get isExact() {
-    return Boolean(this.map) && this.map.rows === this.told.queries && this.map.columns === this.told.keys;
+    return Boolean(this.map) && this.map.rows === this.layer.queries && this.map.columns === this.layer.keys;
   }
 
   /** What a query looks at, strongest first. */
   ofQuery(query) {
     const found = fromList(this.close?.rows, query);
-    return found ?? this.fromMap(query, this.told.queries, this.told.keys, (map, row, at) => map.levels[row * map.columns + at]);
+    return found ?? this.fromMap(query, this.layer.queries, this.layer.keys, (map, row, at) => map.levels[row * map.columns + at]);
   }
 
   /** Which queries look at a key, strongest first. */
   ofKey(key) {
     const found = fromList(this.close?.columns, key);
-    return found ?? this.fromMap(key, this.told.keys, this.told.queries, (map, column, at) => map.levels[at * map.columns + column], true);
+    return found ?? this.fromMap(key, this.layer.keys, this.layer.queries, (map, column, at) => map.levels[at * map.columns + column], true);
   }
 
   fromMap(token, count, others, levelAt, isColumn = false) {

@@ -12,6 +12,10 @@ export function drawStrongest(page, element) {
     element.replaceChildren(make("p", { className: "hint", textContent: say(language, "pointAt") }));
     return;
   }
+  if (!reading.map && !reading.close?.rows) {
+    element.replaceChildren(make("p", { className: "hint", textContent: say(language, "notKept") }));
+    return;
+  }
   const tables = page.shownReadings.flatMap((own) => {
     const whose = page.isDifference ? `${page.sides[page.readings.indexOf(own)].name}: ` : "", found = [];
     if (query !== null) {
@@ -38,7 +42,7 @@ function table(page, title, kind, found, tokens, first) {
     const isOne = stop - start === 1;
     const name = isOne ? String(start + first) : `${start + first}–${stop - 1 + first}`;
     const text = isOne ? tokens(start) : `${tokens(start)} … ${tokens(stop - 1)}`;
-    const said = isExact ? number(weight) : `≤ ${number(weight)}`;
+    const said = isExact ? number(weight) : `${page.layer.how === "max" ? "≤" : "Σ"} ${number(weight)}`;
     return make("tr", {}, make("td", { textContent: name }), make("td", { textContent: text, dir: "auto" }), make("td", {}, bar, said));
   });
   if (!rows.length) body.push(make("tr", {}, make("td", { colSpan: 3, textContent: say(language, "none") })));
