@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo verify test check check-all examples bench fmt lint type imports clean
+.PHONY: help demo report verify test check check-all examples bench fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -32,6 +32,9 @@ $(VENV)/.dev: $(VENV)/.native
 
 demo: $(VENV)/.native  ## see what a trained model attends to
 	$(OFFLINE) $(BIN)/saccade look "The cat, which was very hungry, ate the fish." --out out/demo
+
+report: $(VENV)/.native  ## write three pages that show all attention of a model (some minutes)
+	$(OFFLINE) $(BIN)/python examples/report_pages.py
 
 verify: $(VENV)/.native  ## check what is said about attention by running it (under a minute)
 	$(OFFLINE) $(BIN)/saccade verify
