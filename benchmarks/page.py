@@ -14,8 +14,8 @@ from benchmarks.measuring import Referee
 from benchmarks.reporting import Row, duration
 
 N, LAYERS, HEADS, DIM = 10_000, 12, 12, 32
-TITLE = f"report(): {LAYERS} layers of {HEADS} heads, {N} tokens, causal"
-TITLE_ZH = f"report()：{LAYERS} 层，每层 {HEADS} 个头，{N} 个词元，因果"
+TITLE = f"a page of {LAYERS * HEADS} heads, {N} tokens, causal"
+TITLE_ZH = f"{LAYERS * HEADS} 个头的页面，{N} 个词元，因果"
 MOST_BYTES, MOST_SECONDS, FRAMES = 10_000_000, 3.0, 30.0
 _PAN = """async () => {
   const map = saccade.mapView, start = performance.now(), before = map.frames;

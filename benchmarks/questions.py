@@ -53,7 +53,7 @@ QUESTIONS: dict[str, ModuleType] = {
     "generation": generation,
     "statistics": looking,
     "recording": recording,
-    "report": page,
+    "page": page,
     "bias": bias,
     "additive": additive,
     "neighbourhood": neighbourhood,

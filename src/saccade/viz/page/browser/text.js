@@ -138,9 +138,10 @@ class Text {
     const blocks = [];
     const more = (to, word) => make("button", { type: "button", textContent: `${say(language, word)} …`, on: { click: () => this.layOut(to) } });
     if (start > 0) blocks.push(more(Math.max(0, start - WINDOW), "earlier"));
-    for (let first = start; first < stop; first += BLOCK) {
+    for (let first = start, next; first < stop; first = next) {
+      next = this.blockEnd(first, stop);
       const block = make("p");
-      for (let token = first; token < Math.min(stop, first + BLOCK); token++) {
+      for (let token = first; token < next; token++) {
         const span = make("span", { textContent: this.tokens[token], data: { token } });
         if (this.special.has(token)) span.className = "special";
         if (this.found.has(token)) span.classList.add("found");
@@ -151,6 +152,14 @@ class Text {
     }
     if (stop < this.tokens.length) blocks.push(more(stop, "later"));
     this.body.replaceChildren(...blocks);
+  }
+
+  /** Where a block ends: not inside a word, if there are spaces between words. */
+  blockEnd(first, stop) {
+    for (let token = first + BLOCK; token < Math.min(stop, first + 2 * BLOCK); token++) {
+      if (this.tokens[token].startsWith(" ") || this.tokens[token - 1].endsWith("↵")) return token;
+    }
+    return Math.min(stop, first + BLOCK);
   }
 
   at(token, use) {
