@@ -54,7 +54,7 @@ export class Heads {
     const tile = (layer, head) => this.tile(layer, head, values[layer]?.[head] ?? null, share(values[layer]?.[head] ?? null));
     // As large as there is room for beside one another; maps of many heads scroll rather than vanish.
     const widest = Math.max(...page.side.layers.map((layer) => layer.heads)), room = (this.element.clientWidth - 44) / widest - 4;
-    const [smallest, largest] = now.tiles === "maps" ? [24, 44] : [12, 20];
+    const [smallest, largest] = now.tiles === "maps" ? [16, 44] : [12, 20];
     this.element.style.setProperty("--tile", `${Math.min(largest, Math.max(smallest, Math.floor(room)))}px`);
     const focused = this.element.contains(this.element.getRootNode().activeElement);
     this.element.replaceChildren(now.order === "place" ? this.table(tile) : this.list(tile, values));
