@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.errors import value_error
 from saccade.statistics import Fold, InductionMass, Measure
+from saccade.text import visible
 from saccade.viz.page.packing import as_json, halves, levels, packed, tops_of
 from saccade.viz.page.sources import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
@@ -90,7 +91,7 @@ def read_side(
     """
     read = [_layer(one, layer, labels[one], item) for one, layer in layers.items()]
     texts: dict[tuple[str, ...], int] = {}
-    index: dict[str, Any] = {"name": name, "measures": _named(read), "layers": []}
+    index: dict[str, Any] = {"name": visible(name), "measures": _named(read), "layers": []}
     parts: dict[str, str] = {}
     for place, own in enumerate(read):
         index["layers"].append(_described(own, texts))
@@ -121,17 +122,17 @@ def read_side(
 
 def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     received = source.received(item)
-    sinks = [] if received is None else _sinks(received.double().mean(0))
+    sinks = [] if received is None else _sinks(received.cpu().double().nan_to_num(0.0).mean(0))
     kv_len = source.shape[3]
     columns = sorted({sink * min(_BINS, kv_len) // kv_len for sink in sinks})
     folds: list[Fold[Any, Any]] = []
-    if labels.is_one_text:
-        numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
+    numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
+    if labels.is_one_text and len(numbers) < kv_len:  # else no token comes twice, or none is known
         folds = [InductionMass(tuple(numbers[token] for token in labels.keys))]
     found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), folds)
     measures = source.measures(item)
     if found is not None and found.answers:
-        mass = found.answers[0][0].double().mean(-1, keepdim=False)[None]
+        mass = found.answers[0][0].cpu().double().mean(-1)[None]
         meaning = "given to what followed the same token before"
         measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
     return _Layer(name, source, labels, measures, received, sinks, columns, found)
@@ -167,7 +168,7 @@ def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, An
     keys = texts.setdefault(layer.labels.keys, len(texts))
     queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
     return {
-        "name": layer.name,
+        "name": visible(layer.name),
         "heads": heads,
         "queries": q_len,
         "keys": kv_len,
