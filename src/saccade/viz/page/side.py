@@ -135,7 +135,8 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
         mass = found.answers[0][0].cpu().double().mean(-1)[None]
         meaning = "given to what followed the same token before"
         measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
-    return _Layer(name, source, labels, measures, received, sinks, columns, found)
+    known = columns if found is not None and found.beside.shape[2] else []
+    return _Layer(name, source, labels, measures, received, sinks, known, found)
 
 
 def _sinks(received: Tensor) -> list[int]:

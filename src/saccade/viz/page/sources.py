@@ -67,7 +67,7 @@ class Source(Protocol):
         """What each key gets, ``[heads, kv_len]``."""
 
     def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
-        """Maps of all heads, and what else is asked; None if it is not known."""
+        """Maps of all heads, and what else is asked; None if it is not known, no columns beside where these are not."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
         """One head closely."""
@@ -232,7 +232,8 @@ class Kept:
         if self._pooled is None:
             return None
         cells = self._pooled[item].float().cpu().numpy()
-        return Map(cells, np.zeros((*cells.shape[:2], 0), np.float32))
+        is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else nobody knows
+        return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32))
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
         kept = max((fold for fold in self._run.kept if isinstance(fold, TopK)), key=lambda fold: fold.k, default=None)

@@ -54,7 +54,7 @@ def labels_of(where: str, tokens: Tokens, name: str, q_len: int, kv_len: int) ->
     is_one = queries == keys
     if is_one and q_len < kv_len == len(keys):  # the last ones, beside a cache
         queries = queries[kv_len - q_len :]
-    for what, text, length in (("queries", queries, q_len), ("keys", keys, kv_len)):
+    for what, text, length in (("keys", keys, kv_len), ("queries", queries, q_len)):
         if len(text) != length:
             rule = f"be one for each of the {length:,} {what} of layer {name}"
             hint = "two texts are given as a pair, tokens=(of queries, of keys), or by layer: tokens={'decoder*': ...}"
