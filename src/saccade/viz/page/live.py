@@ -42,6 +42,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     Cost: that of `report` for each page, at most a tenth of the time.
 
     Example:
+        >>> from pathlib import Path
         >>> import torch
         >>> import saccade as sc
         >>> layer = sc.nn.MultiHeadAttention(16, 2)

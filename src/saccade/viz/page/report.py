@@ -178,7 +178,7 @@ def page_parts(
         checked_labels(where, source, text, options.batch, options.heads)
         for source, text in zip(sources, texts, strict=False)
     ]
-    share = options.size // len(sources)
+    share = (options.size - len(document(options.title, {}))) // len(sources)
     sides = [
         read_side(name, source, own, options.batch, options.heads, share)
         for name, source, own in zip(options.names, sources, labels, strict=False)

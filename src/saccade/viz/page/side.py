@@ -23,7 +23,8 @@ _FINE = 1024  # and of the large one
 _MOST, _FEWEST = 64, 8  # strongest weights of each token
 _SINKS = 8  # keys of a layer, at most, that can be left out
 _SINK_SHARE, _SINK_TIMES = 0.05, 4.0
-_INFLATED = 1.25  # bytes of a page for each byte of numbers: base64 makes them a third more, deflating less
+_A_WEIGHT = 5.6  # bytes of a page for a weight and its place: base64 makes them a third more, deflating less
+_FINER = 1.2  # how much more a cell of a large map takes than one of the small map, at most
 _TELLING = ("position_information", "previous_mass", "induction_mass", "first_mass", "distance", "effective_tokens")
 
 
@@ -108,7 +109,8 @@ def read_side(
             index["layers"][place] |= {"cells": own.map.cells.shape[1:], "tops": tops, "sinkColumns": own.columns}
     index["texts"] = [shown_tokens(text) for text in texts]
     left = size - sum(map(len, [packed(as_json(index)), *parts.values()]))
-    order, k, is_sure = _closely(read, heads, left)
+    cells = [_cell_bytes(layer, parts.get(f"maps-{place}", "")) for place, layer in enumerate(read)]
+    order, k, is_sure = _closely(read, cells, heads, left)
     for place, head in order:
         described, part = _close(read[place], item, head, k)
         left -= len(part)
@@ -185,7 +187,7 @@ def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, An
 
 
 def _closely(
-    layers: Sequence[_Layer], heads: Sequence[tuple[int, int]] | None, left: int
+    layers: Sequence[_Layer], cells: Sequence[float], heads: Sequence[tuple[int, int]] | None, left: int
 ) -> tuple[Iterable[tuple[int, int]], int, bool]:
     """Heads that are shown closely, how many strongest weights of each token, and whether there is room for all.
 
@@ -196,7 +198,7 @@ def _closely(
     wanted = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
     longest = max(layer.source.shape[3] for layer in layers)
     for k in (longest, _MOST, 32, 16, _FEWEST):
-        if k <= longest and sum(_close_bytes(layers[place], k) for place, _ in wanted) <= left:
+        if k <= longest and sum(_close_bytes(layers[place], cells[place], k) for place, _ in wanted) <= left:
             return wanted, k, True
     return (_most_telling(layers) if heads is None else wanted), min(_FEWEST, longest), heads is not None
 
@@ -252,7 +254,12 @@ def _names(indices: Tensor) -> bytes:
     return (indices + 1).cpu().numpy().astype("<u4").tobytes()
 
 
-def _close_bytes(layer: _Layer, k: int) -> int:
+def _cell_bytes(layer: _Layer, maps: str) -> float:
+    """Bytes of a page for each cell of a large map, as the small ones tell; 0 where there is none."""
+    return 0.0 if layer.map is None else _FINER * len(maps) / layer.map.cells.size
+
+
+def _close_bytes(layer: _Layer, cell: float, k: int) -> int:
     _, _, q_len, kv_len = layer.source.shape
-    fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) // 2
-    return int(_INFLATED * (fine + 4.5 * (q_len + kv_len) * min(k, kv_len) + 2 * kv_len))
+    fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) * cell
+    return int(fine + _A_WEIGHT * (q_len + kv_len) * min(k, kv_len) + 2.5 * kv_len)

@@ -156,7 +156,7 @@ def _is_recorded(given: object) -> TypeGuard[Recorded]:
     return all(hasattr(type(given), name) for name in names)
 
 
-class OfMatrix:
+class OfMatrix(Source):
     """A layer whose matrix can be asked anything."""
 
     def __init__(self, matrix: Matrix):
@@ -202,7 +202,7 @@ class OfMatrix:
         return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
 
 
-class Kept:
+class Kept(Source):
     """A layer of which answers were kept, not queries and keys."""
 
     def __init__(self, run: Recorded):
