@@ -83,6 +83,11 @@ def test_columns_without_sinks(shown):
                 is_close(beside, expected, top, is_signed=case.is_signed)
 
 
+def test_cases_have_sinks(tmp_path):
+    for name, sinks in (("sink", [0]), ("sink-short", [0]), ("signed-sink", [5])):
+        assert written(tmp_path, case_of(name).given, batch=1).layer()["sinks"] == sinks, name
+
+
 def test_large_maps(shown):
     case, item, page = shown
     for head in range(case.dense.shape[1]):

@@ -1,5 +1,6 @@
 """A page that is kept up to date: written while a model runs, complete at the end, and honest about what failed."""
 
+import importlib
 import threading
 import time
 
@@ -11,7 +12,8 @@ import saccade as sc
 from saccade import masks
 from saccade.caches import KVCache
 from saccade.recording import record
-from saccade.viz import live_report
+from saccade.viz import live_report, report
+from saccade.viz.page.side import read_side
 
 SOON = 0.1  # the least time between two pages
 PATIENCE = 30.0
@@ -189,3 +191,20 @@ def test_pages_are_whole_while_calls_go_on(tmp_path, keep):
         until(lambda: step(1))
     assert Page(path).layer()["keys"] == recording[0].shape[3] > 20
     assert all(received == [keys, keys] for keys, received in seen.items())
+
+
+@torch.no_grad()
+def test_a_call_in_the_middle_of_a_page_is_none_of_its_own(tmp_path, monkeypatch):
+    model, cache = layer(), KVCache()
+
+    def read_late(*args):
+        model(torch.randn(1, 1, 16), cache=cache)
+        return read_side(*args)
+
+    with record(model, keep=("statistics", "topk")) as recording:
+        model(torch.randn(1, 4, 16), cache=cache)
+        monkeypatch.setattr(importlib.import_module("saccade.viz.page.report"), "read_side", read_late)
+        page = Page(report(recording, tmp_path / "page.html", tokens=words(4)))
+    assert recording[0].shape[3] == 5
+    assert (page.layer()["queries"], page.layer()["keys"]) == (4, 4)
+    assert page.close(0, 1).received.shape == (4,)
