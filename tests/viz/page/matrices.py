@@ -74,9 +74,9 @@ SPARSE = masks.Causal() & (masks.Window(60, 0) | masks.Global([0]))
 BY_HEAD = masks.Predicate(lambda b, h, q, kv: (q // 30 + h + b) % 3 >= kv // 70)
 PADDED = masks.Causal() & masks.Padding([40, 33])
 _WRITTEN = random_weights(2, 3, 30, 41)
-_SINK = torch.zeros(170)
-_SINK[5] = 9.0
 _SIGNED = torch.randn(2, 2, 150, 170, generator=torch.Generator().manual_seed(4))
+_WIDE = torch.randn(2, 2, 150, 500, generator=torch.Generator().manual_seed(5))
+_WIDE[..., 5] = 99.0
 
 CASES = {
     "causal": lambda: softmax(40, 40, masks.Causal()),
@@ -107,5 +107,5 @@ CASES = {
     "with-gradient": lambda: of_weights(_WRITTEN, _WRITTEN.clone().requires_grad_()),
     "less-than-one": lambda: of_weights(0.3 * _WRITTEN),
     "signed": lambda: of_weights(_SIGNED, is_signed=True),
-    "signed-sink": lambda: of_weights(_SIGNED - 0.01 + _SINK, is_signed=True),
+    "signed-sink": lambda: of_weights(_WIDE, is_signed=True),
 }
