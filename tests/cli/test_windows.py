@@ -187,7 +187,7 @@ def test_less_may_be_read_at_a_time(run, monkeypatch):
     assert result.exit_code == 2
     assert result.stderr == (
         "saccade look: TEXT must be shorter to be drawn; got 14 tokens in each of 72 heads.\n"
-        "Hint: --at-once 10 cuts it into windows; --stats takes any length\n"
+        "Hint: --at-once 10 cuts it into windows; --html and --stats take any length\n"
     )
     assert run("look", "The cat, which was very hungry, ate the fish.", "--at-once", "10").exit_code == 0
 

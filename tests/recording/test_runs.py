@@ -1,5 +1,7 @@
 """Recorded prompts and steps make runs, which accumulate to what the model attends to."""
 
+import copy
+
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
@@ -188,3 +190,17 @@ def test_answers_that_do_not_make_one():
     assert recording[0].calls[2].answers[0].shape == (2, 4, 1, 4)
     with pytest.raises(sc.UnsupportedError, match=r'Pooled(.|\n)*do not make one answer(.|\n)*keep="qk"'):
         recording[0].ask(Pooled(4))
+
+
+def test_a_run_says_what_was_asked_and_its_copy_stays_as_it_is():
+    layer = sc.nn.MultiHeadAttention(16, 2, mask=masks.Causal()).eval()
+    cache = caches.KVCache()
+    with torch.no_grad(), record(layer, keep=("topk", "statistics", Pooled(4))) as recording:
+        layer(torch.randn(1, 5, 16), cache=cache)
+        before = copy.copy(recording[0])
+        layer(torch.randn(1, 1, 16), cache=cache)
+    assert recording[0].kept == (TopK(8), Pooled(4))
+    assert before.kept == recording[0].kept
+    assert (before.shape, recording[0].shape) == ((1, 2, 5, 5), (1, 2, 6, 6))
+    assert before.statistics["received"].shape == (1, 2, 5)
+    assert recording[0].statistics["received"].shape == (1, 2, 6)

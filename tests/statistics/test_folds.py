@@ -14,6 +14,7 @@ from saccade.statistics import (
     Coverage,
     Distance,
     Fold,
+    InductionMass,
     LagMass,
     LagProfile,
     LargestLogit,
@@ -176,9 +177,10 @@ def leaves(answer: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("name", ["streaming", "padding-empty-item", "dense", "predicate", "strided"])
-@pytest.mark.parametrize("fold", [*folds_of(None).values(), LagProfile(), Coverage()], ids=str)
-def test_states_of_different_rows_merge_in_any_order(fold: Fold, name: str) -> None:
+@pytest.mark.parametrize("fold", [*folds_of(None).values(), LagProfile(), Coverage(), InductionMass], ids=str)
+def test_states_of_different_rows_merge_in_any_order(fold: Fold | type[InductionMass], name: str) -> None:
     case = next(case for case in EVERY if case.name == name)
+    fold = fold if isinstance(fold, Fold) else fold(tuple(key % 4 for key in range(case.kv_len)))
     matrix = matrix_of(case)
     outline = Outline(matrix.shape, torch.float64, matrix.device)
     cuts = (range(3), range(3, 4), range(4, case.q_len))
@@ -198,7 +200,7 @@ def test_steps_of_decoding_add_up_to_the_whole_run() -> None:
     q, k = torch.randn(2, 4, 6, 8, dtype=torch.float64), torch.randn(2, 2, 6, 8, dtype=torch.float64)
     whole = sc.AttentionMatrix(q, k, masks.Causal())
     outline = Outline(whole.shape, torch.float64, whole.device)
-    folds = [*folds_of(None).values(), LagProfile(), Coverage()]
+    folds = [*folds_of(None).values(), LagProfile(), Coverage(), InductionMass((3, 1, 3, 1, 3, 3))]
     states = [fold.start(outline) for fold in folds]
     for t in range(6):
         step = sc.AttentionMatrix(q[:, :, t : t + 1], k[:, :, : t + 1], masks.Causal())

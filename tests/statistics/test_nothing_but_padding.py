@@ -33,6 +33,7 @@ QUESTIONS: dict[str, Callable[[sc.AttentionMatrix, Places | None], statistics.Fo
     "LagProfile": lambda A, places: statistics.LagProfile(places),
     "LargestLogit": lambda A, places: statistics.LargestLogit(A.lse),
     "LogitVariance": lambda A, places: statistics.LogitVariance(),
+    "InductionMass": lambda A, places: statistics.InductionMass((1,) * A.shape[3]),
     "LagMass": lambda A, places: statistics.LagMass(0, places),
     "LocalMass": lambda A, places: statistics.LocalMass(1, places),
     "SinkMass": lambda A, places: statistics.SinkMass(1),

@@ -102,6 +102,8 @@ def look(
         refuse_beside(
             context, "--html", ("--stats", "--layer", "--head", "--by", "--out"), "shows every head in one page"
         )
+        if html.is_dir():
+            refuse("look", f"--html must be a file that can be written; got {html} (Is a directory)")
     given = _text_of(text, file)
     model_name = model_name or fitting_name("".join(given))
     model: Model = loaded("look", load_model, model_name)
@@ -176,7 +178,7 @@ def _weights(subject: Subject) -> torch.Tensor:
     if len(subject.matrices) * heads * q_len * kv_len > _MOST_WEIGHTS:
         got = f"{kv_len:,} tokens in each of {len(subject.matrices) * heads:,} heads"
         hint = f"--at-once {isqrt(_MOST_WEIGHTS // (len(subject.matrices) * heads))} cuts it into windows"
-        refuse("look", f"TEXT must be shorter to be drawn; got {got}\nHint: {hint}; --stats takes any length")
+        refuse("look", f"TEXT must be shorter to be drawn; got {got}\nHint: {hint}; --html and --stats take any length")
     with torch.no_grad():
         weights = [merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices]
     broken = [str(layer) for layer, own in enumerate(weights) if not is_finite(own)]
@@ -189,10 +191,7 @@ def _write_page(subject: Subject, name: str, path: Path) -> None:
     """A page of all heads; the folder of its file is made."""
     tokens = (subject.row_tokens, subject.column_tokens) if subject.is_cross else subject.column_tokens
     with folder_for("look", "--html", path.parent), writing("look", "--html", path, "file"):
-        try:
-            viz.report(subject.matrices, path, tokens=tokens, title=name)
-        except ValueError as error:
-            refuse("look", str(error).removeprefix("report: ").removesuffix("."))
+        viz.report(subject.matrices, path, tokens=tokens, title=name)
     typer.echo(f"wrote {visible(str(path))}  (every head of every layer; open it in a browser)")
 
 

@@ -48,8 +48,8 @@ class KeptMatrices:
             whole = self._copied(matrix.inner, matrix.inner.ingredients.key.detach().clone())
             self._parts.append(_Part(ChosenHeads(whole, matrix.heads), first_column, False))
         elif not isinstance(matrix, AttentionMatrix):
-            joined = _below(self._parts.pop(), matrix, first_column) if self._parts else []
-            self._parts += joined or [_Part(matrix, first_column, False)]
+            joined = _below(self._parts[-1], matrix, first_column) if self._parts else []
+            self._parts[-1:] = joined or [_Part(matrix, first_column, False)]  # at once: others may read meanwhile
         else:
             key = matrix.ingredients.key.detach()
             is_shared = first_column == 0 and self._takes(key)

@@ -176,6 +176,12 @@ class Run:
         hint = " or ".join(filter(None, [hint, 'keep="qk", which answers every question later']))
         return unsupported(where, "the recording", [reason], hint=hint)
 
+    def __copy__(self) -> Run:
+        """The run as it is now: calls that follow are none of its own."""
+        own = Run(self.name, self._folds, self._held)
+        own.calls, own._like = [*self.calls], self._like
+        return own
+
     def __repr__(self) -> str:
         kept = ["queries and keys"] if self._held is not None else []
         kept += ["statistics"] if self.calls[0].statistics is not None else []

@@ -55,7 +55,7 @@ class InductionMass(PerRow):
         _, _, q_len, kv_len = outline.shape
         if len(self.tokens) != kv_len:
             raise value_error("InductionMass", "tokens", f"be one for each of {kv_len} keys", len(self.tokens))
-        if q_len > kv_len:
+        if q_len > kv_len > 0:
             raise value_error("InductionMass", "queries", "be the last of the keys", f"{q_len} beside {kv_len} keys")
         return super().start(outline)
 

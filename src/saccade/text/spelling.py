@@ -1,12 +1,13 @@
 """Spelling: pieces as vocabularies write them, turned back into what was read."""
 
+import codecs
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
 __all__ = ["is_special", "spelled"]
 
-_SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<\|.*\|>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
+_SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<[|｜].*[|｜]>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _LONGEST = 12  # tokens that make one character, at most
 
@@ -20,8 +21,9 @@ def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
     """Tokens as a person reads them: spaces as spaces, bytes as the characters that they make.
 
     Three ways to write pieces are known: that of GPT-2, with a letter for each byte and Ġ for the space; that of
-    SentencePiece, with ▁ for the space and ``<0xE4>`` for a byte; that of BERT, in which ## goes on with a word. Tokens
-    of other forms stay as they are. Of a character that several tokens make, each shows it, with its number.
+    SentencePiece, with ▁ for the space and ``<0xE4>`` for a byte; that of BERT, in which ## goes on with a word. Which
+    it is, is told by these signs, or by letters that stand for bytes that make characters; tokens of other forms stay
+    as they are. Of a character that several tokens make, each shows it, with its number.
 
     Args:
         tokens: as ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens`` give them.
@@ -34,15 +36,16 @@ def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
     Example:
         >>> spelled(["Hello", "Ġä", "½", "ł", "å¥½"])
         ('Hello', ' 你(1/3)', '你(2/3)', '你(3/3)', '好')
+        >>> spelled(["ä½łå¥½", "ä¸ĸçķĮ"])
+        ('你好', '世界')
         >>> spelled(["▁to", "ken", "<0xE4>", "<0xBD>", "<0xA0>"])
         (' to', 'ken', '你(1/3)', '你(2/3)', '你(3/3)')
         >>> spelled(["[CLS]", "un", "##likely"])
         ('[CLS]', ' un', 'likely')
     """
     plain = [token for token in tokens if not is_special(token)]
-    letters = _bytes_of_letters()
-    if any("Ġ" in token for token in plain) and all(letter in letters for token in plain for letter in token):
-        return _joined(tokens, [_of_letters(token, letters) for token in tokens])
+    if _are_letters(plain):
+        return _joined(tokens, [_of_letters(token) for token in tokens])
     if any("▁" in token for token in plain) or any(_BYTE.fullmatch(token) for token in plain):
         return _joined(tokens, [_of_sentencepiece(token) for token in tokens])
     if any(token.startswith("##") and len(token) > 2 for token in plain):
@@ -58,8 +61,26 @@ def _bytes_of_letters() -> dict[str, int]:
     return {**{chr(byte): byte for byte in seen}, **{chr(256 + place): byte for place, byte in enumerate(unseen)}}
 
 
-def _of_letters(token: str, letters: dict[str, int]) -> bytes | None:
-    return None if is_special(token) else bytes(letters[letter] for letter in token)
+def _of_letters(token: str) -> bytes | None:
+    """The bytes of a token; None of one that was added to the vocabulary as it is read."""
+    letters = _bytes_of_letters()
+    if is_special(token) or any(letter not in letters for letter in token):
+        return None
+    return bytes(letters[letter] for letter in token)
+
+
+def _are_letters(plain: Sequence[str]) -> bool:
+    """Whether letters stand for bytes: they say so by their spaces, or, as Chinese has none, by making characters."""
+    if any("▁" in token for token in plain):
+        return False
+    data = [own for token in plain if (own := _of_letters(token)) is not None]
+    if any(sign in token for token in plain for sign in "ĠĊ"):
+        return True
+    try:
+        whole = b"".join(data).lstrip(bytes(range(0x80, 0xC0)))  # a text may begin within a character
+        return not codecs.getincrementaldecoder("utf-8")().decode(whole).isascii()  # and end within one
+    except UnicodeDecodeError:  # letters of some other language
+        return False
 
 
 def _of_sentencepiece(token: str) -> bytes | None:

@@ -16,6 +16,8 @@ from saccade.engine.pieces import part_of
 from saccade.errors import type_error, value_error
 from saccade.matrix import Block, Matrix
 from saccade.mechanisms.features.matrix import FeatureMatrix
+from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
+from saccade.mechanisms.state_spaces.matrix import StateSpaceMatrix
 from saccade.plan.spans import Ints
 from saccade.statistics import Fold, Outline, Pooled
 from saccade.statistics.block import as_slice
@@ -168,7 +170,8 @@ class _Seen:
 
     def add_block(self, matrix: Matrix, block: Block, batch: int) -> None:
         """What can be told from weights: a pair whose weight is exactly 0, in every row, was hidden."""
-        if isinstance(matrix, FeatureMatrix):  # whose mask does not tell heads apart
+        if isinstance(matrix, FeatureMatrix | RecurrenceMatrix | StateSpaceMatrix):
+            # Their masks do not tell heads apart, and what has decayed to 0 was not hidden.
             item = slice(batch, batch + 1)
             for keys in block.columns if block.heads.start == 0 else ():
                 self._mark(slice(None), block.rows, keys, matrix.visible.allowed(item, block.rows, keys)[0, 0])

@@ -49,14 +49,15 @@ class BothWays(Fold[Strong, Strong]):
         return Strong(*made)
 
     def add(self, state: Strong, block: Block) -> Strong:
-        sizes = block.weights.abs()
+        given = block.weights.nan_to_num(0.0)  # which is nothing to be strong
+        sizes = given.abs()
         places = sizes.topk(min(self.k, sizes.shape[-1]), -1).indices
         where = (block.batch, block.heads, as_slice(block.rows), slice(0, places.shape[-1]))
-        weights = block.weights.gather(-1, places)
+        weights = given.gather(-1, places)
         state.weights[where] = weights
         state.keys[where] = block.keys[places].where(weights != 0, -1)
         places = sizes.topk(min(self.k, sizes.shape[-2]), -2).indices
-        new = block.weights.gather(-2, places).mT, block.queries[places].mT
+        new = given.gather(-2, places).mT, block.queries[places].mT
         own = (block.batch, block.heads, block.keys)
         state.received[own], state.queries[own] = _larger((state.received[own], state.queries[own]), new, self.k)
         return state

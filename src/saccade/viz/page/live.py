@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
 from saccade.arguments import instance, number
-from saccade.errors import value_error
-from saccade.text import visible
-from saccade.viz.page.report import Language, checked_options, write
+from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.sources import Recorded
-from saccade.viz.page.texts import Tokens
+from saccade.viz.page.texts import Tokens, check_tokens
 
 __all__ = ["live_report"]
 
@@ -35,7 +32,8 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
         path: where to.
         every: seconds between two pages; more where writing one would take more than a tenth of the time.
         tokens: as of `report`; or a function that gives them when a page is written, for a text that grows. A page
-            whose tokens do not fit yet has numbers.
+            whose tokens do not fit yet has numbers; if those of the last page do not, it has numbers too, and the error
+            is raised.
         title, batch, heads, language, size: as of `report`.
 
     Raises:
@@ -44,6 +42,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     Cost: that of `report` for each page, at most a tenth of the time.
 
     Example:
+        >>> from pathlib import Path
         >>> import torch
         >>> import saccade as sc
         >>> layer = sc.nn.MultiHeadAttention(16, 2)
@@ -59,7 +58,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
         path: str | os.PathLike[str],
         *,
         every: float = 5.0,
-        tokens: Tokens = None,
+        tokens: Tokens | Callable[[], Tokens] = None,
         title: str = "Attention",
         batch: int = 0,
         heads: Iterable[tuple[int, int]] | None = None,
@@ -68,11 +67,10 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     ):
         where = "live_report"
         instance(where, "recording", recording, Mapping, "be a recording", hint="record(model) as recording")
-        self._recording, self._path = recording, Path(path)
+        self._recording, self._path = recording, checked_path(where, path)
         self._every = number(where, "every", every, least=0.1)
-        self._options = checked_options(where, None, title, ("first", "second"), batch, heads, language, size)
-        if self._path.is_dir() or not self._path.parent.is_dir():
-            raise value_error(where, "path", "name a file in a folder that is there", visible(str(path)))
+        now = None if callable(tokens) else tokens
+        self._options = checked_options(where, now, title, ("first", "second"), batch, heads, language, size)
         self._tokens = tokens
         self._end = threading.Event()
         self._error: BaseException | None = None
@@ -87,24 +85,35 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     ) -> None:
         self._end.set()
         self._thread.join()
-        if self._recording:
-            self._write(0.0)
+        self._write(0.0)
         if self._error is not None and error is None:
             raise self._error
+        if self._error is not None and error is not None:  # which says more than that its page was not written
+            error.add_note(str(self._error))
 
     def _write_again(self) -> None:
         wait = self._every
-        while not self._end.wait(wait):
-            if self._recording:
-                began = time.monotonic()
-                try:
-                    self._write(self._every)
-                except BaseException as error:
-                    self._error = error
-                    return
-                wait = max(self._every, (time.monotonic() - began) * (1 / _SHARE - 1))
+        while not self._end.wait(wait) and self._error is None:
+            began = time.monotonic()
+            self._write(self._every)
+            wait = max(self._every, (time.monotonic() - began) * (1 / _SHARE - 1))
 
     def _write(self, live: float) -> None:
-        tokens = self._tokens() if callable(self._tokens) else self._tokens
+        """Write a page, if there is something to show; the first error is kept until the end."""
         layers = dict(self._recording)
-        write(self._path, self._options._replace(tokens=tokens), layers, None, None, live)
+        try:
+            if layers:
+                self._write_layers(layers, live)
+        except BaseException as error:
+            self._error = self._error or error
+
+    def _write_layers(self, layers: Mapping[str, Recorded], live: float) -> None:
+        tokens = self._tokens() if callable(self._tokens) else self._tokens
+        check_tokens("live_report", tokens)
+        try:
+            write("live_report", self._path, self._options._replace(tokens=tokens), layers, live=live)
+        except ValueError:
+            # Where it is tokens that do not fit, there are numbers; where it is something else, that is raised again.
+            write("live_report", self._path, self._options._replace(tokens=None), layers, live=live)
+            if not live:
+                raise

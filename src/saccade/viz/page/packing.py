@@ -37,7 +37,7 @@ def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8
     steps = 254 - _ZERO if is_signed else 253
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(np.abs(cells) / top) if top > 0 else np.full(cells.shape, -np.inf)
-    scaled = np.maximum(logs / DECADES + 1.0, -1.0)  # 1 for the largest, 0 for what is next to nothing
+    scaled = np.clip(logs / DECADES + 1.0, -1.0, 1.0)  # 1 for the largest, 0 for what is next to nothing
     level = np.where(scaled >= 0, np.ceil(scaled * steps) + 1, 0)
     shown = _ZERO + np.where(cells < 0, -level, level) if is_signed else 1 + level
     return np.where(np.isnan(cells), 0, shown).astype(np.uint8)

@@ -12,15 +12,15 @@ import torch
 
 from saccade.arguments import instance, integer, is_integer, one_of
 from saccade.caches.files import write_whole
-from saccade.errors import type_error, value_error
+from saccade.errors import kind, shown, type_error, value_error
 from saccade.text import visible
 from saccade.viz.page.document import document
 from saccade.viz.page.packing import as_json, packed
 from saccade.viz.page.side import checked_labels, read_side
 from saccade.viz.page.sources import layers_of
-from saccade.viz.page.texts import Tokens
+from saccade.viz.page.texts import Tokens, check_tokens
 
-__all__ = ["FORMAT", "Language", "Options", "checked_options", "page_parts", "report"]
+__all__ = ["FORMAT", "Language", "Options", "checked_options", "checked_path", "page_parts", "report", "write"]
 
 FORMAT = "saccade.report/1"
 """Names the form of a page's data."""
@@ -103,10 +103,17 @@ def report(
         'attention.html'
     """
     options = checked_options("report", tokens, title, names, batch, heads, language, size)
+    destination = checked_path("report", path)
+    write("report", destination, options, given, other, other_tokens)
+    return destination
+
+
+def checked_path(where: str, path: str | os.PathLike[str]) -> Path:
+    """Where a file can be written."""
+    instance(where, "path", path, (str, os.PathLike), "be a path")
     destination = Path(path)
     if destination.is_dir() or not destination.parent.is_dir():
-        raise value_error("report", "path", "name a file in a folder that is there", visible(str(path)))
-    write(destination, options, given, other, other_tokens)
+        raise value_error(where, "path", "name a file in a folder that is there", visible(str(path)))
     return destination
 
 
@@ -122,36 +129,56 @@ def checked_options(
 ) -> Options:
     """Options that make sense by themselves."""
     instance(where, "title", title, str, "be a string")
-    if not (isinstance(names, Sequence) and len(names) == 2 and all(isinstance(name, str) for name in names)):
-        raise type_error(where, "names", "be two strings", repr(names))
-    integer(where, "batch", batch, 0)
-    integer(where, "size", size, 1)
+    pair = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
+    if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
+        raise type_error(where, "names", "be two strings", shown(names))
     if language is not None:
         one_of(where, "language", language, ("en", "zh"))
-    pairs = None if heads is None else tuple(tuple(pair) for pair in heads)
-    for pair in pairs or ():
-        if len(pair) != 2 or not all(map(is_integer, pair)):
-            raise type_error(where, "heads", "be pairs (layer, head)", repr(pair))
-    return Options(tokens, title, tuple(names), batch, pairs, language, size)  # type: ignore[arg-type]  # checked
+    check_tokens(where, tokens)
+    item, room = integer(where, "batch", batch, 0), integer(where, "size", size)
+    return Options(tokens, title, pair, item, _pairs(where, heads), language, room)  # type: ignore[arg-type]
 
 
-def write(path: Path, options: Options, given: object, other: object, other_tokens: Tokens, live: float = 0.0) -> None:
+def _pairs(where: str, heads: object) -> tuple[tuple[int, int], ...] | None:
+    if heads is None:
+        return None
+    rule = "be pairs (layer, head)"
+    given = tuple(instance(where, "heads", heads, Iterable, rule))
+    for pair in given:
+        is_pair = isinstance(pair, Sequence) and len(pair) == 2
+        if not (is_pair and all(map(is_integer, pair))):
+            raise type_error(where, "heads", rule, shown(pair))
+    return tuple((int(layer), int(head)) for layer, head in given)
+
+
+def write(
+    where: str,
+    path: Path,
+    options: Options,
+    given: object,
+    other: object = None,
+    other_tokens: Tokens = None,
+    live: float = 0.0,
+) -> None:
     """Write a page whose options were checked; with ``live``, it reads itself anew every so many seconds."""
-    data = page_parts(options, given, other, other_tokens, live)
-    write_whole(path, memoryview(document(options.title, data).encode()))
+    data = page_parts(where, options, given, other, other_tokens, live)
+    write_whole(path, memoryview(document(visible(options.title), data).encode()))
 
 
 def page_parts(
-    options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
+    where: str, options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
 ) -> dict[str, str]:
     """The data of a page, packed, by name."""
-    sources = [layers_of("report", one) for one in (given, other) if one is not None]
+    if other is None and other_tokens is not None:
+        raise value_error(where, "other_tokens", "be left out where there is no other recording", kind(other_tokens))
+    check_tokens(where, other_tokens)
+    sources = [layers_of(where, one) for one in ((given,) if other is None else (given, other))]
     texts = [options.tokens, options.tokens if other_tokens is None else other_tokens]
     labels = [
-        checked_labels("report", source, text, options.batch, options.heads)
+        checked_labels(where, source, text, options.batch, options.heads)
         for source, text in zip(sources, texts, strict=False)
     ]
-    share = options.size // len(sources)
+    share = (options.size - len(document(options.title, {}))) // len(sources)
     sides = [
         read_side(name, source, own, options.batch, options.heads, share)
         for name, source, own in zip(options.names, sources, labels, strict=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.errors import value_error
 from saccade.statistics import Fold, InductionMass, Measure
+from saccade.text import visible
 from saccade.viz.page.packing import as_json, halves, levels, packed, tops_of
 from saccade.viz.page.sources import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
@@ -22,7 +23,8 @@ _FINE = 1024  # and of the large one
 _MOST, _FEWEST = 64, 8  # strongest weights of each token
 _SINKS = 8  # keys of a layer, at most, that can be left out
 _SINK_SHARE, _SINK_TIMES = 0.05, 4.0
-_INFLATED = 1.25  # bytes of a page for each byte of numbers: base64 makes them a third more, deflating less
+_A_WEIGHT = 5.6  # bytes of a page for a weight and its place: base64 makes them a third more, deflating less
+_FINER = 1.2  # how much more a cell of a large map takes than one of the small map, at most
 _TELLING = ("position_information", "previous_mass", "induction_mass", "first_mass", "distance", "effective_tokens")
 
 
@@ -90,7 +92,7 @@ def read_side(
     """
     read = [_layer(one, layer, labels[one], item) for one, layer in layers.items()]
     texts: dict[tuple[str, ...], int] = {}
-    index: dict[str, Any] = {"name": name, "measures": _named(read), "layers": []}
+    index: dict[str, Any] = {"name": visible(name), "measures": _named(read), "layers": []}
     parts: dict[str, str] = {}
     for place, own in enumerate(read):
         index["layers"].append(_described(own, texts))
@@ -107,7 +109,8 @@ def read_side(
             index["layers"][place] |= {"cells": own.map.cells.shape[1:], "tops": tops, "sinkColumns": own.columns}
     index["texts"] = [shown_tokens(text) for text in texts]
     left = size - sum(map(len, [packed(as_json(index)), *parts.values()]))
-    order, k, is_sure = _closely(read, heads, left)
+    cells = [_cell_bytes(layer, parts.get(f"maps-{place}", "")) for place, layer in enumerate(read)]
+    order, k, is_sure = _closely(read, cells, heads, left)
     for place, head in order:
         described, part = _close(read[place], item, head, k)
         left -= len(part)
@@ -121,20 +124,21 @@ def read_side(
 
 def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     received = source.received(item)
-    sinks = [] if received is None else _sinks(received.double().mean(0))
+    sinks = [] if received is None else _sinks(received.cpu().double().nan_to_num(0.0).mean(0))
     kv_len = source.shape[3]
     columns = sorted({sink * min(_BINS, kv_len) // kv_len for sink in sinks})
     folds: list[Fold[Any, Any]] = []
-    if labels.is_one_text:
-        numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
+    numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
+    if labels.is_one_text and len(numbers) < kv_len:  # else no token comes twice, or none is known
         folds = [InductionMass(tuple(numbers[token] for token in labels.keys))]
     found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), folds)
     measures = source.measures(item)
     if found is not None and found.answers:
-        mass = found.answers[0][0].double().mean(-1, keepdim=False)[None]
+        mass = found.answers[0][0].cpu().double().mean(-1)[None]
         meaning = "given to what followed the same token before"
         measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
-    return _Layer(name, source, labels, measures, received, sinks, columns, found)
+    known = columns if found is not None and found.beside.shape[2] else []
+    return _Layer(name, source, labels, measures, received, sinks, known, found)
 
 
 def _sinks(received: Tensor) -> list[int]:
@@ -167,7 +171,7 @@ def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, An
     keys = texts.setdefault(layer.labels.keys, len(texts))
     queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
     return {
-        "name": layer.name,
+        "name": visible(layer.name),
         "heads": heads,
         "queries": q_len,
         "keys": kv_len,
@@ -183,7 +187,7 @@ def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, An
 
 
 def _closely(
-    layers: Sequence[_Layer], heads: Sequence[tuple[int, int]] | None, left: int
+    layers: Sequence[_Layer], cells: Sequence[float], heads: Sequence[tuple[int, int]] | None, left: int
 ) -> tuple[Iterable[tuple[int, int]], int, bool]:
     """Heads that are shown closely, how many strongest weights of each token, and whether there is room for all.
 
@@ -194,7 +198,7 @@ def _closely(
     wanted = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
     longest = max(layer.source.shape[3] for layer in layers)
     for k in (longest, _MOST, 32, 16, _FEWEST):
-        if k <= longest and sum(_close_bytes(layers[place], k) for place, _ in wanted) <= left:
+        if k <= longest and sum(_close_bytes(layers[place], cells[place], k) for place, _ in wanted) <= left:
             return wanted, k, True
     return (_most_telling(layers) if heads is None else wanted), min(_FEWEST, longest), heads is not None
 
@@ -250,7 +254,12 @@ def _names(indices: Tensor) -> bytes:
     return (indices + 1).cpu().numpy().astype("<u4").tobytes()
 
 
-def _close_bytes(layer: _Layer, k: int) -> int:
+def _cell_bytes(layer: _Layer, maps: str) -> float:
+    """Bytes of a page for each cell of a large map, as the small ones tell; 0 where there is none."""
+    return 0.0 if layer.map is None else _FINER * len(maps) / layer.map.cells.size
+
+
+def _close_bytes(layer: _Layer, cell: float, k: int) -> int:
     _, _, q_len, kv_len = layer.source.shape
-    fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) // 2
-    return int(_INFLATED * (fine + 4.5 * (q_len + kv_len) * min(k, kv_len) + 2 * kv_len))
+    fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) * cell
+    return int(fine + _A_WEIGHT * (q_len + kv_len) * min(k, kv_len) + 2.5 * kv_len)

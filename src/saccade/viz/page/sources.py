@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from saccade.attention import AttentionMatrix
 from saccade.errors import UnsupportedError, kind, type_error, value_error
-from saccade.matrix import Block, Matrix
+from saccade.matrix import Matrix
 from saccade.statistics import Fold, Measure, Pooled, Summary, TopK
 from saccade.statistics.summary import plain_statistics
 from saccade.viz.arrays import Array
 from saccade.viz.lazy import swept
 from saccade.viz.page.folds import BothWays, Strong, Without
+from saccade.viz.page.written_out import WrittenOut
 
 __all__ = ["Head", "Kept", "Map", "OfMatrix", "Recorded", "Source", "layers_of"]
 
@@ -65,7 +67,7 @@ class Source(Protocol):
         """What each key gets, ``[heads, kv_len]``."""
 
     def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
-        """Maps of all heads, and what else is asked; None if it is not known."""
+        """Maps of all heads, and what else is asked; None if it is not known, no columns beside where these are not."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
         """One head closely."""
@@ -127,13 +129,15 @@ _RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of
 
 def _source_of(where: str, name: str, given: object) -> Source:
     if isinstance(given, Matrix):
+        if given.hidden != 0:
+            raise type_error(where, "given", _RULE, f"{kind(given)}, which holds scores, in layer {name}")
         return OfMatrix(given)
     if isinstance(given, Tensor | np.ndarray):
-        weights = torch.as_tensor(given)
-        if weights.dim() != 4 or weights.is_complex() or weights.dtype == torch.bool:
-            got = f"shape {list(weights.shape)}, {weights.dtype} in layer {name}"
+        is_real = given.dtype.kind in "fiu" if isinstance(given, np.ndarray) else _is_real(given.dtype)
+        if given.ndim != 4 or not is_real:
+            got = f"shape {list(given.shape)}, {given.dtype} in layer {name}"
             raise value_error(where, "weights", "be real numbers [batch, heads, q_len, kv_len]", got)
-        return OfMatrix(_WrittenOut(weights.detach()))
+        return OfMatrix(WrittenOut(given))
     if _is_recorded(given):
         try:
             return OfMatrix(given.matrix)
@@ -142,12 +146,17 @@ def _source_of(where: str, name: str, given: object) -> Source:
     raise type_error(where, "given", _RULE, f"{kind(given)} in layer {name}")
 
 
+def _is_real(dtype: torch.dtype) -> bool:
+    return not (dtype.is_complex or dtype == torch.bool)
+
+
 def _is_recorded(given: object) -> TypeGuard[Recorded]:
-    """Whether it has all that `Recorded` names, without asking for it: what was not kept raises."""
-    return all(hasattr(type(given), name) for name in ("shape", "matrix", "kept", "statistics", "summary", "ask"))
+    """Whether this is a recorded layer; its type says so, since its properties may cost a sweep, or refuse."""
+    names = ("shape", "matrix", "kept", "statistics", "summary", "ask")
+    return all(hasattr(type(given), name) for name in names)
 
 
-class OfMatrix:
+class OfMatrix(Source):
     """A layer whose matrix can be asked anything."""
 
     def __init__(self, matrix: Matrix):
@@ -155,11 +164,15 @@ class OfMatrix:
 
     @cached_property
     def _summary(self) -> Summary | None:
-        return None if self.is_signed else self._matrix.summary()
+        return self._matrix.summary() if self._has_summary else None
 
     @cached_property
     def _plain(self) -> dict[str, Tensor]:
-        return plain_statistics(self._matrix) if self.is_signed else {}
+        return {} if self._has_summary else plain_statistics(self._matrix)
+
+    @cached_property
+    def _has_summary(self) -> bool:
+        return self._matrix.is_stochastic or isinstance(self._matrix, AttentionMatrix)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -167,7 +180,9 @@ class OfMatrix:
 
     @cached_property
     def is_signed(self) -> bool:
-        return not (self._matrix.is_stochastic or isinstance(self._matrix, AttentionMatrix))
+        if isinstance(self._matrix, WrittenOut):
+            return self._matrix.is_signed
+        return not self._has_summary
 
     def measures(self, item: int) -> list[Measure]:
         return _measures(self._summary, self._plain, item)
@@ -187,22 +202,21 @@ class OfMatrix:
         return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
 
 
-class Kept:
+class Kept(Source):
     """A layer of which answers were kept, not queries and keys."""
 
     def __init__(self, run: Recorded):
-        self._run = run
+        self._run = copy.copy(run)  # which another thread may go on to fill
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self._run.shape
 
-    @property
+    @cached_property
     def is_signed(self) -> bool:
-        try:
-            return "given_mass" in self._run.statistics  # of rows that are no distributions
-        except UnsupportedError:
-            return False
+        if "given_mass" in self._statistics:  # of rows that are no distributions; a softmax has scores all the same
+            return "largest_logit" not in self._statistics
+        return self._pooled is not None and bool((self._pooled < 0).any())
 
     def measures(self, item: int) -> list[Measure]:
         try:
@@ -215,16 +229,11 @@ class Kept:
         return None if found is None else found[item]
 
     def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
-        pooled = [fold for fold in self._run.kept if isinstance(fold, Pooled)]
-        best = max(pooled, key=lambda fold: (fold.how == "max", fold.bins), default=None)
-        try:
-            found = None if best is None else self._run.ask(best)[0]
-        except UnsupportedError:  # maps of several calls, which do not make one
-            found = None
-        if found is None:
+        if self._pooled is None:
             return None
-        cells = found[item].float().cpu().numpy()
-        return Map(cells, np.zeros((*cells.shape[:2], 0), np.float32))
+        cells = self._pooled[item].float().cpu().numpy()
+        is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else nobody knows
+        return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32))
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
         kept = max((fold for fold in self._run.kept if isinstance(fold, TopK)), key=lambda fold: fold.k, default=None)
@@ -234,51 +243,22 @@ class Kept:
         nothing = weights.new_zeros(1, 1, self.shape[3], 0)
         return Head(None, Strong(weights, keys, nothing, nothing.long()))
 
-    @property
+    @cached_property
+    def _pooled(self) -> Tensor | None:
+        """The map that shows most, ``[batch, heads, rows, columns]``, if one was kept."""
+        kept = [fold for fold in self._run.kept if isinstance(fold, Pooled)]
+        best = max(kept, key=lambda fold: (fold.how == "max", fold.bins), default=None)
+        try:
+            return None if best is None else self._run.ask(best)[0]
+        except UnsupportedError:  # maps of several calls, which do not make one
+            return None
+
+    @cached_property
     def _statistics(self) -> dict[str, Tensor]:
         try:
             return self._run.statistics
         except UnsupportedError:
             return {}
-
-
-class _WrittenOut(Matrix):
-    """A matrix whose weights somebody else has computed, ``[batch, heads, q_len, kv_len]``."""
-
-    def __init__(self, weights: Tensor):
-        self._weights = weights if weights.is_floating_point() else weights.float()
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        batch, heads, q_len, kv_len = self._weights.shape
-        return (batch, heads, q_len, kv_len)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._weights.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._weights.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.shape[1]
-
-    @property
-    def is_stochastic(self) -> bool:
-        sums = self._weights.float().sum(-1)
-        tolerance = 0.01 if self._weights.dtype in (torch.float16, torch.bfloat16) else 1e-4
-        return bool((self._weights >= 0).all()) and bool((((sums - 1).abs() < tolerance) | (sums == 0)).all())
-
-    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        items, heads, q_len, kv_len = self.shape
-        lines = range(q_len) if rows is None else rows
-        for item in range(items) if batch is None else (batch,):
-            for own in range(heads) if head is None else (head,):
-                weights = self._weights[item, own, lines.start : lines.stop]
-                wide = weights.to(torch.promote_types(weights.dtype, torch.float32))[None, None]
-                yield Block(slice(item, item + 1), slice(own, own + 1), lines, (range(kv_len),), wide)
 
 
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
@@ -289,6 +269,8 @@ def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -
     found = []
     for name, values in plain.items():
         if name != "received":
-            mean = values[item : item + 1].double().mean(-1)
-            found.append(Measure(name, "", "mean over queries", mean, torch.full_like(mean, torch.nan)))
+            own = values[item : item + 1].cpu().double()
+            is_peak = name == "largest_logit"
+            total, meaning = (own.amax(-1), "of all scores") if is_peak else (own.mean(-1), "mean over queries")
+            found.append(Measure(name, "", meaning, total, torch.full_like(total, torch.nan)))
     return found

@@ -11,7 +11,7 @@ from saccade.text import spelled
 from saccade.text.labels import legible
 from saccade.text.spelling import is_special
 
-__all__ = ["Labels", "Tokens", "labels_of", "shown_tokens"]
+__all__ = ["Labels", "Tokens", "check_tokens", "labels_of", "shown_tokens"]
 
 Text = Sequence[str]
 Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
@@ -24,6 +24,17 @@ class Labels(NamedTuple):
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     is_one_text: bool
+
+
+def check_tokens(where: str, tokens: Tokens) -> None:
+    """Raise unless these are tokens, of whatever layers.
+
+    Raises:
+        TypeError: a bare string, or something else than strings.
+    """
+    for given in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
+        for text in given if _is_pair(given) else [given]:
+            _checked(where, text)
 
 
 def labels_of(where: str, tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
@@ -39,12 +50,11 @@ def labels_of(where: str, tokens: Tokens, name: str, q_len: int, kv_len: int) ->
         if q_len <= kv_len:
             return Labels(numbers[kv_len - q_len :], numbers, True)
         return Labels(tuple(map(str, range(q_len))), numbers, False)
-    is_pair = isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
-    queries, keys = (_checked(where, text) for text in (given if is_pair else (given, given)))
+    queries, keys = (_checked(where, text) for text in (given if _is_pair(given) else (given, given)))
     is_one = queries == keys
     if is_one and q_len < kv_len == len(keys):  # the last ones, beside a cache
         queries = queries[kv_len - q_len :]
-    for what, text, length in (("queries", queries, q_len), ("keys", keys, kv_len)):
+    for what, text, length in (("keys", keys, kv_len), ("queries", queries, q_len)):
         if len(text) != length:
             rule = f"be one for each of the {length:,} {what} of layer {name}"
             hint = "two texts are given as a pair, tokens=(of queries, of keys), or by layer: tokens={'decoder*': ...}"
@@ -68,6 +78,11 @@ def _given(where: str, tokens: Tokens, name: str) -> Any:
             return text
     names = ", ".join(map(str, tokens)) or "none"
     raise value_error(where, "tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
+
+
+def _is_pair(given: object) -> bool:
+    """Whether these are two texts, and not one of two tokens."""
+    return isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
 
 
 def _checked(where: str, text: object) -> tuple[str, ...]:

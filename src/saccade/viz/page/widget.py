@@ -59,4 +59,4 @@ def report_widget(
         style = traitlets.Unicode().tag(sync=True)
         height = traitlets.Int().tag(sync=True)
 
-    return Page(parts=page_parts(options, given, other, other_tokens), style=style(), height=height)
+    return Page(parts=page_parts("report_widget", options, given, other, other_tokens), style=style(), height=height)
