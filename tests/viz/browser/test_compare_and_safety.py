@@ -11,6 +11,7 @@ from tests.viz.browser.screen import at, pixel, until
 
 from saccade import AttentionMatrix, masks, record, viz
 from saccade.nn import MultiHeadAttention
+from saccade.statistics import Pooled
 from saccade.viz.page.document import code, style
 from saccade.viz.page.report import checked_options, page_parts
 
@@ -189,7 +190,7 @@ def test_a_run_that_goes_on_is_read_anew(open_page, tmp_path):
 
 def test_in_a_notebook(browser):
     options = checked_options("report", None, "In a notebook", ("first", "second"), 0, None, None, 10**6)
-    given = {"parts": page_parts(options, [_matrix(0)]), "style": style(), "height": 500}
+    given = {"parts": page_parts("report", options, [_matrix(0)]), "style": style(), "height": 500}
     page = browser.new_context().new_page()
     module = base64.b64encode(code("notebook").encode()).decode()
     page.set_content("<div id=out></div>")
@@ -208,3 +209,19 @@ def test_in_a_notebook(browser):
     assert page.locator("#out .map h2").inner_text().startswith("layer 0 (0), head 0")
     assert page.url == "about:blank"
     page.context.close()
+
+
+def test_a_mean_of_a_cell_is_not_called_a_bound(open_page, tmp_path):
+    layer = MultiHeadAttention(16, 2)
+    with record(layer, keep=[Pooled(4)]) as recording:
+        layer(torch.randn(1, 12, 16))
+    page = open_page(viz.report(recording, tmp_path / "means.html"))
+    page.mouse.move(*at(page, 7, 5))
+    assert "all of the cell" in page.locator(".tip").inner_text()
+    page.mouse.click(*at(page, 7, 5))
+    assert page.locator(".strongest td:last-child").first.inner_text().startswith("Σ")
+    with record(layer, keep=[Pooled(4, "max")]) as recording:
+        layer(torch.randn(1, 12, 16))
+    page = open_page(viz.report(recording, tmp_path / "most.html"))
+    page.mouse.move(*at(page, 7, 5))
+    assert "at most" in page.locator(".tip").inner_text()

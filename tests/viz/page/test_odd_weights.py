@@ -73,7 +73,7 @@ def test_infinite_weights_are_as_the_largest_that_is_finite(weights, tmp_path):
     page = written(tmp_path, broken)
     cells, _ = page.small(0, 0)
     assert cells[9, 3] == np.nanmax(cells) == pytest.approx(page.layer()["tops"][0])
-    assert cells[10, 3] == pytest.approx(weights[0, 0, 10, 3].item(), rel=0.03)
+    assert cells[10, 3] == pytest.approx(weights[0, 0, 10, 3].item(), rel=0.06)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
@@ -81,7 +81,7 @@ def test_weights_of_any_size(tmp_path, scale):
     given = scale * torch.randn(1, 2, 9, 9, generator=torch.Generator().manual_seed(0)).double()
     page = written(tmp_path, given)
     for head in range(2):
-        np.testing.assert_allclose(page.small(0, head)[0], given[0, head], rtol=0.06, atol=2e-6 * scale)
+        np.testing.assert_allclose(page.small(0, head)[0], given[0, head], rtol=0.12, atol=2e-6 * scale)
         rows = -np.sort(-np.abs(given[0, head].numpy()), -1)
         np.testing.assert_allclose(np.sort(-np.abs(page.close(0, head).rows[0]), -1), -rows, rtol=1e-3)
 

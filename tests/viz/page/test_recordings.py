@@ -36,7 +36,7 @@ def check_maps(page, weights, *, side=0):
     for layer, own in enumerate(weights):
         for head, dense in enumerate(own.double().numpy()):
             cells = page.small(layer, head, side)[0]
-            np.testing.assert_allclose(np.nan_to_num(cells), dense, rtol=0.03, atol=2e-6)
+            np.testing.assert_allclose(np.nan_to_num(cells), dense, rtol=0.06, atol=2e-6)
 
 
 def check_rows(close, weights):
@@ -157,7 +157,7 @@ def test_weights_of_any_sign_are_shown_with_their_signs(tmp_path, keep):
         cells = recording[layer].ask(Pooled(4, "sum"))[0][0].double().numpy()
         assert (cells < 0).any()
         for head, own in enumerate(cells):
-            np.testing.assert_allclose(page.small(place, head)[0], own, rtol=0.06, atol=2e-6 * np.abs(own).max())
+            np.testing.assert_allclose(page.small(place, head)[0], own, rtol=0.12, atol=2e-6 * np.abs(own).max())
 
 
 def test_a_softmax_with_a_sink_has_no_signs(tmp_path):

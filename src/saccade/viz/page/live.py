@@ -31,9 +31,9 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
             nothing is written.
         path: where to.
         every: seconds between two pages; more where writing one would take more than a tenth of the time.
-        tokens: as of `report`; or a function that gives them when a page is written, for a text that grows. A page
-            whose tokens do not fit yet has numbers; if those of the last page do not, it has numbers too, and the error
-            is raised.
+        tokens: as of `report`; or a function that gives them when a page is written, for a text that grows, and gives a
+            list that may be longer than what was read by then. A page whose tokens do not fit yet has numbers; if those
+            of the last page do not, it has numbers too, and the error is raised.
         title, batch, heads, language, size: as of `report`.
 
     Raises:
@@ -110,6 +110,8 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     def _write_layers(self, layers: Mapping[str, Recorded], live: float) -> None:
         tokens = self._tokens() if callable(self._tokens) else self._tokens
         check_tokens("live_report", tokens)
+        if callable(self._tokens) and isinstance(tokens, list):  # the last token was chosen, and has not been read yet
+            tokens = tokens[: max(run.shape[3] for run in layers.values())]
         try:
             write("live_report", self._path, self._options._replace(tokens=tokens), layers, live=live)
         except ValueError:

@@ -26,8 +26,9 @@ def tops_of(cells: Array) -> list[float]:
 def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8]:
     """A map as one byte a cell, on a logarithmic scale of six decades: 6 % apart, 12 % where there are both signs.
 
-    Weights are rounded away from 0, so that a level is never less than what it stands for. Level 0 is a cell that is hidden. Without signs, 255 is ``top`` and 1 is what is next to nothing; with signs, 255
-    is ``top``, 128 is nothing and 1 is ``-top``.
+    Weights are rounded away from 0, so that no weight is larger than its level says. Level 0 is a cell that is hidden.
+    Without signs, 255 is ``top`` and 1 is what is next to nothing; with signs, 255 is ``top``, 128 is nothing and 1 is
+    ``-top``.
 
     Args:
         cells: NaN where hidden.

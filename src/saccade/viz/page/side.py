@@ -179,6 +179,7 @@ def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, An
         "keyText": keys,
         "first": kv_len - q_len if layer.labels.is_one_text else 0,
         "signed": layer.source.is_signed,
+        "how": "max" if layer.map is None else layer.map.how,
         "values": {one.name: one.values[0].tolist() for one in layer.measures},
         "uniform": {one.name: one.uniform[0].tolist() for one in layer.measures},
         "sinks": layer.sinks,
@@ -240,6 +241,8 @@ def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any],
         strong = found.strong
         top = max(float(torch.nan_to_num(strong.weights).abs().max()), 0.0)
         described |= {"k": strong.weights.shape[-1], "back": strong.received.shape[-1], "top": top}
+        # What was kept of a recording can leave out weights: those below 0, which count as none there.
+        described["whole"] = kv_len <= described["k"] == described["back"]
         for weights, names in ((strong.weights, strong.keys), (strong.received, strong.queries)):
             pieces += [halves(weights[0, 0].cpu().numpy(), top), _names(names[0, 0])]
     if layer.received is not None:

@@ -15,6 +15,7 @@ from saccade.attention import AttentionMatrix
 from saccade.errors import UnsupportedError, kind, type_error, value_error
 from saccade.matrix import Matrix
 from saccade.statistics import Fold, Measure, Pooled, Summary, TopK
+from saccade.statistics.pooled import How
 from saccade.statistics.summary import plain_statistics
 from saccade.viz.arrays import Array
 from saccade.viz.lazy import swept
@@ -35,11 +36,13 @@ class Map(NamedTuple):
         cells: ``[heads, rows, columns]``, NaN where hidden.
         beside: ``[heads, rows, chosen columns]``.
         answers: to what else was asked.
+        how: what a cell holds of its weights, as of `saccade.statistics.Pooled`.
     """
 
     cells: Array
     beside: Array
     answers: tuple[Any, ...] = ()
+    how: How = "max"
 
 
 class Head(NamedTuple):
@@ -229,11 +232,11 @@ class Kept(Source):
         return None if found is None else found[item]
 
     def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
-        if self._pooled is None:
+        if self._pooled is None or self._best is None:
             return None
         cells = self._pooled[item].float().cpu().numpy()
         is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else nobody knows
-        return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32))
+        return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32), (), self._best.how)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
         kept = max((fold for fold in self._run.kept if isinstance(fold, TopK)), key=lambda fold: fold.k, default=None)
@@ -243,13 +246,17 @@ class Kept(Source):
         nothing = weights.new_zeros(1, 1, self.shape[3], 0)
         return Head(None, Strong(weights, keys, nothing, nothing.long()))
 
+    @property
+    def _best(self) -> Pooled | None:
+        """The map that shows most, if one was kept."""
+        kept = [fold for fold in self._run.kept if isinstance(fold, Pooled)]
+        return max(kept, key=lambda fold: (fold.how == "max", fold.bins), default=None)
+
     @cached_property
     def _pooled(self) -> Tensor | None:
-        """The map that shows most, ``[batch, heads, rows, columns]``, if one was kept."""
-        kept = [fold for fold in self._run.kept if isinstance(fold, Pooled)]
-        best = max(kept, key=lambda fold: (fold.how == "max", fold.bins), default=None)
+        """Its cells, ``[batch, heads, rows, columns]``."""
         try:
-            return None if best is None else self._run.ask(best)[0]
+            return None if self._best is None else self._run.ask(self._best)[0]
         except UnsupportedError:  # maps of several calls, which do not make one
             return None
 

@@ -106,7 +106,7 @@ function read(told, close, bytes) {
     found.columns = { k: close.back, weights: from.halves(columns, close.top), names: from.indices(columns) };
   }
   if (close.mostReceived !== undefined) found.received = from.halves(told.keys, close.mostReceived);
-  found.isWhole = close.k >= told.keys;
+  found.isWhole = Boolean(close.whole);
   return found;
 }
 
