@@ -1,9 +1,12 @@
 """How large is a page of 10,000 tokens in 144 heads, how soon is it open, and does it keep up while one pans?"""
 
+import base64
+import json
 import math
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +15,11 @@ import torch
 import saccade as sc
 from benchmarks.measuring import Referee
 from benchmarks.reporting import Row, duration
+from saccade.viz.page.document import document
+from saccade.viz.page.report import checked_options, page_parts
 
 N, LAYERS, HEADS, DIM = 10_000, 12, 12, 32
+SIZE = 8_000_000  # what a page has room for, if nothing is said
 TITLE = f"a page of {LAYERS * HEADS} heads, {N} tokens, causal"
 TITLE_ZH = f"{LAYERS * HEADS} 个头的页面，{N} 个词元，因果"
 MOST_BYTES, MOST_SECONDS, FRAMES = 10_000_000, 3.0, 30.0
@@ -45,6 +51,7 @@ def measure(referee: Referee) -> Iterator[Row]:
     """Rows of this question."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  an extra
 
+    yield from _sizes()
     given = layers(N)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "page.html"
@@ -69,6 +76,19 @@ def measure(referee: Referee) -> Iterator[Row]:
             told = f"at least {FRAMES:g} a second"
             yield Row(case, f"{frames:.0f} frames a second", told, frames >= FRAMES, {"frames": frames})
         browser.close()
+
+
+def _sizes() -> Iterator[Row]:
+    """How large pages of shorter texts are, and what they hold; the same on every machine."""
+    options = checked_options("page", None, "", ("", ""), 0, None, None, SIZE)
+    for n in (16, 64, 128, 300, 1000):
+        parts = page_parts("page", options, layers(n))
+        told = json.loads(zlib.decompress(base64.b64decode(parts["index"])))["sides"][0]["layers"]
+        closely = [close for layer in told for close in layer["close"].values()]
+        held = "all weights" if closely[0]["whole"] else f"{closely[0]['k']} weights of each token"
+        size = sum(map(len, parts.values())) + len(document("", {}))
+        measured = f"{size / 1e6:.1f} MB: {len(closely)} heads closely, {held}"
+        yield Row(f"{n} tokens", measured, "", None, {"bytes": float(size), "heads": float(len(closely))})
 
 
 def _check(page, given: list[sc.AttentionMatrix]) -> None:  # type: ignore[no-untyped-def]  # playwright is an extra
