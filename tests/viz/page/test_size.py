@@ -23,7 +23,15 @@ def layers():
     return [attention(160, 160, masks.Causal()) for _ in range(3)]
 
 
-@pytest.mark.parametrize("shape", [(60, 60, None), (160, 160, masks.Causal()), (300, 200, None), (600, 1100, None)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (60, 60, None),
+        (160, 160, masks.Causal()),
+        (300, 200, None),
+        pytest.param((600, 1100, None), marks=pytest.mark.slow),
+    ],
+)
 def test_a_page_keeps_within_its_size(tmp_path, shape):
     least = report(attention(*shape), tmp_path / "least.html", heads=[]).stat().st_size
     most = report(attention(*shape), tmp_path / "most.html", size=10**9).stat().st_size
