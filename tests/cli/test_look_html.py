@@ -27,7 +27,7 @@ def test_a_page_of_every_head_is_written(run, tmp_path, encoder):
     encoding = encoder.tokenizer.encode(TEXT)
     with torch.no_grad():
         dense = encoder.matrices(torch.tensor([encoding.ids]))[4].to_dense()[0, 7]
-    torch.testing.assert_close(torch.from_numpy(page.small(4, 7)[0]), dense.double(), rtol=0.03, atol=1e-6)
+    torch.testing.assert_close(torch.from_numpy(page.small(4, 7)[0]), dense.double(), rtol=0.06, atol=1e-6)
 
 
 def test_its_folder_is_made(run, tmp_path):
@@ -95,7 +95,7 @@ def test_two_texts_stand_side_by_side(run, tmp_path, kind):
     with torch.no_grad():
         out = model(input_ids=source, decoder_input_ids=target, output_attentions=True, use_cache=False)
     weights = out.cross_attentions[1][0, 3].double()
-    torch.testing.assert_close(torch.from_numpy(page.small(1, 3)[0]), weights, rtol=0.03, atol=1e-6)
+    torch.testing.assert_close(torch.from_numpy(page.small(1, 3)[0]), weights, rtol=0.06, atol=1e-6)
 
 
 def test_windows_of_a_long_text(run, tmp_path, neox):
