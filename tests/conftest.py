@@ -24,6 +24,17 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: False)
 
 
+@pytest.fixture
+def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention without its compiler, which has neither lse nor gradients on a CPU; torch's definition has both."""
+    from torch.nn.attention import flex_attention as flex  # noqa: PLC0415  imports a compiler
+
+    monkeypatch.setattr("saccade.engine.kernels.flex.Flex.devices", ("cpu",))
+    monkeypatch.setattr("saccade.engine.kernels.flex._NARROWEST", 1)
+    monkeypatch.setattr("saccade.engine.kernels.flex.Flex.function", lambda self: flex.flex_attention)
+    monkeypatch.setattr(flex, "_validate_device", lambda query, key, value: None)
+
+
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill what ``new_empty`` returns with NaN, so that a cell nobody writes cannot pass for a result."""
@@ -31,6 +42,6 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poisoned(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         x = original(self, *args, **kwargs)
-        return x.fill_(float("nan")) if x.is_floating_point() else x
+        return x.fill_(float("nan")) if x.is_floating_point() and not x.requires_grad else x
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)

@@ -12,14 +12,17 @@ __all__ = ["is_finite", "not_finite", "wide_dtype"]
 
 def is_finite(*tensors: Tensor) -> bool:
     """True if no element is NaN or inf. A sum that overflows counts as not finite: slower, never wrong."""
-    for x in tensors:
-        tensor = x.detach() if x.requires_grad else x
-        if not tensor.is_contiguous() and tensor.dim() > 1 and tensor.dtype in (torch.float32, torch.float64):
-            tensor = tensor.sum(tuple(range(tensor.dim() - 1)))  # where heads are views, a seventh of the time
-        half = tensor.dtype in (torch.float16, torch.bfloat16)
-        if not math.isfinite((tensor.sum(dtype=torch.float32) if half else tensor.sum()).item()):
-            return False
-    return True
+    if len(tensors) > 1 and not tensors[0].is_cpu:  # to wait for a device once is dear enough
+        totals = torch.stack([_sum(x).to(torch.float32) for x in tensors])
+        return math.isfinite(totals.sum().item())
+    return all(math.isfinite(_sum(x).item()) for x in tensors)
+
+
+def _sum(x: Tensor) -> Tensor:
+    tensor = x.detach() if x.requires_grad else x
+    if not tensor.is_contiguous() and tensor.dim() > 1 and tensor.dtype in (torch.float32, torch.float64):
+        tensor = tensor.sum(tuple(range(tensor.dim() - 1)))  # where heads are views, a seventh of the time
+    return tensor.sum(dtype=torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.sum()
 
 
 def not_finite(x: Tensor) -> Tensor:

@@ -43,13 +43,16 @@ class Executed:
         """Of the kernel that is asked for by name, whether it is the first that would be asked or not."""
         named = [kernel for kernel in KERNELS if kernel.name == self.impl]
         given = saccade.AttentionMatrix(query, key, mask, **options).ingredients
-        return named[0].reasons(given, dropout_p) if named else ()
+        if not named:
+            return ()
+        lse = named[0].reasons_of_lse(given) if "sink_logit" in options else ()
+        return named[0].reasons(given, dropout_p) + lse
 
     def declared(self, device="cpu"):
         """What is said about it, as arguments of the kit."""
         is_thrifty = self.impl != "reference" and device == "cpu"
         return {
-            "with_lse": self.with_lse,
+            "with_lse": None if self.impl == "sdpa" else self.with_lse,
             "offers": (*OPTIONS, "q_positions", "kv_positions"),
             "reasons": self.reasons,
             "masks": "objects",
@@ -82,6 +85,11 @@ def trials(impl, laws, cases, *dtypes, marks=()):
             yield pytest.param(impl, law, cases, dtype, id=name, marks=marks)
 
 
+def without_lse(laws):
+    """Those that can be tried on what gives no lse."""
+    return [law for law in laws if "lse" not in (law.needs or ())]
+
+
 @pytest.mark.parametrize(
     ("impl", "law", "cases", "dtype"),
     [
@@ -93,6 +101,10 @@ def trials(impl, laws, cases, *dtypes, marks=()):
         *trials("tiled", UNTOLD, BASIC, torch.float32),
         *trials("tiled", TOLD, FEW, torch.float32),
         *trials("tiled", NUMBERS, LARGE_INGREDIENTS, torch.float32),
+        *trials("sdpa", without_lse(UNTOLD), testing.CASES, torch.float32),
+        *trials("sdpa", TOLD, FEW, torch.float32),
+        *trials("sdpa", without_lse(GENERAL), testing.LARGE_CASES, torch.float32),
+        *trials("sdpa", without_lse(GENERAL), EVERY, torch.float64, *HALF, marks=pytest.mark.slow),
         *trials("native", UNTOLD, testing.CASES, torch.float32, marks=needs_native),
         *trials("native", TOLD, BASIC, torch.float32, marks=needs_native),
         *trials("native", GENERAL, testing.LARGE_CASES, torch.float32, marks=needs_native),
@@ -109,8 +121,25 @@ def test_law(impl, law, cases, dtype):
     assert list(Executed(impl).faults([law], cases, [dtype])) == []
 
 
+@pytest.mark.usefixtures("flex_on_cpu")
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own look at it
+@pytest.mark.parametrize(
+    ("impl", "law", "cases", "dtype"),
+    [
+        *trials("flex", NUMBERS, FEW[::3], torch.float32),
+        *trials("flex", UNTOLD, testing.CASES, torch.float32, marks=pytest.mark.slow),
+        *trials("flex", TOLD, FEW, torch.float32, marks=pytest.mark.slow),
+    ],
+)
+def test_law_of_flex_attention(impl, law, cases, dtype):
+    """By torch's own definition of it, which runs where its compiler does not."""
+    assert list(Executed(impl).faults([law], cases, [dtype])) == []
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("impl", ["reference", "flex", "auto"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "varlen", "flex", "tiled", "auto"])
 @pytest.mark.parametrize("law", testing.LAWS, ids=str)
 def test_law_on_a_gpu(law, impl):
     assert list(Executed(impl).faults([law], EVERY, [torch.float64, torch.float32], device="cuda")) == []

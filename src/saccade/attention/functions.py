@@ -9,7 +9,7 @@ from saccade.attention.matrix import Impl
 from saccade.calls import answers
 from saccade.engine import tracing
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.product import product
+from saccade.engine.product import output, product
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
@@ -67,7 +67,7 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions, where="attention",
     )
     # fmt: on
-    return (tracing.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)[0]
+    return (tracing.product if torch.compiler.is_compiling() else output)(given, value, dropout_p, impl)[0]
 
 
 @answers("attention_with_lse")

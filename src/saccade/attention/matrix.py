@@ -20,7 +20,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.moving import target_of
 from saccade.engine.pieces import part_of
-from saccade.engine.product import product, route_of
+from saccade.engine.product import output, product, route_of
 from saccade.engine.tiles import softmax_rows
 from saccade.masks import Mask
 from saccade.positions import Bias
@@ -35,7 +35,7 @@ from saccade.statistics.sweep import answers_by_sweep
 
 __all__ = ["AttentionMatrix", "Impl", "from_ingredients"]
 
-Impl = Literal["auto", "native", "fused", "tiled", "flex", "reference"] | Kernel
+Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
 
 
 class AttentionMatrix(OfIngredients):
@@ -64,8 +64,8 @@ class AttentionMatrix(OfIngredients):
         scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
         sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
-        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. "flex", torch's FlexAttention
-            on a GPU, runs by this name only. A kernel of your own may be given itself.
+        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. A kernel of your own may be
+            given itself.
         q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
             ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query
             i at ``kv_len - q_len + i`` (bottom-right).
@@ -133,9 +133,9 @@ class AttentionMatrix(OfIngredients):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
-        run = tracing.product if torch.compiler.is_compiling() else product
+        run = tracing.product if torch.compiler.is_compiling() else output
         out, lse = run(self.ingredients, value, dropout_p, self.impl, seed)
-        if not lse.requires_grad:
+        if lse is not None and not lse.requires_grad:
             self._lse = lse
         return out
 

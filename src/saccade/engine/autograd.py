@@ -71,7 +71,9 @@ class _Product(torch.autograd.Function):
 
 def _run(kernel: Kernel, given: Ingredients, dropped: Dropped | None, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
     own, value = given.of_sources(tensors)
-    return guard.forward(kernel, own, value, dropped)
+    out, lse = guard.forward(kernel, own, value, dropped)
+    assert lse is not None  # by hand, there is one
+    return out, lse
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from saccade.engine import guard
+from saccade.engine import first_use, guard
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.memory import Cost, Ledger
 from saccade.engine.product import Route
@@ -23,6 +23,7 @@ class Explanation:
         kernel: name of the kernel that runs.
         passed_over: faster kernels and every reason why they cannot run these inputs.
         shape: (batch, heads, q_len, kv_len).
+        seen: what has been seen of the kernel where these tensors are, if its first use is checked; else empty.
         mask: the rule, as text; of a bool tensor also the rule that was found in it.
         tiles: boxes of [batch, heads, q_len, kv_len] that the kernel runs.
         pairs: query-key pairs whose scores the kernel computes, over batch and heads: all those that may attend, and
@@ -40,6 +41,7 @@ class Explanation:
     kernel: str
     passed_over: dict[str, tuple[str, ...]]
     shape: tuple[int, int, int, int]
+    seen: str
     mask: str
     tiles: int
     pairs: int
@@ -65,6 +67,7 @@ class Explanation:
             route.kernel.name,
             route.passed_over,
             given.shape,
+            first_use.seen(route.kernel, given),
             str(mask) if str(mask) == str(given.rule) else f"{mask}, the same as {given.rule}",
             cost.tiles,
             cost.pairs,
@@ -84,6 +87,7 @@ class Explanation:
             f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} MiB besides tensors",
             f"steps    QKᵀ {scores:.3g} GFLOP, softmax {exponentials:.3g} G exponentials, AV {sums:.3g} GFLOP",
         ]
+        lines += [f"seen     {self.seen}"] if self.seen else []
         for name, reasons in self.passed_over.items():
             lines += [f"not {name}: {reason}" for reason in reasons]
         return "\n".join(lines)

@@ -27,7 +27,7 @@ from saccade.engine.tiles import scores_of
 from saccade.finite import is_finite, not_finite
 from saccade.plan import Strip, Tile
 
-__all__ = ["Isolated", "backward", "bytes_of_look", "forward", "is_clean", "isolate"]
+__all__ = ["Isolated", "backward", "bytes_of_look", "forward", "forward_if_clean", "is_clean", "isolate"]
 
 _PAIRS_AT_ONCE = 1 << 20
 
@@ -49,28 +49,48 @@ class Isolated(NamedTuple):
     def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse of the cleaned ingredients, NaN for the queries concerned; other rows stay as they are."""
         out, lse = kernel.forward(self.given, self.value, dropped)
+        assert lse is not None  # a kernel that gives none is run by `forward_if_clean`
         return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
 
 
 def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
     """Output and lse of any kernel, in which NaN and inf are where they may be seen."""
-    if kernel.by_hand:
+    if isinstance(kernel, KernelByHand):
         out, lse = kernel.forward(given, value, dropped)
         # Where the output is finite, nothing that is not has had a part in it.
         if given.plan.is_full or is_finite(out):
             return out, lse
         isolated = isolate(given, value)
         return (out, lse) if isolated is None else isolated.forward(kernel, dropped)
+    return _forward_by_autograd(kernel, given, value, dropped)
+
+
+def _forward_by_autograd(
+    kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None
+) -> tuple[Tensor, Tensor]:
     # Autograd goes back through what is computed: what is hidden must not be part of it.
     isolated = None if is_clean(given, given.query, given.key, value) else isolate(given, value)
     if isolated is not None:
         return isolated.forward(kernel, dropped)
     out, lse = kernel.forward(given, value, dropped)
+    assert lse is not None
     spoilt = lse.detach().isnan()
     if out.requires_grad and not given.plan.is_full and bool(spoilt.any()):
         isolated = isolate(given, value, spoilt)
         assert isolated is not None  # there is a row to hide
         return isolated.forward(kernel, dropped)
+    return out, lse
+
+
+def forward_if_clean(kernel: Kernel, given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """Output and lse of a kernel that can hide no rows; None where NaN or inf could pass: another one has to run."""
+    # Even where nothing is hidden: kernels have been seen to answer a query of NaN with numbers.
+    if not is_finite(given.query, given.key, value):
+        return None
+    out, lse = kernel.forward(given, value, None)
+    # A score can overflow though its query and its key are finite, and in a backward pass spread from there.
+    if out.requires_grad and not given.plan.is_full and bool(out.detach().isnan().any()):
+        return None
     return out, lse
 
 

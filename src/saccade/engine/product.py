@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine import autograd, dropout, guard
+from saccade.engine import autograd, dropout, first_use, guard
 from saccade.engine.checks import autocast, check_value
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
@@ -19,17 +19,19 @@ from saccade.engine.kernels.fused import Fused
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.native import Native
 from saccade.engine.kernels.reference import Reference
+from saccade.engine.kernels.sdpa import Sdpa
 from saccade.engine.kernels.tiled import Tiled
+from saccade.engine.kernels.varlen import Varlen
 from saccade.engine.row_order import FEWEST, Reordered, reordered
 from saccade.engine.sink import with_sink
 from saccade.errors import unsupported, value_error
 from saccade.transforms import any_autocast, is_autocast
 
-__all__ = ["KERNELS", "Route", "check_dropout", "finished", "product", "results_like", "route_of"]
+__all__ = ["KERNELS", "Route", "check_dropout", "finished", "output", "product", "results_like", "route_of"]
 
-KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Tiled(), Flex(), Reference())
-"""In the order in which they are asked. The tiled kernel runs everything, so that those after it run by name only: the
-definition, and FlexAttention, until the laws have been seen to hold for it on a GPU."""
+_TILED = Tiled()
+KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
+"""In the order in which they are asked. The tiled kernel runs everything, so that the definition runs by name only."""
 
 
 class Route(NamedTuple):
@@ -46,21 +48,34 @@ class Route(NamedTuple):
     reordered: Reordered | None
 
 
-def route_of(given: Ingredients, dropout_p: float, impl: str | Kernel) -> Route:
+def route_of(
+    given: Ingredients, dropout_p: float, impl: str | Kernel, *, needs_lse: bool = False, by_hand: bool = False
+) -> Route:
     """How a product will run.
+
+    Args:
+        given, dropout_p, impl: of the product.
+        needs_lse: whether somebody reads the lse; a sink does.
+        by_hand: whether only those kernels are asked that compute gradients themselves.
 
     Raises:
         ValueError: an unknown name.
         UnsupportedError: the kernel asked for cannot run the inputs; every reason is listed.
     """
     passed_over: dict[str, tuple[str, ...]] = {}
+    needs_lse = needs_lse or given.sink_logit is not None
     for kernel in (impl,) if isinstance(impl, Kernel) else KERNELS:
-        if not (
-            impl in (kernel.name, kernel)
-            or (impl == "auto" and (not kernel.is_choosy or kernel.suits(given, dropout_p)))
-        ):
+        is_named = impl in (kernel.name, kernel)
+        if not is_named and (impl != "auto" or (kernel.is_choosy and not kernel.suits(given, dropout_p))):
+            continue
+        if by_hand and not kernel.by_hand:
             continue
         reasons = kernel.reasons(given, dropout_p)
+        if needs_lse:
+            reasons += kernel.reasons_of_lse(given)
+        reasons = reasons or first_use.reasons(kernel, given)
+        if not is_named:
+            reasons = reasons or kernel.drawbacks(given, dropout_p)
         if not reasons:
             order = reordered(given, kernel, dropout_p) if given.shape[2] >= FEWEST else None
             return Route(kernel, passed_over, order)
@@ -81,11 +96,26 @@ def product(
         given: the ingredients.
         value, dropout_p, impl, seed: as the user gave them; see `AttentionMatrix.matmul`.
     """
+    out, lse = output(given, value, dropout_p, impl, seed, needs_lse=True)
+    assert lse is not None  # a kernel that gives none has been passed over
+    return out, lse
+
+
+def output(
+    given: Ingredients,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    impl: str | Kernel = "auto",
+    seed: int | None = None,
+    *,
+    needs_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The same where nobody reads the lse, which is None if the kernel gives none: torch's own has a faster one."""
     if any_autocast() and is_autocast(given.query):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         value = autocast(value, given.dtype)
         with torch.autocast(given.device.type, enabled=False):
-            return product(given, value, dropout_p, impl, seed)
+            return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
     check_value(given.where, value, given.query, given.key, given.dtype)
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
         check_dropout(given.where, dropout_p, seed)
@@ -93,20 +123,30 @@ def product(
         value = value.to(given.query.dtype)
     given = given.current() if given.is_live else given
     given.plan  # noqa: B018  made here, to be kept for the backward pass
-    kernel, _, order = route_of(given, dropout_p, impl)
+    kernel, _, order = route_of(given, dropout_p, impl, needs_lse=needs_lse)
+    while kernel.is_checked and not first_use.holds(kernel, given, value, given if order is None else order.given):
+        kernel, _, order = route_of(given, dropout_p, impl, needs_lse=needs_lse)
     dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
     own = given if order is None else order.given
-    if given.query.is_meta:
-        out, lse = results_like(given, value)
-    elif kernel.by_hand and autograd.is_recorded(own, value):
-        out, lse = autograd.differentiable(kernel, own, value, dropped)
-    else:
-        out, lse = guard.forward(kernel, own, value, dropped)
+    out, lse = results_like(given, value) if given.query.is_meta else _run(kernel, own, value, dropped)
+    if lse is None:
+        return out if out.dtype == given.dtype else out.to(given.dtype), None
     if order is not None:
         out, lse = order.restored(out, lse)
     if given.sink_logit is None and out.dtype == given.dtype:
         return out, lse
     return finished(given, out, lse)
+
+
+def _run(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+    if not kernel.hides or kernel.reasons_of_lse(given):
+        found = guard.forward_if_clean(kernel, given, value)
+        if found is not None:
+            return found
+        kernel = _TILED
+    if kernel.by_hand and autograd.is_recorded(given, value):
+        return autograd.differentiable(kernel, given, value, dropped)
+    return guard.forward(kernel, given, value, dropped)
 
 
 def check_dropout(where: str, dropout_p: float, seed: int | None) -> None:

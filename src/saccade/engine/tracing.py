@@ -33,6 +33,9 @@ from saccade.transforms import is_autocast
 __all__ = ["product", "reasons"]
 
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
+_OPERATIONS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
+"""What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may
+run another one forward; the gradients are then computed by one of these."""
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor[] sources, Tensor[] constants, SymInt[] program, float[] numbers, "
@@ -54,7 +57,7 @@ def product(
     if given.query.is_meta:
         return eager.finished(given, *eager.results_like(given, value))
     encoded = encode((given.rule, given.tile_function))
-    is_plain = encoded is not None and given.modification is None and isinstance(impl, str) and impl != "reference"
+    is_plain = encoded is not None and given.modification is None and impl in _OPERATIONS
     why = () if is_plain else reasons(given, impl)
     if encoded is not None and not why:
         call = _Call.of(given, value, dropout_p, str(impl), seed, *encoded)
@@ -84,7 +87,7 @@ def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
         what = "a function, which" if given.rule.asks_functions else f"a {type(given.rule).__name__}, which"
         why.append(f"its mask is {what} cannot be written down: {instead}")
-    if impl == "reference" or not isinstance(impl, str):
+    if impl not in _OPERATIONS:
         why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is no operation of its own')
     if encode(given.tile_function) is None:
         instead = "one at the top of a module can be, or a frozen dataclass with __call__"
@@ -220,7 +223,7 @@ def _product_backward(*arguments: Any) -> list[Tensor]:
     if given.tile_function is not None and not hasattr(given.tile_function, "gradients"):
         given = given.replaced(tile_function=_Derived(given.tile_function))
     dropped = call.dropped
-    route = eager.route_of(given, call.numbers[2], call.kernel_name)
+    route = eager.route_of(given, call.numbers[2], call.kernel_name, by_hand=True)
     wanted = (True, True, True, call.wants_bias, *(True,) * len(given.parameters))
     kernel = cast("KernelByHand", route.kernel)  # `reasons` refuses the reference
     grads = list(guard.backward(kernel, given, call.value, dropped, results, wanted))

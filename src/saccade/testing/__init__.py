@@ -9,6 +9,7 @@ from saccade.testing import definitions, oracle
 from saccade.testing.case import Case, Inputs
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.conformance import check, trials, try_law
+from saccade.testing.first_use import FirstUse, first_use
 from saccade.testing.laws import LAWS, Law, LawBroken
 from saccade.testing.mutants import MUTANTS, Mutant
 from saccade.testing.problem import Problem
@@ -42,4 +43,6 @@ __all__ = [
     "definitions",
     "oracle",
     "assert_reach",
+    "first_use",
+    "FirstUse",
 ]

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Kernel
+from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.on_gpu import left_out
 from saccade.engine.memory import Cost, Held
-from saccade.transforms import has_forward_derivatives
+from saccade.transforms import is_transformed
 
 __all__ = ["Flex"]
 
 _NARROWEST = 16  # head width that torch compiles
+_FEW_PAIRS = 1 << 25  # reckoned, not measured: a thousandth of what is saved on more of them is a compiler's time
+_MOST_KINDS = 64  # graphs that are kept: beyond them torch would run the definition, which takes n² memory
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -32,7 +37,23 @@ class Flex(Kernel):
     """
 
     name = "flex"
+    is_choosy = True
+    is_checked = True
+    hides = False
     devices: tuple[str, ...] = ("cuda",)
+
+    def suits(self, given: Ingredients, dropout_p: float) -> bool:
+        """Where it could run."""
+        return given.device.type in self.devices
+
+    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Why ``impl="auto"`` passes it over: what is compiled has to be run often, or be large."""
+        why = list(left_out(given))
+        if not given.rule.is_value:
+            why.append("its mask is no value: nothing could be kept for the next call")
+        elif given.plan.pairs < _FEW_PAIRS:
+            why.append(f"{given.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)")
+        return tuple(why)
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
@@ -51,8 +72,8 @@ class Flex(Kernel):
             why.append("it calls no function of scores")
         if given.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
-        if has_forward_derivatives():
-            why.append(NO_FORWARD_DERIVATIVES)
+        if is_transformed():
+            why.append("it is not run inside transforms of torch.func")
         return tuple(why)
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
@@ -66,21 +87,19 @@ class Flex(Kernel):
         """Output and lse."""
         from torch.nn.attention.flex_attention import AuxRequest  # noqa: PLC0415  imports a compiler
 
-        from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  likewise
-
-        rule, shape, origin = given.rule, given.shape, given.origin
-        blocks = None if given.plan.is_full else blocks_of(rule, shape, origin, given.device)
+        width = value.shape[3]
+        value = value if width >= _NARROWEST else F.pad(value, (0, _NARROWEST - width))
         out, aux = self.function()(
             given.query,
             given.key,
             value,
             score_mod=_modified(given),
-            block_mask=blocks,
+            block_mask=None if given.plan.is_full else _blocks(given),
             scale=given.scale,
             enable_gqa=given.query.shape[1] != given.key.shape[1],
             return_aux=AuxRequest(lse=True),
         )
-        return out, aux.lse
+        return out if out.shape[3] == width else out[..., :width], aux.lse
 
     def function(self) -> Any:
         """FlexAttention as it is to be called."""
@@ -91,7 +110,21 @@ class Flex(Kernel):
 def _compiled() -> Any:
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415  imports a compiler
 
-    return torch.compile(flex_attention)
+    kept: dict[str, Any] = {"recompile_limit": _MOST_KINDS, "isolate_recompiles": True}
+    known = inspect.signature(torch.compile).parameters  # of later versions of torch
+    # In one graph, or an error: silently torch would run what takes n² memory.
+    options: dict[str, Any] = {"fullgraph": True} | {name: x for name, x in kept.items() if name in known}
+    return torch.compile(flex_attention, **options)
+
+
+def _blocks(given: Ingredients) -> Any:
+    """The blocks of the mask, kept with the plan."""
+    from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
+
+    key, memo = ("blocks of flex", given.device), given.plan.memo
+    if key not in memo:
+        memo[key] = blocks_of(given.rule, given.shape, given.origin, given.device)
+    return memo[key]
 
 
 def _modified(given: Ingredients) -> Any:

@@ -38,11 +38,16 @@ class Kernel(ABC):
         name: what ``impl=`` and `explain` call it.
         by_hand: whether it computes its gradients itself.
         is_choosy: whether ``impl="auto"`` asks `suits` before it asks for reasons.
+        hides: whether it leaves out the queries and keys that a term of the bias hides. Instead of one that does not,
+            `tiled` runs where NaN or inf could pass.
+        is_checked: whether its first run of each kind is compared with the definition (`saccade.engine.first_use`).
     """
 
     name: str
     by_hand = False
     is_choosy = False
+    hides = True
+    is_checked = False
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs exactly; an empty tuple, the default, means that it can."""
@@ -51,6 +56,14 @@ class Kernel(ABC):
     def suits(self, given: Ingredients, dropout_p: float) -> bool:
         """Whether it is worth asking here, since it may be faster than the kernels after it."""
         return True
+
+    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Why ``impl="auto"`` passes it over, though it could run these inputs; empty if it does not."""
+        return ()
+
+    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
+        """Why it cannot give the lse, where that is asked for; empty if it can."""
+        return ()
 
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the forward product computes, over batch and heads."""
@@ -62,14 +75,21 @@ class Kernel(ABC):
         raise unsupported("explain", f'impl="{self.name}"', [reason])
 
     @abstractmethod
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
+    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
+
+        The lse may be None only where `reasons_of_lse` says why.
+        """
 
 
 class KernelByHand(Kernel):
     """A kernel that computes its gradients itself."""
 
     by_hand = True
+
+    @abstractmethod
+    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
 
     @abstractmethod
     def backward(

@@ -1,0 +1,98 @@
+"""Torch's own ``scaled_dot_product_attention``, for what it does exactly."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.engine.dropout import Dropped
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.on_gpu import left_out
+from saccade.engine.memory import Cost, Held
+from saccade.plan import ALL, Box, Triangle
+from saccade.transforms import is_transformed
+
+__all__ = ["Sdpa"]
+
+
+class Sdpa(Kernel):
+    """Exact attention by torch's public operation, where every key may be seen, or all up to the query's own.
+
+    Torch picks a kernel of the device behind it. With fewer rows than keys its causal flag begins at the first key, and
+    ours at the last; so causal rows must be as many as keys, or a single one, which sees all. It gives no lse.
+
+    Cost: that of torch's kernel on the device; most take memory beside inputs and outputs that grows with the length
+    alone.
+    """
+
+    name = "sdpa"
+    is_choosy = True
+    hides = False
+    is_checked = True
+
+    def suits(self, given: Ingredients, dropout_p: float) -> bool:
+        """On every device but CPUs, which have kernels of their own."""
+        return not given.query.is_cpu
+
+    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Why ``impl="auto"`` passes it over."""
+        return left_out(given)
+
+    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Why it cannot run these inputs; empty if it can."""
+        why = []
+        if 0 in given.shape:
+            why.append("it takes no empty inputs")
+        elif _shape_of_mask(given) is None:
+            why.append("it takes full masks, and causal ones of as many rows as keys")
+        if not given.scale > 0.0:
+            why.append("it takes scales above 0")
+        if dropout_p > 0.0:
+            why.append("its dropout is not a function of positions")
+        if given.softcap is not None:
+            why.append("it has no softcap")
+        if given.bias is not None:
+            why.append("it gets no bias: written out, that would take memory for every pair")
+        if given.tile_function is not None:
+            why.append("it has dot products only, and maps that end in one")
+        if given.modification is not None:
+            why.append("it calls no function of scores")
+        if is_transformed():
+            why.append("it is not run inside transforms of torch.func")
+        return tuple(why)
+
+    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
+        """It never gives one."""
+        return ("it gives no lse, and the lse is asked for",)
+
+    def pairs(self, given: Ingredients) -> int:
+        """All of them, or a little more than half."""
+        batch, heads, q_len, kv_len = given.shape
+        return batch * heads * (q_len * (q_len + 1) // 2 if _shape_of_mask(given) == "causal" else q_len * kv_len)
+
+    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+        """Pairs and results; what torch's kernel holds besides is not known here."""
+        batch, heads, q_len, _ = given.shape
+        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + given.compute_dtype.itemsize)
+        return Cost(1, self.pairs(given), Held(results, results))
+
+    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+        """Output, and None."""
+        is_causal = _shape_of_mask(given) == "causal"
+        is_grouped = given.query.shape[1] != given.key.shape[1]
+        return F.scaled_dot_product_attention(
+            given.query, given.key, value, is_causal=is_causal, scale=given.scale, enable_gqa=is_grouped
+        ), None
+
+
+def _shape_of_mask(given: Ingredients) -> str | None:
+    """Whether a mask is "full" or "causal"; None for any other."""
+    if given.plan.is_full:
+        return "full"
+    (_, _, q_len, kv_len), (q_first, kv_first) = given.shape, given.origin
+    if given.row_positions is not None:
+        return None
+    box = Box(ALL, range(q_first, q_first + q_len), range(kv_first, kv_first + kv_len))
+    residual = given.rule.residual(box)
+    return "causal" if isinstance(residual, Triangle) and residual.is_square else None

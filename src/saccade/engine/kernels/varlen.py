@@ -1,0 +1,168 @@
+"""Torch's ``varlen_attn``: packed texts with plain windows, by the flash kernels of a GPU, without compiling."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.engine.dropout import Dropped
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.on_gpu import left_out
+from saccade.engine.memory import Cost, Held
+from saccade.masks.packed import Packed, packed_of
+from saccade.transforms import is_transformed
+
+__all__ = ["Varlen"]
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_WIDEST, _EVEN = 256, 8  # head width that flash kernels take, and of what they are a multiple
+
+
+class Varlen(Kernel):
+    """Exact attention over texts one behind the other, each with a window: causal, sliding, or all of the text.
+
+    Cost: time grows with the pairs in the windows, memory beside inputs and outputs with the length. Where some
+    positions belong to no text, the others are copied first.
+    """
+
+    name = "varlen"
+    is_choosy = True
+    is_checked = True
+    hides = False
+    devices: tuple[str, ...] = ("cuda",)
+
+    def suits(self, given: Ingredients, dropout_p: float) -> bool:
+        """Where it could run."""
+        return given.device.type in self.devices
+
+    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Why ``impl="auto"`` passes it over."""
+        return left_out(given)
+
+    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Why it cannot run these inputs; empty if it can."""
+        why = []
+        if given.device.type not in self.devices:
+            why.append(f"it runs on {' and '.join(self.devices)}, not on {given.device.type}")
+        if given.query.dtype not in _DTYPES:
+            why.append(f"it has no {str(given.query.dtype).removeprefix('torch.')}")
+        if 0 in given.shape or given.query.shape[3] > _WIDEST:
+            why.append(f"it takes heads at most {_WIDEST} wide, and no empty inputs")
+        elif _texts(given) is None:
+            why.append("it takes windows of whole texts, in Documents or alone, over as many rows as keys")
+        if not given.scale > 0.0:
+            why.append("it takes scales above 0")
+        if dropout_p > 0.0:
+            why.append("it has no dropout")
+        if given.softcap is not None or given.bias is not None:
+            why.append("it has no softcap and no bias")
+        if given.tile_function is not None:
+            why.append("it has dot products only, and maps that end in one")
+        if given.modification is not None:
+            why.append("it calls no function of scores")
+        if is_transformed():
+            why.append("it is not run inside transforms of torch.func")
+        return tuple(why)
+
+    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
+        """Of a gradient through the lse torch keeps nothing, and says nothing."""
+        return ("its lse has no gradient",) if torch.is_grad_enabled() else ()
+
+    def pairs(self, given: Ingredients) -> int:
+        """Those in the windows."""
+        texts = _texts(given)
+        assert texts is not None  # `reasons` has looked
+        packed, heads = texts.packed, given.shape[1]
+        items = packed.lengths * (given.shape[0] if len(packed.lengths) == 1 else 1)
+        return heads * sum(_pairs(length, packed.left, packed.right) for item in items for length in item)
+
+    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+        """Pairs and results; what torch's kernel holds besides is not known here."""
+        batch, heads, q_len, _ = given.shape
+        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
+        return Cost(1, self.pairs(given), Held(results, results))
+
+    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+        """Output and lse."""
+        from torch.nn.attention.varlen import AuxRequest, varlen_attn  # noqa: PLC0415  of later versions of torch
+
+        texts, width = _texts(given), value.shape[3]
+        assert texts is not None  # `reasons` has looked
+        batch, heads, length, _ = given.shape
+        wide = -(-max(given.query.shape[3], width) // _EVEN) * _EVEN
+        q, k, v = (texts.rows_of(F.pad(x, (0, wide - x.shape[3]))) for x in (given.query, given.key, value))
+        window = tuple(-1 if side is None else side for side in (texts.packed.left, texts.packed.right))
+        found, lse = varlen_attn(
+            q,
+            k,
+            v,
+            texts.ends,
+            texts.ends,
+            texts.longest,
+            texts.longest,
+            return_aux=AuxRequest(lse=True),
+            scale=given.scale,
+            window_size=cast("tuple[int, int]", window),
+            enable_gqa=heads != given.key.shape[1],
+        )
+        out = texts.put_back(found, 0.0, batch * length).view(batch, length, heads, wide).transpose(1, 2)
+        # In memory it lies as [heads, rows], whatever its documentation says.
+        of_rows = texts.put_back(lse.reshape(heads, -1).T, -torch.inf, batch * length).view(batch, length, heads)
+        return out if wide == width else out[..., :width], of_rows.transpose(1, 2)
+
+
+class _Texts(NamedTuple):
+    """Texts as the operation counts them.
+
+    Attributes:
+        packed: their lengths and windows.
+        ends: where they begin and end among the rows of all batch items, int32 ``[texts + 1]``.
+        longest: tokens of the longest one.
+        places: the rows that belong to a text, int64; None for all.
+    """
+
+    packed: Packed
+    ends: Tensor
+    longest: int
+    places: Tensor | None
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """``[B, H, L, D] -> [rows, H, D]``."""
+        rows = x.transpose(1, 2).flatten(0, 1)
+        return rows if self.places is None else rows.index_select(0, self.places)
+
+    def put_back(self, rows: Tensor, else_: float, count: int) -> Tensor:
+        """``[rows, ...]`` of the texts among all rows."""
+        if self.places is None:
+            return rows
+        return rows.new_full((count, *rows.shape[1:]), else_).index_copy(0, self.places, rows)
+
+
+def _texts(given: Ingredients) -> _Texts | None:
+    """The texts of a mask, kept with the plan; None if it is no mask of texts with windows."""
+    (batch, _, q_len, kv_len), key, memo = given.shape, ("texts of varlen", given.device), given.plan.memo
+    if key not in memo:
+        is_square = q_len == kv_len and given.origin == (0, 0) and given.row_positions is None
+        packed = packed_of(given.rule, q_len) if is_square else None
+        memo[key] = None if packed is None else _made(packed, batch, q_len, given.device)
+    return cast("_Texts | None", memo[key])
+
+
+def _made(packed: Packed, batch: int, length: int, device: torch.device) -> _Texts:
+    items = packed.lengths * (batch if len(packed.lengths) == 1 else 1)
+    sizes = torch.tensor([0, *(size for item in items for size in item)])
+    places = None
+    if any(sum(item) < length for item in items):
+        parts = [torch.arange(sum(item)) + number * length for number, item in enumerate(items)]
+        places = torch.cat(parts).to(device)
+    return _Texts(packed, sizes.cumsum(0).to(device, torch.int32), int(sizes.max()), places)
+
+
+def _pairs(length: int, left: int | None, right: int | None) -> int:
+    """Pairs of a text in which a query sees so many keys on either side of its own."""
+    sides = (min(length - 1 if side is None else side, length - 1) for side in (left, right))
+    return length + sum(side * length - side * (side + 1) // 2 for side in sides)

@@ -1,0 +1,133 @@
+"""The check of first use, for kernels of one's own: a few rows and their gradients against the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from saccade.arguments import one_of
+from saccade.engine import first_use as checks
+from saccade.engine.checks import check_value
+from saccade.engine.dropout import Dropped
+from saccade.engine.first_use import FirstUse
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.product import KERNELS
+from saccade.engine.tiles import allowed
+from saccade.errors import type_error, unsupported, value_error
+from saccade.positions import Bias
+from saccade.positions.tokens import GivenPositions
+from saccade.scores import Score
+
+__all__ = ["FirstUse", "first_use"]
+
+
+def first_use(
+    kernel: str | Kernel | Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object = None,
+    *,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    score: Score | None = None,
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
+    gradients: bool = True,
+    masks: Literal["dense", "objects"] = "dense",
+) -> FirstUse:
+    """Compare some rows of an attention, and the gradients that go back from them, with the definition.
+
+    It is what saccade does where a compiled kernel first runs: enough to notice that a compiler, a driver or a new
+    kernel does something else than it should, and cheap at any length. `check` proves more, on cases of its own.
+
+    Example:
+        >>> import torch.nn.functional as F
+        >>> from saccade.masks import Causal
+        >>> query, key, value = torch.randn(3, 1, 2, 100, 16)
+        >>> print(first_use(lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask), query, key, value).ok)
+        True
+        >>> def shifted(q, k, v, mask):
+        ...     return F.scaled_dot_product_attention(q, k, v, mask.roll(1, -1))
+        >>> first_use(shifted, query, key, value, Causal()).ok
+        False
+
+    Args:
+        kernel: a name as ``impl=`` takes it, a kernel, or a function ``(query, key, value, mask) -> out`` or
+            ``-> (out, lse)``; it gets ``bias``, ``scale`` and ``softcap`` by these names, where they are given.
+        query, key, value: ``[batch, heads, len, width]``, as for `saccade.attention`; finite, and not empty.
+        mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`; a score is for kernels
+            only, since functions compare by dot products.
+        gradients: whether to go back from the rows.
+        masks: in what form a function gets its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
+            `saccade.masks.Mask` that counts indices.
+
+    Returns:
+        What was seen: ``ok``, the errors, and, in `warning`, lines that show a fault again.
+
+    Raises:
+        ValueError, TypeError: what does not fit together.
+        UnsupportedError: the kernel says that it cannot run these inputs.
+
+    Cost: one run of the kernel, with gradients there and back, and some rows of five heads by the definition.
+    """
+    one_of("first_use", "masks", masks, ("dense", "objects"))
+    tensors = [x.detach().requires_grad_(gradients) for x in (query, key, value)]
+    # fmt: off
+    given = Ingredients.of(
+        tensors[0], tensors[1], mask, bias=bias, scale=scale, softcap=softcap, score=score, q_positions=q_positions,
+        kv_positions=kv_positions, where="first_use",
+    )
+    # fmt: on
+    check_value("first_use", tensors[2], given.query, given.key, given.dtype)
+    if 0 in given.shape or not all(bool(torch.isfinite(x).all()) for x in (query, key, value)):
+        raise value_error("first_use", "query, key and value", "be finite, and not empty", list(given.shape))
+    told = {"bias": bias, "scale": scale, "softcap": softcap}
+    asked = _asked(kernel, masks, {name: option for name, option in told.items() if option is not None})
+    reasons = asked.reasons(given, 0.0)
+    if reasons:
+        raise unsupported("first_use", asked.name, reasons)
+    return checks.look(asked, given, tensors[2].to(given.query.dtype), gradients=gradients)
+
+
+def _asked(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[str, Any]) -> Kernel:
+    if isinstance(kernel, Kernel):
+        return kernel
+    if isinstance(kernel, str):
+        named = {own.name: own for own in KERNELS}
+        return named[one_of("first_use", "kernel", kernel, tuple(named))]
+    if not callable(kernel):
+        raise type_error("first_use", "kernel", "be a name, a kernel or a function", type(kernel).__name__)
+    return _Called(kernel, masks, options)
+
+
+class _Called(Kernel):
+    """A function as a kernel."""
+
+    def __init__(self, function: Callable[..., Any], masks: str, options: dict[str, Any]):
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self._function, self._masks, self._options = function, masks, options
+        self._gives_lse = False
+
+    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        why = "a function compares by dot products"
+        return (why,) if given.tile_function is not None or given.modification is not None else ()
+
+    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
+        return () if self._gives_lse else ("it gives no lse",)
+
+    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+        mask: object = given.rule
+        if self._masks == "dense":
+            seen = allowed(given, given.everything)
+            every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=given.device)
+            mask = (every if seen is None else seen).expand(given.shape)
+        made = self._function(given.query, given.key, value, mask, **self._options)
+        out, lse = made if isinstance(made, tuple) else (made, None)
+        self._gives_lse = lse is not None
+        return out, lse
