@@ -6,7 +6,6 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.kernels.flex import Flex
 from saccade.integrations.flex import block_mask
 
 pytestmark = [
@@ -39,14 +38,7 @@ CASES = {
 }
 
 
-@pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel without its compiler, which has no lse on a CPU."""
-    monkeypatch.setattr(Flex, "devices", ("cpu",))
-    monkeypatch.setattr(Flex, "function", lambda self: flex_attention)
-
-
-@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.usefixtures("flex_on_cpu")
 @pytest.mark.parametrize("hide", [False, True], ids=["clean", "with-nan"])
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_the_definition(name: str, hide: bool) -> None:
@@ -61,14 +53,13 @@ def test_it_is_the_definition(name: str, hide: bool) -> None:
     torch.testing.assert_close(lse, expected_lse, equal_nan=True)
 
 
-@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.usefixtures("flex_on_cpu")
 def test_it_says_what_it_lacks() -> None:
     x = torch.randn(1, 2, 20, 8, dtype=torch.float64)
     with pytest.raises(sc.UnsupportedError, match="cannot run these inputs") as caught:
         sc.attention(x, x, x, lambda b, h, q, kv: q >= kv, score=scores.Additive(8, 8, 4).double(), impl="flex")
     assert caught.value.reasons == (
         "it has no float64",
-        "it takes heads at least 16 wide, and no empty inputs",
         "it has dot products only, and maps that end in one",
         "it compiles masks, and a user's function may not compile",
     )

@@ -8,6 +8,7 @@ from transformers.masking_utils import sdpa_mask
 import saccade as sc
 from saccade import masks
 from saccade.integrations.flex import block_mask
+from saccade.testing import CASES, Case
 
 MASKS = [
     masks.Full(),
@@ -23,7 +24,7 @@ MASKS = [
 ]
 
 
-def _same_pairs(block: object, allowed: torch.Tensor, size: int) -> None:
+def _same_pairs(block: object, allowed: torch.Tensor, size: tuple[int, int]) -> None:
     """A BlockMask, written out as FlexAttention reads it, equals the dense mask."""
     got = torch.zeros_like(allowed)
     batch = len(allowed)
@@ -34,7 +35,7 @@ def _same_pairs(block: object, allowed: torch.Tensor, size: int) -> None:
             for row in range(count.shape[-1]):
                 own = min(b, count.shape[0] - 1)
                 for column in index[own, 0, row, : count[own, 0, row]].tolist():
-                    rows, columns = (slice(x * size, (x + 1) * size) for x in (row, column))
+                    rows, columns = (slice(x * n, (x + 1) * n) for x, n in zip((row, column), size, strict=True))
                     assert not got[b, :, rows, columns].any()
                     cells = allowed[b, :, rows, columns]
                     assert kind == 0 or cells.all()
@@ -47,10 +48,22 @@ def _same_pairs(block: object, allowed: torch.Tensor, size: int) -> None:
 def test_block_masks_allow_what_the_mask_allows(mask: masks.Mask, q_len: int) -> None:
     allowed = mask.to_dense(q_len, 96, batch=2, heads=2)
     block = block_mask(mask, q_len, 96, block_size=16)
-    _same_pairs(block, allowed, 16)
+    _same_pairs(block, allowed, (16, 16))
     theirs = create_block_mask(mask, mask.shape[0], mask.shape[1], 96, 96, device="cpu", BLOCK_SIZE=16)
     if q_len == 96 and mask.shape == (1, 1):  # torch's own construction asks every pair, at indices
         assert block.sparsity() == pytest.approx(theirs.sparsity())
+
+
+@pytest.mark.parametrize("size", [(128, 128), (256, 128)], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.q_positions is None], ids=str)
+def test_blocks_of_the_sizes_that_backends_ask_for(case: Case, size: tuple[int, int]) -> None:
+    """Every mask that the laws are tried on, at its own length and over several blocks."""
+    mask = masks.Full() if case.mask is None else case.mask
+    domain = mask.domain.rows
+    lengths = [(case.q_len, case.kv_len)] if domain is not None else [(case.q_len, case.kv_len), (300, 300), (140, 600)]
+    for q_len, kv_len in lengths:
+        allowed = mask.to_dense(q_len, kv_len)
+        _same_pairs(block_mask(mask, q_len, kv_len, block_size=size), allowed, size)
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
@@ -78,5 +91,7 @@ def test_transformers_takes_the_mask_as_its_mask_function(mask: masks.Mask) -> N
 def test_a_block_size_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="block_mask: block_size must be an int of at least 1; got 0"):
         block_mask(masks.Causal(), 8, block_size=0)
+    with pytest.raises(ValueError, match="block_mask: block_size must be one int or two"):
+        block_mask(masks.Causal(), 8, block_size=(1, 2, 3))
     with pytest.raises(ValueError, match="block_mask: mask must tell apart 1 or 3 batch items; got 2"):
         block_mask(masks.Padding([1, 2]), 8, batch=3)

@@ -19,7 +19,7 @@ def block_mask(
     kv_len: int | None = None,
     *,
     batch: int | None = None,
-    block_size: int = 128,
+    block_size: int | tuple[int, int] = 128,
     device: torch.device | str = "cpu",
 ) -> BlockMask:
     """A BlockMask for ``flex_attention`` that allows what the mask allows at default positions (bottom-right).
@@ -31,7 +31,8 @@ def block_mask(
         mask: any mask.
         q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
         batch: batch items; what the mask tells apart when None.
-        block_size: rows and columns of a block, an int of at least 1.
+        block_size: rows and columns of a block, ints of at least 1, or one for both; torch's flash backend wants
+            (256, 128).
         device: where FlexAttention will run.
 
     Returns:
@@ -46,8 +47,11 @@ def block_mask(
         37.5
     """
     kv_len = q_len if kv_len is None else kv_len
-    integer("block_mask", "block_size", block_size)
+    sizes = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+    if len(sizes) != 2:
+        raise value_error("block_mask", "block_size", "be one int or two", block_size)
+    height, width = (integer("block_mask", "block_size", size) for size in sizes)
     if batch is not None and mask.shape[0] not in (1, batch):
         raise value_error("block_mask", "mask", f"tell apart 1 or {batch} batch items", mask.shape[0])
     shape = (mask.shape[0], 1, q_len, kv_len)
-    return blocks_of(mask, shape, (kv_len - q_len, 0), torch.device(device), block_size)
+    return blocks_of(mask, shape, (kv_len - q_len, 0), torch.device(device), (height, width))

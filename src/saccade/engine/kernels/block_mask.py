@@ -19,7 +19,7 @@ def blocks_of(
     shape: tuple[int, int, int, int],
     origin: tuple[int, int],
     device: torch.device,
-    block_size: int = 128,
+    block_size: tuple[int, int] = (128, 128),
 ) -> BlockMask:
     """The BlockMask of a rule.
 
@@ -31,18 +31,18 @@ def blocks_of(
         block_size: rows and columns of a block.
     """
     _, _, q_len, kv_len = shape
-    q_first, kv_first = origin
+    (q_first, kv_first), (height, width) = origin, block_size
     items = list(range(rule.shape[0])) if rule.shape[0] > 1 else [ALL]
-    starts = np.arange(0, q_len, block_size)
-    ends = np.minimum(starts + block_size, q_len) - 1
+    starts = np.arange(0, q_len, height)
+    ends = np.minimum(starts + height, q_len) - 1
     groups = Groups(
         np.repeat(items, len(starts)), np.tile(starts, len(items)) + q_first, np.tile(ends, len(items)) + q_first
     )
     keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
     bounds = rule.bounds(groups, keys)
-    columns = -(-kv_len // block_size)
+    columns = -(-kv_len // width)
     sizes = (len(items), len(starts), columns)
-    edges = kv_first + np.minimum(np.arange(columns + 1) * block_size, kv_len)
+    edges = kv_first + np.minimum(np.arange(columns + 1) * width, kv_len)
     some = (_overlap(bounds.needed, edges) > 0).reshape(sizes)
     full = (_overlap(bounds.sure, edges) == np.diff(edges)).reshape(sizes)
 
@@ -55,7 +55,7 @@ def blocks_of(
     return BlockMask.from_kv_blocks(
         *_listed(some & ~full, device),
         *_listed(full, device),
-        BLOCK_SIZE=(block_size, block_size),
+        BLOCK_SIZE=block_size,
         mask_mod=mask_mod,
         seq_lengths=(q_len, kv_len),
     )

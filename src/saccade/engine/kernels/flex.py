@@ -94,7 +94,7 @@ class Flex(Kernel):
             given.key,
             value,
             score_mod=_modified(given),
-            block_mask=None if given.plan.is_full else _blocks(given),
+            block_mask=_blocks(given),
             scale=given.scale,
             enable_gqa=given.query.shape[1] != given.key.shape[1],
             return_aux=AuxRequest(lse=True),

@@ -52,7 +52,7 @@ class Varlen(Kernel):
             why.append(f"it has no {str(given.query.dtype).removeprefix('torch.')}")
         if 0 in given.shape or given.query.shape[3] > _WIDEST:
             why.append(f"it takes heads at most {_WIDEST} wide, and no empty inputs")
-        elif _texts(given) is None:
+        elif _packed(given) is None:
             why.append("it takes windows of whole texts, in Documents or alone, over as many rows as keys")
         if not given.scale > 0.0:
             why.append("it takes scales above 0")
@@ -74,9 +74,8 @@ class Varlen(Kernel):
 
     def pairs(self, given: Ingredients) -> int:
         """Those in the windows."""
-        texts = _texts(given)
-        assert texts is not None  # `reasons` has looked
-        packed, heads = texts.packed, given.shape[1]
+        packed, heads = _packed(given), given.shape[1]
+        assert packed is not None  # `reasons` has looked
         items = packed.lengths * (given.shape[0] if len(packed.lengths) == 1 else 1)
         return heads * sum(_pairs(length, packed.left, packed.right) for item in items for length in item)
 
@@ -91,7 +90,6 @@ class Varlen(Kernel):
         from torch.nn.attention.varlen import AuxRequest, varlen_attn  # noqa: PLC0415  of later versions of torch
 
         texts, width = _texts(given), value.shape[3]
-        assert texts is not None  # `reasons` has looked
         batch, heads, length, _ = given.shape
         wide = -(-max(given.query.shape[3], width) // _EVEN) * _EVEN
         q, k, v = (texts.rows_of(F.pad(x, (0, wide - x.shape[3]))) for x in (given.query, given.key, value))
@@ -142,14 +140,21 @@ class _Texts(NamedTuple):
         return rows.new_full((count, *rows.shape[1:]), else_).index_copy(0, self.places, rows)
 
 
-def _texts(given: Ingredients) -> _Texts | None:
-    """The texts of a mask, kept with the plan; None if it is no mask of texts with windows."""
-    (batch, _, q_len, kv_len), key, memo = given.shape, ("texts of varlen", given.device), given.plan.memo
+def _packed(given: Ingredients) -> Packed | None:
+    """The lengths of a mask's texts, and their window; None if it is no mask of texts with windows."""
+    _, _, q_len, kv_len = given.shape
+    is_square = q_len == kv_len and given.origin == (0, 0) and given.row_positions is None
+    return packed_of(given.rule, q_len) if is_square else None
+
+
+def _texts(given: Ingredients) -> _Texts:
+    """The texts on the device, kept with the plan."""
+    key, memo = ("texts of varlen", given.device), given.plan.memo
     if key not in memo:
-        is_square = q_len == kv_len and given.origin == (0, 0) and given.row_positions is None
-        packed = packed_of(given.rule, q_len) if is_square else None
-        memo[key] = None if packed is None else _made(packed, batch, q_len, given.device)
-    return cast("_Texts | None", memo[key])
+        packed = _packed(given)
+        assert packed is not None  # `reasons` has looked
+        memo[key] = _made(packed, given.shape[0], given.shape[2], given.device)
+    return cast("_Texts", memo[key])
 
 
 def _made(packed: Packed, batch: int, length: int, device: torch.device) -> _Texts:
