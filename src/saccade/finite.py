@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["is_finite", "not_finite", "wide_dtype"]
+__all__ = ["is_finite", "not_finite", "wide_dtype", "widest_dtype"]
+
+_WITHOUT_FLOAT64 = frozenset(["mps"])  # Apple's GPUs
 
 
 def is_finite(*tensors: Tensor) -> bool:
@@ -33,3 +35,8 @@ def not_finite(x: Tensor) -> Tensor:
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which numbers of another are computed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """The widest dtype of a device, for what must lose nothing: float64, or float32 where there is no other."""
+    return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64

@@ -15,6 +15,7 @@ from saccade.arguments import is_integer
 from saccade.engine.checks import check_value
 from saccade.engine.memory import counted
 from saccade.errors import describe, type_error, value_error
+from saccade.finite import widest_dtype
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
@@ -79,7 +80,7 @@ def compare(
     case = _Case(query.detach(), key.detach(), value.detach(), mask)
     rule = as_mask(mask, exact.shape, where=where)
     with torch.no_grad():
-        expected = (exact @ value).double()
+        expected = (exact @ value).to(widest_dtype(value.device))
         reasons = [one.reasons(rule) for one in given]
         able = [one for one, why in zip(given, reasons, strict=True) if not why]
         exact_times, *others = _timed([softmax, *able], case, _lengths(timed_lengths, case, rule))
@@ -134,11 +135,11 @@ def _compared(
 ) -> Compared:
     matrix = mechanism(case.query, case.key, mask=case.mask)
     size = expected.norm(dim=-1)
-    errors = ((matrix @ case.value).double() - expected).norm(dim=-1) / size
+    errors = ((matrix @ case.value).to(expected) - expected).norm(dim=-1) / size
     count, distances = math.prod(exact.shape[:3]), []
     for place in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
         b, h, i = (int(x) for x in torch.unravel_index(place, exact.shape[:3]))
-        distances.append((matrix[b, h, i].double() - exact[b, h, i].double()).abs().sum() / 2)
+        distances.append((matrix[b, h, i].to(expected) - exact[b, h, i].to(expected)).abs().sum() / 2)
     ratios = {length: exact_times[length] / own for length, own in times.items() if not math.isnan(own)}
     return Compared(
         name,

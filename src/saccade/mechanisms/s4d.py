@@ -10,6 +10,7 @@ from torch import nn
 from saccade.arguments import integer, number
 from saccade.caches import RecurrentCache
 from saccade.errors import unsupported, value_error
+from saccade.finite import widest_dtype
 from saccade.masks import Mask
 from saccade.mechanisms.approximate import Approximate, Inputs
 from saccade.mechanisms.features.order import Order
@@ -97,9 +98,10 @@ class S4D(Approximate):
 
     def modes(self) -> Modes:
         """The state space in steps of one token."""
-        rate = torch.complex(-self.log_rate.double().exp(), self.frequency.double())
-        turn = rate * self.log_step.double().exp()[:, None]
-        weight = torch.view_as_complex(self.weight.double().contiguous())
+        wide = widest_dtype(self.weight.device)
+        rate = torch.complex(-self.log_rate.to(wide).exp(), self.frequency.to(wide))
+        turn = rate * self.log_step.to(wide).exp()[:, None]
+        weight = torch.view_as_complex(self.weight.to(wide).contiguous())
         return Modes(turn, weight * (turn.exp() - 1.0) / rate, self.skip)
 
     def _made(self, given: Inputs) -> StateSpaceMatrix:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from saccade.arguments import integer, number
 from saccade.calls import AnswersCalls
 from saccade.errors import value_error
+from saccade.finite import widest_dtype
 from saccade.positions.checks import as_positions
 
 __all__ = ["Sinusoidal"]
@@ -65,7 +66,9 @@ class Sinusoidal(AnswersCalls, nn.Module):
             ``[..., embed_dim]``.
         """
         place = as_positions("Sinusoidal", positions, self._like.device if isinstance(positions, range) else None)
-        exponents = torch.arange(0, self.embed_dim, 2, dtype=torch.float64, device=place.device) / self.embed_dim
+        exponents = (
+            torch.arange(0, self.embed_dim, 2, dtype=widest_dtype(place.device), device=place.device) / self.embed_dim
+        )
         angles = place[..., None] * self.base**-exponents
         waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
         return waves.masked_fill(place[..., None] < 0, 0.0).to(self._like.dtype)

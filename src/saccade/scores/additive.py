@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from saccade.arguments import integer
 from saccade.errors import unsupported
+from saccade.finite import widest_dtype
 from saccade.scores.base import Prepared, Score, widened
 
 __all__ = ["Additive", "compare"]
@@ -90,10 +91,11 @@ class _Compare:
     def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Those of q, k and v, from that of the scores."""
         gq, gk = torch.zeros_like(q), torch.zeros_like(k)
-        gv = torch.zeros_like(v, dtype=torch.float64)  # it sums over all pairs
+        wide = widest_dtype(v.device)
+        gv = torch.zeros_like(v, dtype=wide)  # it sums over all pairs
         for rows, columns in _pieces(q, k):
             hidden, part = _hidden(q, k, rows, columns), grad[..., rows, columns]
-            gv += (part[..., None, :] @ hidden).flatten(0, -2).sum(0, dtype=torch.float64)
+            gv += (part[..., None, :] @ hidden).flatten(0, -2).sum(0, dtype=wide)
             slope = hidden.square_().neg_().add_(1.0)
             gq[..., rows, :] += (part[..., None, :] @ slope)[..., 0, :]
             gk[..., columns, :] += (part[..., None] * slope).sum(-3)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from saccade.finite import widest_dtype
 from saccade.statistics.block import Block
 from saccade.statistics.sweep import Swept
 
@@ -45,8 +46,8 @@ class Outline(NamedTuple):
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """The dtype of long sums: float64, so that a million small terms are not lost in a large one."""
-        return torch.float32 if self.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        """The dtype of long sums: the widest, so that a million small terms are not lost in a large one."""
+        return widest_dtype(self.device)
 
 
 class Fold(ABC, Generic[State, Answer]):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.finite import widest_dtype
 from saccade.statistics.parts import PARTS, Parts
 from saccade.statistics.uniform import Near, Uniform
 
@@ -143,7 +144,6 @@ def _of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
 
 
 def _mean(values: Tensor, over: Tensor) -> Tensor:
-    """Mean of the rows that count, in float64 on the way, so that a million rows lose nothing."""
-    wide = torch.float32 if values.device.type == "mps" else torch.float64
-    mean = torch.where(over, values, 0.0).sum(-1, dtype=wide) / over.sum(-1)
+    """Mean of the rows that count, as wide as can be on the way, so that a million rows lose nothing."""
+    mean = torch.where(over, values, 0.0).sum(-1, dtype=widest_dtype(values.device)) / over.sum(-1)
     return mean.to(values.dtype)  # 0 / 0 is NaN: no row counts

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.finite import widest_dtype
 from saccade.statistics.fold import answers_about
 from saccade.statistics.position_information import PositionInformation
 
@@ -92,12 +93,12 @@ def unexplained_information(weights: Tensor) -> Tensor:
     expected = expected / expected.sum(-1, keepdim=True)
     surprise = torch.where(rows > 0, rows * (rows / expected).log(), 0.0)
     count = (rows.sum(-1) > 0).sum(-1).clamp(min=1)
-    share = weights.double().sum(-1).mean(-1)
+    share = weights.to(widest_dtype(weights.device)).sum(-1).mean(-1)
     return (share * surprise.sum((-2, -1)) / count).clamp(min=0)
 
 
 def _distributions(weights: Tensor) -> Tensor:
     """Rows that sum to 1 where there is anything in them."""
-    weights = weights.double()
+    weights = weights.to(widest_dtype(weights.device))
     mass = weights.sum(-1, keepdim=True)
     return torch.where(mass > 0, weights / mass, 0.0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from saccade.engine import stock
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.native_look import NUMBERS, Band, can_look, look
@@ -48,10 +49,14 @@ def answers_by_sweep(
     quantities = dict.fromkeys(quantity for own in asked.values() for quantity in own.asks)
     far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # one way to stand a sweep
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
-    if not asked or not can_look(given, impl):
-        return {}
-    rows, received = look(given, bands, far.ahead)
-    found: dict[Quantity, Tensor] = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
+    found: dict[Quantity, Tensor] = {}
+    if asked and can_look(given, impl):
+        rows, received = look(given, bands, far.ahead)
+        found = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
+    elif (named := stock.NAMES.intersection(quantities)) and not given.query.is_cpu and stock.can_ask(given, impl):
+        found = {**stock.numbers(given, impl, named)}
+        if "received" in found:
+            found["received"] = found["received"].to(outline.sum_dtype)
     return {
         place: own.answer(*(found[quantity] for quantity in own.asks))
         for place, own in asked.items()

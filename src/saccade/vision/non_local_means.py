@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from saccade.arguments import instance, integer, number
 from saccade.attention import attention
 from saccade.errors import describe, type_error, value_error
+from saccade.finite import widest_dtype
 from saccade.masks import Neighborhood
 from saccade.scores import Gaussian
 from saccade.scores.base import Prepared, Score
@@ -136,7 +137,7 @@ def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
     channels, deviation = like.shape[1], (patch_size - 1) / 4
     if patch_size == 1:
         return like.new_full((channels,), math.sqrt(2 / channels) / h)
-    offsets = torch.arange(patch_size, dtype=torch.float64, device=like.device) - patch_size // 2
+    offsets = torch.arange(patch_size, dtype=widest_dtype(like.device), device=like.device) - patch_size // 2
     bell = torch.exp(-offsets.square() / (2 * deviation**2))
     bell = (bell[:, None] * bell).flatten()
     shares = (bell / (channels * bell.sum())).repeat(channels)

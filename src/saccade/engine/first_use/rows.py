@@ -12,6 +12,7 @@ from torch import Tensor
 from saccade.engine.grouping import product
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.tiles import allowed, biased, capped, compared, modified, normalised
+from saccade.finite import widest_dtype
 from saccade.plan import Strip, Tile
 
 __all__ = ["Pick", "Truth", "picks_of", "truth_of"]
@@ -68,7 +69,7 @@ def truth_of(
         of_rows, of_lse: gradients of their outputs ``[rows, value_dim]`` and lse ``[rows]``.
         gradients: whether to go back from them.
     """
-    wide = torch.float32 if given.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    wide = widest_dtype(given.device)
     own = given.replaced(dtype=wide)
     q = given.query[pick.item, pick.head, pick.rows].to(wide)
     k, v = (x[pick.item, pick.group].to(wide) for x in (given.key, value))

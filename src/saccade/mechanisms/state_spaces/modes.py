@@ -19,8 +19,9 @@ class Modes(NamedTuple):
     r"""``x_t = a x_{t-1} + u_t``, ``y_t = 2 Re(c · x_t) + d u_t``, one of each for every channel.
 
     Attributes:
-        log_factor: ``log a``, complex128 ``[channels, modes]``: powers of large numbers of tokens turn far.
-        weight: c, complex128 ``[channels, modes]``.
+        log_factor: ``log a``, as wide as the device has it, complex ``[channels, modes]``: powers of large numbers of
+            tokens turn far.
+        weight: c, complex ``[channels, modes]``.
         skip: d, ``[channels]``.
     """
 
