@@ -12,6 +12,7 @@ from benchmarks import (
     denoising,
     dropout,
     generation,
+    gpu,
     growth,
     linear,
     longformer,
@@ -62,4 +63,5 @@ QUESTIONS: dict[str, ModuleType] = {
     "plans": plans,
     "short": short,
     "stored": stored,
+    "gpu": gpu,
 }

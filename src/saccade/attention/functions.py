@@ -67,7 +67,7 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions, where="attention",
     )
     # fmt: on
-    return (tracing.product if torch.compiler.is_compiling() else output)(given, value, dropout_p, impl)[0]
+    return (tracing.output if torch.compiler.is_compiling() else output)(given, value, dropout_p, impl)[0]
 
 
 @answers("attention_with_lse")

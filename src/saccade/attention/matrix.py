@@ -133,7 +133,7 @@ class AttentionMatrix(OfIngredients):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
-        run = tracing.product if torch.compiler.is_compiling() else output
+        run = tracing.output if torch.compiler.is_compiling() else output
         out, lse = run(self.ingredients, value, dropout_p, self.impl, seed)
         if lse is not None and not lse.requires_grad:
             self._lse = lse

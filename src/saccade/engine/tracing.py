@@ -30,7 +30,7 @@ from saccade.masks.program import decode, encode
 from saccade.scores.base import TileFunction
 from saccade.transforms import is_autocast
 
-__all__ = ["product", "reasons"]
+__all__ = ["output", "product", "reasons"]
 
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
 _OPERATIONS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
@@ -47,10 +47,25 @@ def product(
     given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """What stands for `saccade.engine.product.product` while a program is traced."""
+    out, lse = output(given, value, dropout_p, impl, seed, needs_lse=True)
+    assert lse is not None  # a kernel that gives none has been passed over
+    return out, lse
+
+
+def output(
+    given: Ingredients,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    impl: str | Kernel = "auto",
+    seed: int | None = None,
+    *,
+    needs_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What stands for `saccade.engine.product.output`: one operation, which has an lse, or a call outside."""
     if is_autocast(given.query):
         value = autocast(value, given.dtype)
         with torch.autocast(given.device.type, enabled=False):
-            return product(given, value, dropout_p, impl, seed)
+            return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
     check_value(given.where, value, given.query, given.key, given.dtype)
     eager.check_dropout(given.where, dropout_p, seed)
     value = value.to(given.query.dtype)
@@ -68,16 +83,16 @@ def product(
     # What cannot cross into an operation is a break in the compiler's graph; where there may be none, it says why. A
     # decorator would do the same, and import the compiler with `import saccade`.
     torch._dynamo.graph_break(msg=f"{given.where} cannot be one operation: {'; '.join(why)}")
-    outside: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(_outside)
-    return outside(given, value, dropout_p, impl, seed)
+    outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_outside)
+    return outside(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
 
 
 def _outside(
-    given: Ingredients, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None
-) -> tuple[Tensor, Tensor]:
+    given: Ingredients, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None, *, needs_lse: bool
+) -> tuple[Tensor, Tensor | None]:
     # While sizes are symbols nobody looks at what a mask tells apart.
     check_told_apart(given.rule, given.shape, given.where)
-    return eager.product(given, value, dropout_p, impl, seed)
+    return eager.output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
 
 
 def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
@@ -198,7 +213,8 @@ class _Derived:
 def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _Call(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
-    out, lse = _outside(call.ingredients(), call.value, call.numbers[2], call.kernel_name, seed)
+    out, lse = _outside(call.ingredients(), call.value, call.numbers[2], call.kernel_name, seed, needs_lse=True)
+    assert lse is not None
     # A compiler counts on this layout: [batch, len, heads, width] in memory.
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
 

@@ -54,7 +54,7 @@ def answers_by_sweep(
         rows, received = look(given, bands, far.ahead)
         found = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
     elif (named := stock.NAMES.intersection(quantities)) and not given.query.is_cpu and stock.can_ask(given, impl):
-        found = {**stock.numbers(given, impl, named)}
+        found.update(stock.numbers(given, impl, named))
         if "received" in found:
             found["received"] = found["received"].to(outline.sum_dtype)
     return {
