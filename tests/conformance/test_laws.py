@@ -1,12 +1,16 @@
 """Every law, on every case, in every dtype, for every way that our attention is executed."""
 
+import dataclasses
+
 import pytest
 import torch
 from tests.kernels.native import needs_half, needs_native
 
 import saccade
 from saccade import testing
-from saccade.engine.product import KERNELS
+from saccade.engine import product
+from saccade.engine.kernels.block_mask import blocks_of
+from saccade.engine.kernels.flex import Flex, _modified
 from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.patterns import PATTERNS
 from saccade.testing.subject import OPTIONS
@@ -31,6 +35,10 @@ class Executed:
     def __init__(self, impl):
         self.impl, self.said = impl, set()
 
+    @property
+    def lacks_lse(self):
+        return any(kernel.name == self.impl and kernel.reasons_of_lse(None) for kernel in product.KERNELS)
+
     def __call__(self, *tensors, **options):
         self.said |= set(self.reasons(*tensors, **options))
         return saccade.attention(*tensors, impl=self.impl, **options)
@@ -41,7 +49,7 @@ class Executed:
 
     def reasons(self, query, key, value, mask, *, dropout_p=0.0, **options):
         """Of the kernel that is asked for by name, whether it is the first that would be asked or not."""
-        named = [kernel for kernel in KERNELS if kernel.name == self.impl]
+        named = [kernel for kernel in product.KERNELS if kernel.name == self.impl]
         given = saccade.AttentionMatrix(query, key, mask, **options).ingredients
         if not named:
             return ()
@@ -52,7 +60,7 @@ class Executed:
         """What is said about it, as arguments of the kit."""
         is_thrifty = self.impl != "reference" and device == "cpu"
         return {
-            "with_lse": None if self.impl == "sdpa" else self.with_lse,
+            "with_lse": None if self.lacks_lse else self.with_lse,
             "offers": (*OPTIONS, "q_positions", "kv_positions"),
             "reasons": self.reasons,
             "masks": "objects",
@@ -136,6 +144,40 @@ def test_law(impl, law, cases, dtype):
 def test_law_of_flex_attention(impl, law, cases, dtype):
     """By torch's own definition of it, which runs where its compiler does not."""
     assert list(Executed(impl).faults([law], cases, [dtype])) == []
+
+
+# torch compiles heads from 16 on: cases whose parameters are of another width are left to the uncompiled run.
+OF_ANY_WIDTH = [case for case in FEW if not str(case).startswith(("shaw", "additive", "everything"))]
+
+
+class CompiledForward(Flex):
+    """FlexAttention as torch compiles it for a CPU: no gradients, and no lse."""
+
+    devices = ("cpu",)
+    is_checked = False
+
+    def reasons_of_lse(self, given):
+        return ("torch compiles no lse for a CPU",)
+
+    def forward(self, given, value, dropped):
+        scale = None if given.scale == given.query.shape[3] ** -0.5 else 1.0
+        options = {"scale": scale, "enable_gqa": given.query.shape[1] != given.key.shape[1]}
+        blocks = blocks_of(given.rule, given.shape, given.origin, given.device)
+        made = self.function()(given.query, given.key, value, score_mod=_modified(given), block_mask=blocks, **options)
+        return made, None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", OF_ANY_WIDTH[::2], ids=str)
+def test_forward_laws_of_compiled_flex_attention(case, monkeypatch):
+    """What a compiler makes of masks, biases and softcaps keeps all laws that ask for neither gradients nor lse."""
+    torch.compiler.reset()
+    kernel, wide = CompiledForward(), dataclasses.replace(case, head_dim=16, value_dim=16, key_dim=None)
+    monkeypatch.setattr(product, "KERNELS", (kernel,))
+    laws = [law for law in testing.LAWS if law.name in ("oracle", "softcap", "relative", "empty_rows", "heads")]
+    with torch.no_grad():
+        assert list(Executed("flex").faults(laws, [wide], [torch.float32])) == []
 
 
 @pytest.mark.gpu

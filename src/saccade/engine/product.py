@@ -29,6 +29,7 @@ from saccade.transforms import any_autocast, is_autocast
 
 __all__ = ["KERNELS", "Route", "check_dropout", "finished", "output", "product", "results_like", "route_of"]
 
+_COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 _TILED = Tiled()
 KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
 """In the order in which they are asked. The tiled kernel runs everything, so that the definition runs by name only."""
@@ -123,19 +124,37 @@ def output(
         value = value.to(given.query.dtype)
     given = given.current() if given.is_live else given
     given.plan  # noqa: B018  made here, to be kept for the backward pass
-    kernel, _, order = route_of(given, dropout_p, impl, needs_lse=needs_lse)
-    while kernel.is_checked and not first_use.holds(kernel, given, value, given if order is None else order.given):
-        kernel, _, order = route_of(given, dropout_p, impl, needs_lse=needs_lse)
     dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
-    own = given if order is None else order.given
-    out, lse = results_like(given, value) if given.query.is_meta else _run(kernel, own, value, dropped)
+    found = None
+    while found is None:  # a kernel that is seen to err is not asked again
+        found = _tried(given, value, dropped, route_of(given, dropout_p, impl, needs_lse=needs_lse))
+    out, lse = found
     if lse is None:
         return out if out.dtype == given.dtype else out.to(given.dtype), None
-    if order is not None:
-        out, lse = order.restored(out, lse)
     if given.sink_logit is None and out.dtype == given.dtype:
         return out, lse
     return finished(given, out, lse)
+
+
+def _tried(
+    given: Ingredients, value: Tensor, dropped: Dropped | None, route: Route
+) -> tuple[Tensor, Tensor | None] | None:
+    """Output and lse; None where the kernel errs, which is then known of it."""
+    kernel, _, order = route
+    own = given if order is None else order.given
+    if given.query.is_meta:
+        return results_like(given, value)
+    if not first_use.holds(kernel, given, value, own):
+        return None
+    try:
+        out, lse = _run(kernel, own, value, dropped)
+    except Exception as error:
+        # What else is raised here may be meant for others: checkpoints stop a run this way.
+        if not kernel.is_checked or not type(error).__module__.startswith(_COMPILERS) or not first_use.is_on(given):
+            raise
+        first_use.failed(kernel, given, value, own, error)
+        return None
+    return (out, lse) if order is None or lse is None else order.restored(out, lse)
 
 
 def _run(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:

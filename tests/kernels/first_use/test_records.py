@@ -129,6 +129,27 @@ def test_it_can_be_switched_off(monkeypatch):
         sc.attention(query, key, value)
 
 
+def test_what_raises_later_is_not_asked_again(monkeypatch):
+    """A compiler may fail at a size of which another one held."""
+    kernel = asked_first(monkeypatch, wrong.Right())
+    query, key, value = inputs()
+    sc.attention(query, key, value)
+
+    def forward(given, value, dropped):
+        raise torch._dynamo.exc.BackendCompilerFailed(forward, RuntimeError("out of shared memory"), None)
+
+    monkeypatch.setattr(kernel, "forward", forward)
+    with pytest.warns(
+        UserWarning, match="right: a product for float32 with Full.. on cpu raised BackendCompilerFailed"
+    ):
+        out = sc.attention(query, key, value)
+    torch.testing.assert_close(out, sc.attention(query, key, value, impl="reference"))
+    monkeypatch.setattr("saccade.engine.first_use.records._RECORDS", {})
+    monkeypatch.setenv("SACCADE_FIRST_USE", "off")
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="out of shared memory"):
+        sc.attention(query, key, value)
+
+
 def test_nobody_notices(monkeypatch):
     """Neither the random state nor who listens to what autograd keeps."""
     kernel = asked_first(monkeypatch, Counted())

@@ -15,7 +15,7 @@ from saccade.engine.first_use.verdict import Compared, FirstUse
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 
-__all__ = ["look"]
+__all__ = ["after_error", "look"]
 
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
@@ -49,11 +49,32 @@ def look(kernel: Kernel, given: Ingredients, value: Tensor, *, gradients: bool) 
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # compilers raise whatever they like; it is told, and another kernel runs
-        raised = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raised = _told(error)
+    return _found(kernel, given, value, sum(len(pick.rows) for pick in picks), limit, quantities, raised)
+
+
+def after_error(kernel: Kernel, given: Ingredients, value: Tensor, error: Exception) -> FirstUse:
+    """The same of a kernel that raised."""
+    return _found(kernel, given, value, 0, 0.0, (), _told(error))
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _found(
+    kernel: Kernel,
+    given: Ingredients,
+    value: Tensor,
+    rows: int,
+    limit: float,
+    quantities: tuple[Compared, ...],
+    raised: str | None,
+) -> FirstUse:
     return FirstUse(
         kernel=kernel.name,
         place=_name_of(given.device),
-        rows=sum(len(pick.rows) for pick in picks),
+        rows=rows,
         limit=limit,
         quantities=quantities,
         raised=raised,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.first_use.comparing import look
+from saccade.engine.first_use.comparing import after_error, look
 from saccade.engine.first_use.verdict import FirstUse
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
@@ -23,7 +23,7 @@ from saccade.finite import is_finite
 from saccade.masks import Mask
 from saccade.transforms import is_transformed
 
-__all__ = ["holds", "reasons", "seen"]
+__all__ = ["failed", "holds", "is_on", "reasons", "seen"]
 
 _VARIABLE, _CHOICES = "SACCADE_FIRST_USE", ("on", "off")
 _BLOCK = 128
@@ -61,7 +61,7 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
         kernel, given, value: of the product.
         own: the ingredients as the kernel gets them, in an order of its own.
     """
-    if not _is_on(given) or given.query.is_meta or is_transformed():
+    if not kernel.is_checked or not is_on(given) or given.query.is_meta or is_transformed():
         return True
     kind, wanted = _kind_of(kernel, given), (value.shape[3], _wants_gradients(given, value))
     record = _RECORDS.get(kind)
@@ -70,15 +70,24 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
     if not is_finite(given.query, given.key, value):
         return True  # of these rows the definition is NaN; a later product will do
     found = look(kernel, own, value, gradients=wanted[1])
-    _RECORDS[kind] = _Record(found, (frozenset() if record is None else record.covered) | {wanted})
-    if not found.ok:
-        warnings.warn(found.warning, stacklevel=2)
+    _keep(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
     return found.ok
+
+
+def failed(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients, error: Exception) -> None:
+    """Note that a kernel raised in a product whose kind had been seen to hold, and warn."""
+    _keep(_kind_of(kernel, given), _Record(after_error(kernel, own, value, error), frozenset()))
+
+
+def _keep(kind: _Kind, record: _Record) -> None:
+    _RECORDS[kind] = record
+    if not record.found.ok:
+        warnings.warn(record.found.warning, stacklevel=3)
 
 
 def reasons(kernel: Kernel, given: Ingredients) -> tuple[str, ...]:
     """Why a kernel is not to be asked again for such a product: what was wrong when it first ran; empty if nothing."""
-    record = _RECORDS.get(_kind_of(kernel, given)) if kernel.is_checked and _is_on(given) else None
+    record = _RECORDS.get(_kind_of(kernel, given)) if kernel.is_checked and is_on(given) else None
     return () if record is None or record.found.ok else (record.found.fault,)
 
 
@@ -86,7 +95,7 @@ def seen(kernel: Kernel, given: Ingredients) -> str:
     """What has been seen of a kernel for such a product, as `explain` tells it; empty for kernels without a check."""
     if not kernel.is_checked:
         return ""
-    if not _is_on(given):
+    if not is_on(given):
         return f"nothing: {_VARIABLE}=off"
     record = _RECORDS.get(_kind_of(kernel, given))
     return (
@@ -96,7 +105,8 @@ def seen(kernel: Kernel, given: Ingredients) -> str:
     )
 
 
-def _is_on(given: Ingredients) -> bool:
+def is_on(given: Ingredients) -> bool:
+    """Whether kernels are looked at, unless the environment says no."""
     told = os.environ.get(_VARIABLE, "on")
     if told not in _CHOICES:
         raise value_error(given.where, _VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))

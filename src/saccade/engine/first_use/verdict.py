@@ -53,15 +53,14 @@ class FirstUse:
     @property
     def fault(self) -> str:
         """What was wrong, in a sentence; empty if nothing was."""
-        first = f"its first product for {self._kind} on {self.place}"
         if self.raised is not None:
-            return f"{first} raised {self.raised}"
+            return f"a product for {self._kind} on {self.place} raised {self.raised}"
         worst = max(self.quantities, key=lambda one: one.error)
         if worst.error <= self.limit:
             return ""
         return (
-            f"{first} differed from the definition: {worst.name} of {worst.place} by {worst.error:.2g} of its size, "
-            f"where {self.limit:g} is rounding"
+            f"its first product for {self._kind} on {self.place} differed from the definition: {worst.name} of "
+            f"{worst.place} by {worst.error:.2g} of its size, where {self.limit:g} is rounding"
         )
 
     @property

@@ -95,7 +95,7 @@ class Flex(Kernel):
             value,
             score_mod=_modified(given),
             block_mask=_blocks(given),
-            scale=given.scale,
+            scale=None if given.scale == given.query.shape[3] ** -0.5 else 1.0,
             enable_gqa=given.query.shape[1] != given.key.shape[1],
             return_aux=AuxRequest(lse=True),
         )
@@ -128,12 +128,20 @@ def _blocks(given: Ingredients) -> Any:
 
 
 def _modified(given: Ingredients) -> Any:
-    """What happens to a scaled score before the mask, as FlexAttention asks for it: softcap, then bias."""
-    softcap, bias = given.softcap, given.bias
-    if softcap is None and bias is None:
+    """What happens to a score before the mask, as FlexAttention asks for it: scale, softcap, then bias.
+
+    Numbers go as tensors: those of Python are compiled in, a graph for each, and a softcap that changes not at all.
+    """
+    bias, device = given.bias, given.device
+    is_default = given.scale == given.query.shape[3] ** -0.5
+    scale = None if is_default else torch.full((), given.scale, device=device)
+    softcap = None if given.softcap is None else torch.full((), given.softcap, device=device)
+    if scale is None and softcap is None and bias is None:
         return None
 
     def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        if scale is not None:
+            score = scale * score
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
         return score if bias is None else score + bias.at(b, h, q, kv)
