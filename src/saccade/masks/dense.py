@@ -109,8 +109,9 @@ class Dense(Mask):
 
 def _part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
     """A copy of the entries at some indices, where these follow one by one along each axis: ten times as fast."""
-    is_many = math.prod(x.numel() for x in index) >= _MANY
-    if not (is_many and allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
+    if torch.compiler.is_compiling() or math.prod([x.numel() for x in index]) < _MANY:
+        return None
+    if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
         return None
     spans = []
     for axis, size in enumerate(allowed.shape):
