@@ -32,6 +32,7 @@ PACKAGES = (
     ".viz",
     ".recording",
     ".auditing",
+    ".distributed",
     ".integrations.transformers",
     ".testing",
     ".theory",

@@ -119,10 +119,9 @@ def test_what_pictures_say_in_chinese_leaves_names_alone():
     kept = json.loads((ROOT / pages.RESULTS).read_text(encoding="utf-8"))["rows"]
     drawn = [row for row in kept if "target_ratio" in row or "time_slope" in row]
     words = set(re.findall("[A-Za-z][A-Za-z_]{2,}", " ".join(chinese.of(drawn).values())))
-    names = "float bfloat dropout wheel flex fused tiled sdpa mask GPU SDPA enable_gqa transformers Mistral MiB BigBird bigbird"
-    names += (
-        " Longformer longformer ALiBi Performer performer pytorch scikit image Causal install local attention Llama"
-    )
+    names = "float bfloat dropout wheel flex fused tiled sdpa mask GPU SDPA enable_gqa transformers Mistral MiB BigBird"
+    names += " bigbird Longformer longformer ALiBi Performer performer pytorch scikit image Causal install local"
+    names += " attention Llama"
     assert words <= set(names.split())
 
 

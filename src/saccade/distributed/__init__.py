@@ -1,0 +1,7 @@
+"""Beyond one machine: attention over a sequence that lies on many ranks, planned from the mask."""
+
+from saccade.distributed.context import ContextParallel
+from saccade.distributed.exchange import Exchange, Machine, RankPlan, exchange
+from saccade.distributed.layouts import Layout
+
+__all__ = ["ContextParallel", "Exchange", "Layout", "Machine", "RankPlan", "exchange"]

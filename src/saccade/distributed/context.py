@@ -1,0 +1,191 @@
+"""ContextParallel: attention over a sequence of which every rank holds a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from saccade.arguments import instance, one_of
+from saccade.attention import AttentionMatrix
+from saccade.attention.matrix import Impl
+from saccade.distributed.exchange import STRATEGIES, Exchange, exchange
+from saccade.distributed.layouts import NAMES, Layout, layout_of
+from saccade.distributed.spread import SpreadMechanism
+from saccade.distributed.transfer import Fetch, Swap, agree
+from saccade.errors import unsupported, value_error
+from saccade.masks import Mask
+from saccade.mechanisms import Mechanism
+from saccade.positions import Bias
+from saccade.scores import Score
+
+__all__ = ["ContextParallel"]
+
+_WHERE = "ContextParallel"
+
+
+class ContextParallel:
+    """Attention over a sequence that is split over ranks, equal to attention over the whole of it.
+
+    Every rank hands over the queries, keys and values of its own rows, and gets the outputs of these; keys that its
+    queries can see come from where they are, and gradients go back there. Nothing is global: a model may use several,
+    and what is below this layer does not know of it.
+
+    Args:
+        group: a one-dimensional DeviceMesh or a process group; all ranks when None.
+        layout: which rank holds which rows: "contiguous", "zigzag" or "striped", or a `Layout` (of a plan, for
+            "balanced"). It is that of the data, so one for all layers.
+        strategy: "fetch", "gather", "ulysses", or "auto" for what is reckoned to be fastest; see `exchange`.
+        checks: whether ranks compare plans before each exchange, by one small message: where they differ, each raises
+            the same error. Without it they may hang, or take what was not meant for them.
+
+    Raises:
+        TypeError, ValueError: no group, layout or strategy.
+        RuntimeError: no process group was set up.
+    """
+
+    def __init__(
+        self,
+        group: DeviceMesh | dist.ProcessGroup | None = None,
+        *,
+        layout: str | Layout = "contiguous",
+        strategy: str = "auto",
+        checks: bool = True,
+    ):
+        if not dist.is_initialized():
+            hint = "torch.distributed.init_process_group(...) first; torchrun sets the variables that it reads"
+            raise RuntimeError(f"{_WHERE}: a process group must be set up; got none.\nHint: {hint}")
+        if isinstance(group, DeviceMesh):
+            if group.ndim != 1:
+                raise value_error(_WHERE, "group", "be a mesh of one dimension", f"{group.ndim}", hint='mesh["cp"]')
+            group = group.get_group()
+        if not isinstance(layout, Layout):
+            one_of(_WHERE, "layout", layout, NAMES[:3], hint="exchange(...).layout is a balanced one")
+        one_of(_WHERE, "strategy", strategy, ("auto", *STRATEGIES))
+        self.group, self.strategy, self.checks = group, strategy, instance(_WHERE, "checks", checks, bool, "be a bool")
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        if isinstance(layout, Layout) and layout.ranks != self.ranks:
+            raise value_error(_WHERE, "layout", f"be of {self.ranks} ranks", layout.ranks)
+        self._layout = layout
+        self._made: dict[tuple[Any, ...], Fetch | Swap] = {}
+
+    def layout(self, seq_len: int) -> Layout:
+        """Who holds which rows of a sequence."""
+        if isinstance(self._layout, str):
+            return layout_of(self._layout, seq_len, self.ranks)
+        if self._layout.seq_len != seq_len:
+            raise value_error(_WHERE, "seq_len", f"be {self._layout.seq_len}, that of the layout", seq_len)
+        return self._layout
+
+    def positions(self, seq_len: int, device: torch.device | str = "cpu") -> Tensor:
+        """Where the own rows stand, int64 ``[rows]``."""
+        parts = [torch.arange(rows.start, rows.stop) for rows in self.layout(seq_len).rows(self.rank)]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *parts]).to(device)
+
+    def shard_sequence(self, x: Tensor, dim: int = 1) -> Tensor:
+        """The own rows of a tensor that every rank has whole."""
+        return x.index_select(dim, self.positions(x.shape[dim], x.device))
+
+    def unshard_sequence(self, x: Tensor, dim: int = 1, *, seq_len: int | None = None) -> Tensor:
+        """All rows, on every rank, of a tensor of which each has its own. Gradients of all ranks are added up."""
+        seq_len = self._seq_len(x.shape[dim], seq_len)
+        swap = self._swap(seq_len, x.device)
+        lines = x.movedim(dim, 0).reshape(1, 1, x.shape[dim], -1)
+        whole = swap.to_heads(lines.expand(-1, self.ranks, -1, -1))
+        return whole.reshape(seq_len, *x.movedim(dim, 0).shape[1:]).movedim(0, dim)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None = None,
+        *,
+        seq_len: int | None = None,
+        score: Score | None = None,
+        bias: Bias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink_logit: Tensor | None = None,
+        dropout_p: float = 0.0,
+        seed: int | None = None,
+        impl: Impl = "auto",
+    ) -> Tensor:
+        """Exact softmax attention of the own rows over the whole sequence.
+
+        Args:
+            query: ``[batch, heads, rows, head_dim]``, the own rows in the order of `positions`.
+            key, value: ``[batch, kv_heads, rows, width]`` of the same rows.
+            mask, score, bias, scale, softcap, sink_logit, impl: as for `saccade.attention`, of the whole sequence and
+                the same on every rank; the mask is a `Mask` or None.
+            seq_len: tokens of the whole sequence; ``rows * ranks`` when None.
+            dropout_p, seed: the same weights are dropped on any number of ranks; a seed must be given, and be the same
+                on every rank.
+
+        Returns:
+            ``[batch, heads, rows, width]``.
+
+        Cost: one exchange there and, for gradients, one back; memory of the keys that the own rows see.
+        """
+        seq_len = self._seq_len(query.shape[2], seq_len)
+        if dropout_p and seed is None:
+            raise value_error(_WHERE, "seed", "be given with dropout, the same on every rank", None)
+        plan = self.plan(query, key, mask, seq_len)
+        options: dict[str, Any] = {"score": score, "bias": bias, "scale": scale, "softcap": softcap, "impl": impl}
+        options = {name: x for name, x in options.items() if x is not None}
+        if self.checks:
+            facts = (len(query), key.shape[3], value.shape[3], value.dtype, dropout_p, seed, scale, softcap)
+            agree(f"{plan.fingerprint} {facts}", self.group, query.device, f"{_WHERE}.attention")
+        if plan.strategy == "ulysses":
+            reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
+            if reasons or sink_logit is not None or dropout_p:
+                reasons += ["sink_logit is of each head"] if sink_logit is not None else []
+                reasons += ["dropout is a function of the head's number"] if dropout_p else []
+                raise unsupported(_WHERE, 'strategy="ulysses"', reasons, hint='strategy="fetch" runs them')
+            swap = self._swap(seq_len, query.device)
+            q, k, v = (swap.to_heads(x) for x in (query, key, value))
+            return swap.to_rows(AttentionMatrix(q, k, plan.mask, **options).matmul(v))
+        fetch = self._fetch(plan, query.device)
+        both = fetch(torch.cat([key, value], 3))
+        k, v = both.split([key.shape[3], value.shape[3]], 3)
+        stands = self.positions(seq_len, query.device)
+        matrix = AttentionMatrix(
+            query, k, plan.mask, sink_logit=sink_logit, q_positions=stands, kv_positions=fetch.columns, **options
+        )
+        return matrix.matmul(v, dropout_p=dropout_p, seed=seed)
+
+    def __call__(self, mechanism: Mechanism) -> SpreadMechanism:
+        """The same mechanism over ranks, for a layer: its queries and keys are the own rows, at their positions."""
+        return SpreadMechanism(mechanism, self)
+
+    def plan(self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int) -> Exchange:
+        """Who gets what from whom for such tensors."""
+        sizes = (seq_len, query.shape[1], key.shape[1], key.shape[3], key.dtype, self.ranks)
+        return exchange(mask, *sizes, layout=self.layout(seq_len), strategy=self.strategy)
+
+    def _seq_len(self, rows: int, seq_len: int | None) -> int:
+        seq_len = rows * self.ranks if seq_len is None else seq_len
+        own = int(self.layout(seq_len).counts[self.rank])
+        if own != rows:
+            hint = "seq_len= says how long the whole sequence is, where ranks do not divide it"
+            raise value_error(_WHERE, "rows", f"be {own}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
+        return seq_len
+
+    def _fetch(self, plan: Exchange, device: torch.device) -> Fetch:
+        key = ("fetch", plan.fingerprint, device)
+        if key not in self._made:
+            self._made[key] = Fetch.of(plan, self.rank, self.group, device)
+        found = self._made[key]
+        assert isinstance(found, Fetch)
+        return found
+
+    def _swap(self, seq_len: int, device: torch.device) -> Swap:
+        key = ("swap", seq_len, device)
+        if key not in self._made:
+            self._made[key] = Swap.of(self.layout(seq_len), self.group, device)
+        found = self._made[key]
+        assert isinstance(found, Swap)
+        return found
