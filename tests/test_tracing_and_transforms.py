@@ -35,9 +35,17 @@ FACTS = {
 }
 
 
+# Compilers take seconds: each of the two ways to compile with each of the two ways to tell the batch is slow once.
 @pytest.mark.parametrize("name", FACTS)
-@pytest.mark.parametrize("is_marked", [False, True], ids=["as it comes", "marked"])
-@pytest.mark.parametrize("is_layer", [False, True], ids=["function", "layer"])
+@pytest.mark.parametrize(
+    "is_layer, is_marked",
+    [
+        pytest.param(False, False, id="function-as it comes"),
+        pytest.param(True, True, id="layer-marked"),
+        pytest.param(False, True, id="function-marked", marks=pytest.mark.slow),
+        pytest.param(True, False, id="layer-as it comes", marks=pytest.mark.slow),
+    ],
+)
 def test_a_batch_that_varies_compiles(name: str, is_marked: bool, is_layer: bool) -> None:
     layer = MultiHeadAttention(8, 2, mask=masks.Causal()).requires_grad_(False)
 

@@ -176,7 +176,7 @@ def test_a_text_is_shown_while_it_is_made(folder: str, monkeypatch: pytest.Monke
 
 
 def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
-    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "3000", "--seed", "1", "--top-k", "9")
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "300", "--seed", "1", "--top-k", "9")
     assert result.exit_code == 0
     config = json.loads((Path(folder) / "config.json").read_text())
     assert config["max_position_embeddings"] == 64  # rotations go on; positions that are learned do not
@@ -185,7 +185,7 @@ def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
         position_encoding="learned",
     )  # fmt: skip
     Decoder(learned, _tokenizer()).save_pretrained(folder)
-    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "3000", "--seed", "1", "--top-k", "9")
+    result = _run(PROMPT, "--model", folder, "--max-new-tokens", "300", "--seed", "1", "--top-k", "9")
     assert result.exit_code == 2
     assert result.stdout.startswith(PROMPT)
     assert result.stdout.endswith("\n")

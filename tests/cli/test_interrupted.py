@@ -28,12 +28,26 @@ def savefig(self, path, **options):
 Figure.savefig = savefig
 main()
 """
-LONG = " ".join(["a text that is longer than what the model reads"] * 60)
+TEXT = "a text that is longer than what is read at once"  # so that there is a picture of all windows too
 DRAWING = {
-    "look": (["look", LONG, "--layer", "0", "--head", "0", "--out", "new/folder"], [1, 2, 3]),
+    "look": (["look", TEXT, "--at-once", "8", "--layer", "0", "--head", "0", "--out", "new/folder"], [1, 2, 3]),
     "compare": (["compare", "a small text", "--out", "new.png"], [1]),
     "verify": (["verify", "--pictures", "new/folder"], [1, 2]),
 }
+# Seconds each, since a process imports everything anew: the last picture of a command stands for those before it, and
+# one command for the others that are ended, hindered, or read through a pipe in the same way.
+INTERRUPTED = [
+    pytest.param(name, number, marks=[] if number == numbers[-1] else [pytest.mark.slow])
+    for name, (_, numbers) in DRAWING.items()
+    for number in numbers
+]
+ENDED = ["verify", *(pytest.param(name, marks=pytest.mark.slow) for name in ("look", "compare"))]
+PROMPTS = ["此选项", pytest.param("The import statement", marks=pytest.mark.slow)]
+PRINTING = [
+    ["generate", "cat"],
+    ["--version"],
+    *(pytest.param(one, marks=pytest.mark.slow) for one in (["look", "cat"], ["verify", "--markdown"])),
+]
 
 
 def _ended(folder, number, arguments, by="SIGINT"):
@@ -50,7 +64,7 @@ def _files(folder):
     return {path.relative_to(folder).as_posix(): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("name, number", [(name, number) for name in DRAWING for number in DRAWING[name][1]])
+@pytest.mark.parametrize("name, number", INTERRUPTED)
 def test_no_file_and_no_folder_is_left(tmp_path, name, number):
     done = _ended(tmp_path, number, DRAWING[name][0])
     assert done.returncode == 130, done.stderr
@@ -60,7 +74,7 @@ def test_no_file_and_no_folder_is_left(tmp_path, name, number):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="ends a process at once there")
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", ENDED)
 def test_being_ended_is_an_interruption(tmp_path, name):
     done = _ended(tmp_path, 1, DRAWING[name][0], by="SIGTERM")
     assert done.returncode == 130, done.stderr
@@ -99,7 +113,7 @@ def test_what_is_not_interrupted_leaves_pictures_and_nothing_else(tmp_path):
     assert files == [f"new/folder/{name}.png" for name in ("heatmap", "mosaic", "whole")]
 
 
-@pytest.mark.parametrize("prompt", ["The import statement", "此选项"])
+@pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_text_comes_through_a_pipe_as_it_is_made_until_it_is_interrupted(tmp_path, prompt):
     command = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from saccade.cli import main; main()"
     arguments = ["generate", prompt, "--max-new-tokens", str(10**7), "--temperature", "1", "--seed", "1"]
@@ -133,7 +147,7 @@ def test_an_interruption_while_packages_are_imported_is_no_traceback(monkeypatch
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
-@pytest.mark.parametrize("arguments", [["look", "cat"], ["generate", "cat"], ["--version"], ["verify", "--markdown"]])
+@pytest.mark.parametrize("arguments", PRINTING)
 def test_a_full_disk_behind_the_standard_output_is_one_sentence(tmp_path, arguments):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

@@ -153,7 +153,8 @@ def test_any_width_will_do(run, monkeypatch, width):
     assert max(map(len, result.output.split("wrote")[0].splitlines())) <= int(width)
 
 
-@pytest.mark.parametrize("text", ["hi", "word " * 500])
+# The long one takes seconds: windows of as many tokens stand for it in every run.
+@pytest.mark.parametrize("text", ["hi", pytest.param("word " * 500, id="long", marks=pytest.mark.slow)])
 def test_short_and_long_texts(run, text):
     result = run("look", text)
     assert result.exit_code == 0, result.output

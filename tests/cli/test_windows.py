@@ -84,7 +84,8 @@ def own_weights(model, shown, text):
         return start, stop, model.matrices(torch.tensor([tokens]))
 
 
-@pytest.mark.parametrize("shown", [0, 1, 3])
+# Seconds each: the first, which nothing asks for, and one that is asked for stand for the others.
+@pytest.mark.parametrize("shown", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_window_that_is_asked_for_is_shown(run, encoder, tmp_path, shown):
     (tmp_path / "long.txt").write_text(TEXT, encoding="utf-8")
     options = () if shown == 0 else ("--window", str(shown))
@@ -166,7 +167,7 @@ def test_many_tokens_share_pixels_and_the_largest_is_drawn(monkeypatch):
 
 def test_windows_too_many_to_be_seen_are_not_drawn(run, monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.import_module("saccade.cli.look"), "MOST_WINDOWS", 2)
-    result = run("look", TEXT)
+    result = run("look", " ".join(["cat"] * 30), "--at-once", "8")
     assert result.exit_code == 0, result.output
     assert "note: 5 windows are too many for a picture of all; 2 would be drawn" in " ".join(result.output.split())
     assert not (tmp_path / "out" / "look" / "whole.png").exists()

@@ -27,6 +27,7 @@ _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[\w-]*)$")
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _HIDDEN_TOKENS = (tokenize.COMMENT, tokenize.NL)
+_SLOW = ("learning.md", "conformance.md", "audit.md", "theory-trained.md", "approximate.md", "figures.md")
 
 
 class Block(NamedTuple):
@@ -68,10 +69,11 @@ def named(path: Path) -> str:
 def with_python() -> list[object]:
     """Documents with code; in Chinese ones it is that of the English ones, so that running one of the two says both.
 
-    What trains, or checks hundreds of cases, takes most of a minute.
+    What trains, or checks hundreds of cases, takes most of a minute; the other pages of ``_SLOW`` take many seconds.
     """
     found = [document for document in DOCUMENTS if "```python" in document.read_text("utf-8")]
-    slow = {own for own in found if "zh" in own.parts or own.name in ("learning.md", "conformance.md")}
+    chinese = {theirs for _, theirs in PAIRS}
+    slow = {own for own in found if own in chinese or own.name in _SLOW}
     return [
         pytest.param(document, id=named(document), marks=[pytest.mark.slow] if document in slow else [])
         for document in found
@@ -79,15 +81,18 @@ def with_python() -> list[object]:
 
 
 @pytest.fixture
-def _two_threads():
-    """What torch's operations hold grows with its threads; the documents say what two of them do."""
+def _threads(document):
+    """What torch's operations hold grows with its threads, and the README says what two of them do; one is enough else.
+
+    Where every core runs tests, two threads wait for one another at every small operation: seconds become minutes.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(2 if document.name.startswith("README") else 1)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("_two_threads", "without_native")
+@pytest.mark.usefixtures("_threads", "without_native")
 @pytest.mark.parametrize("document", with_python())
 def test_python_prints_what_the_document_shows(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

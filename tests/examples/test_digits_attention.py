@@ -29,6 +29,8 @@ def _without_time(rows):
     return [{key: value for key, value in row.items() if key not in ("seconds", "time")} for row in rows]
 
 
+# Every module is trained twice; what this example shares with read_numbers.py is stopped in every run there.
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_and_ends_the_same(example, trained, monkeypatch, tmp_path, capsys):
     whole = example.main(["--quick", "--out", str(tmp_path / "whole")])
     every = [(name, 0, epoch) for name in example.MODULES for epoch in range(example.QUICK.steps)]

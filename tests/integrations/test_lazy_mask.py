@@ -67,7 +67,8 @@ def tried(function, tensor, arguments):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, about functions that it will drop
-@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+# Hundreds of functions, seconds: the ones that write most often, below, are tried under both guards in every run.
+@pytest.mark.parametrize("guard", [torch.no_grad, pytest.param(torch.inference_mode, marks=pytest.mark.slow)])
 def test_every_way_to_write_into_a_tensor(guard):
     ways = {name: method(name) for name in (*IN_PLACE, *OPERATORS)}
     ways |= {f"{name}(out=)": into(getattr(torch, name)) for name in WITH_OUT}

@@ -20,6 +20,8 @@ def outcomes(folder, workers=1, plan=PLAN, settings=SHORT):
     return {run: outcome._replace(seconds=0.0) for run, outcome in found.items()}
 
 
+# Processes import everything anew; one that trains is begun in every run by tests/cli/test_compare_train.py.
+@pytest.mark.slow
 def test_processes_make_no_difference_and_nothing_runs_twice(tmp_path, monkeypatch):
     one = outcomes(tmp_path / "one")
     assert list(one) == PLAN

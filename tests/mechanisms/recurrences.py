@@ -19,7 +19,7 @@ Gates = dict[str, Tensor]
 def dense(
     query: Tensor, key: Tensor, gates: Gates, *, scale: float, is_delta: bool, allowed: Tensor | None = None
 ) -> Tensor:
-    """``A_ij = s β_j q_i · (M_i ... M_{j+1} k_j)``, one product at a time, in float64.
+    """``A_ij = s β_j q_i · (M_i ... M_{j+1} k_j)``, one product at a time of all ``k_j`` so far, in float64.
 
     Args:
         query, key: ``[batch, heads, len, head_dim]``.
@@ -30,18 +30,18 @@ def dense(
     decay = gates.get("decay", key.new_zeros(batch, heads, length, 1)).expand(-1, -1, -1, width)
     beta = gates.get("beta", key.new_ones(batch, heads, length))
     found = key.new_zeros(batch, heads, length, length)
-    for b in range(batch):
-        for j in range(length):
-            state = key[b, :, j]  # [heads, width], what is left of k_j
-            for i in range(j, length):
-                is_there = allowed is None or bool(allowed[b, i, i])
-                if i > j and is_there:
-                    state = state * decay[b, :, i].exp()
-                    if is_delta:
-                        overlap = (state * key[b, :, i]).sum(-1, keepdim=True)
-                        state = state - beta[b, :, i, None] * key[b, :, i] * overlap
-                if allowed is None or bool(allowed[b, i, j]):
-                    found[b, :, i, j] = scale * beta[b, :, j] * (query[b, :, i] * state).sum(-1)
+    left = key[:, :, :0]  # [batch, heads, tokens before i, width], what is left of each k_j
+    for i in range(length):
+        own = key[:, :, i, None]
+        passed = left * decay[:, :, i, None].exp()
+        if is_delta:
+            overlap = (passed * own).sum(-1, keepdim=True)
+            passed = passed - beta[:, :, i, None, None] * own * overlap
+        if allowed is not None:
+            passed = torch.where(allowed[:, i, i, None, None, None], passed, left)
+        left = torch.cat([passed, own], 2)
+        row = scale * beta[:, :, : i + 1] * (query[:, :, i, None] * left).sum(-1)
+        found[:, :, i, : i + 1] = row if allowed is None else row.where(allowed[:, None, i, : i + 1], 0.0)
     return found
 
 

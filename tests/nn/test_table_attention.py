@@ -217,7 +217,10 @@ def test_it_is_heard_by_recordings_and_in_half_precision(name: str) -> None:
     assert empty.shape == given[0][:0].shape
 
 
-@pytest.mark.parametrize("name", LAYERS)
+# Columns are rows the other way round, and ends are starts: a compiler takes seconds for each.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("columns", "end"))) for name in LAYERS]
+)
 def test_it_compiles_whole(name: str) -> None:
     layer, given, real = _made(name)
     torch._dynamo.reset()

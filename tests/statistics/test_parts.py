@@ -56,13 +56,13 @@ def even(p: Tensor) -> Tensor:
 def test_parts_are_their_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
     dense, where = dense_of(case), lags_of(case)
+    wanted = [divided(dense, *where, of) for of in SETTINGS]
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         matrix = matrix_of(case, dtype)
         places = Places.of(matrix)
         asked = [Parts(of.sink, of.local, of.anchor, of.block_size, places) for of in SETTINGS]
-        for of, got in zip(SETTINGS, matrix.ask(*asked), strict=True):
+        for want, got in zip(wanted, matrix.ask(*asked), strict=True):
             assert got.dtype == dtype
-            want = divided(dense, *where, of)
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, check_dtype=False)
             torch.testing.assert_close(got.sum(-1).double(), dense.sum(-1), rtol=1e-5, atol=1e-5)
             assert (got >= 0).all()
@@ -75,12 +75,13 @@ def test_a_summary_tells_them_beside_uniform_attention(case: Case, pairs: int, m
     dense, where, of = dense_of(case), lags_of(case), Parts(1, 2, 2, 2)
     summary = matrix_of(case).summary(of)
     sees = dense.sum(-1) > 0
+    own, uniform = (divided(p, *where, of) for p in (dense, even(dense)))
     for place, name in enumerate(("sink", "local", "anchor", "rest")):
         measure = summary.named(f"{name}_part")
-        for got, p in ((measure.values, dense), (measure.uniform, even(dense))):
-            want = (divided(p, *where, of)[..., place] * sees).sum(-1) / sees.sum(-1)
+        for got, parts in ((measure.values, own), (measure.uniform, uniform)):
+            want = (parts[..., place] * sees).sum(-1) / sees.sum(-1)
             torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10, equal_nan=True)
-        torch.testing.assert_close(summary.rows[f"{name}_part"], divided(dense, *where, of)[..., place])
+        torch.testing.assert_close(summary.rows[f"{name}_part"], own[..., place])
     plain = matrix_of(case).summary()
     assert plain.measures[-1].name == "logit_variance" or not matrix_of(case).is_stochastic
     assert len(summary.measures) == len(plain.measures) + 4
