@@ -32,8 +32,8 @@ class Sdpa(Kernel):
     is_checked = True
 
     def suits(self, given: Ingredients, dropout_p: float) -> bool:
-        """On every device but CPUs, which have kernels of their own."""
-        return not given.query.is_cpu
+        """On every device but CPUs, which have kernels of their own; tensors without memory are taken for theirs."""
+        return given.device.type not in ("cpu", "meta")
 
     def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why ``impl="auto"`` passes it over."""
