@@ -85,7 +85,10 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         {"mask": torch.ones(5, 6, dtype=torch.bool), "q_positions": range(1, 6)},
         "mask must be a rule on positions (not a tensor) when positions are given; got a bool tensor.",
     ),
-    ({"impl": "flash"}, "impl must be one of 'auto', 'native', 'fused', 'tiled', 'flex', 'reference'; got 'flash'."),
+    (
+        {"impl": "flash"},
+        "impl must be one of 'auto', 'native', 'fused', 'sdpa', 'varlen', 'flex', 'tiled', 'reference'; got 'flash'.",
+    ),
 ]
 _SPOILED_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"value": 3}, "value must be a tensor; got int."),
