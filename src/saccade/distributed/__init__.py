@@ -2,6 +2,7 @@
 
 from saccade.distributed.context import ContextParallel
 from saccade.distributed.exchange import Exchange, Machine, RankPlan, exchange
+from saccade.distributed.exports import block_mask, cp_comm_types
 from saccade.distributed.layouts import Layout
 
-__all__ = ["ContextParallel", "Exchange", "Layout", "Machine", "RankPlan", "exchange"]
+__all__ = ["ContextParallel", "Exchange", "Layout", "Machine", "RankPlan", "block_mask", "cp_comm_types", "exchange"]
