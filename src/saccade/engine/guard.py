@@ -91,6 +91,10 @@ def forward_if_clean(kernel: Kernel, given: Ingredients, value: Tensor) -> tuple
     # A score can overflow though its query and its key are finite, and in a backward pass spread from there.
     if out.requires_grad and not given.plan.is_full and bool(out.detach().isnan().any()):
         return None
+    if out.requires_grad and lse is not None and not given.plan.is_full:
+        # They are 0 and -inf already: what flows back to rows that see nothing, a NaN even, ends here.
+        empty = lse.detach() == -math.inf
+        return out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
     return out, lse
 
 
