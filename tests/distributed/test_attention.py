@@ -133,7 +133,7 @@ def perturbed(rank, strategy):
     return found
 
 
-@pytest.mark.parametrize("strategy", ["fetch", "gather"])
+@pytest.mark.parametrize("strategy", ["fetch", pytest.param("gather", marks=pytest.mark.slow)])
 def test_one_token_moves_what_the_mask_allows(strategy):
     for found in on_ranks(2, perturbed, strategy):
         assert isinstance(found, dict), found
