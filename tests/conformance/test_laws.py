@@ -58,7 +58,7 @@ class Executed:
 
     def declared(self, device="cpu"):
         """What is said about it, as arguments of the kit."""
-        is_thrifty = self.impl != "reference" and device == "cpu"
+        is_thrifty = self.impl not in ("reference", "flex") and device == "cpu"  # uncompiled, flex is the definition
         return {
             "with_lse": None if self.lacks_lse else self.with_lse,
             "offers": (*OPTIONS, "q_positions", "kv_positions"),
