@@ -6,7 +6,7 @@ from tests.distributed.spawned import on_ranks
 
 import saccade as sc
 from saccade import masks, positions
-from saccade.distributed import ContextParallel, exchange
+from saccade.distributed import ContextParallel, Machine, exchange
 from saccade.mechanisms import Linear, Softmax, TopK
 from saccade.mechanisms.scorers import DotProducts
 
@@ -95,6 +95,42 @@ def test_grouped_heads_other_layouts_and_ranks_without_rows():
     for found in on_ranks(4, compared, ("striped", "balanced"), ("fetch", "gather"), 2, names):
         assert isinstance(found, dict), found
         assert {case: error for case, error in found.items() if not error < 1e-10} == {}
+
+
+def auto(rank):
+    """What "auto" runs where rounds cost nothing, so that heads are exchanged wherever they can be."""
+    torch.manual_seed(0)
+    tensors = torch.randn(3, 2, 4, N, 16, dtype=torch.float64).unbind()
+    cp = ContextParallel(machine=Machine(latency=0.0))
+    own, stands = [cp.shard_sequence(x, 2) for x in tensors], cp.positions(N)
+    sink = torch.linspace(-1, 1, 4, dtype=torch.float64)
+    made = [
+        cp.attention(*own),
+        cp(Softmax())(*own[:2], q_positions=stands, kv_positions=stands).matmul(own[2]),
+        cp.attention(*own, sink_logit=sink),
+    ]
+    whole = sc.attention(*tensors)
+    want = [whole, whole, sc.AttentionMatrix(*tensors[:2], sink_logit=sink).matmul(tensors[2])]
+    errors = [float((a - cp.shard_sequence(b, 2)).abs().max()) for a, b in zip(made, want, strict=True)]
+    told = []
+    late = torch.stack([stands, stands + 1])
+    for given in (late, stands[:-1], None):
+        try:
+            cp(Softmax())(*own[:2], q_positions=given, kv_positions=stands)
+        except ValueError as error:
+            told.append(str(error))
+    return cp.plan(*own[:2], None, N).strategy, errors, told
+
+
+def test_auto_exchanges_heads_only_where_that_is_exact():
+    for found in on_ranks(4, auto):
+        assert isinstance(found, tuple), found
+        strategy, errors, told = found
+        assert strategy == "ulysses"
+        assert max(errors) < 1e-10
+        assert "q_positions must be those of the own rows, in order" in told[0]
+        assert "q_positions must have shape [12] or [2, 12]" in told[1]
+        assert "q_positions must be given" in told[2]
 
 
 def half_precision(rank):

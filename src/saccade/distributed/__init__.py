@@ -1,8 +1,10 @@
 """Beyond one machine: attention over a sequence that lies on many ranks, planned from the mask."""
 
 from saccade.distributed.context import ContextParallel
-from saccade.distributed.exchange import Exchange, Machine, RankPlan, exchange
+from saccade.distributed.exchange import Exchange, exchange
 from saccade.distributed.exports import block_mask, cp_comm_types
 from saccade.distributed.layouts import Layout
+from saccade.distributed.machine import Machine
+from saccade.distributed.rank_plan import RankPlan
 
 __all__ = ["ContextParallel", "Exchange", "Layout", "Machine", "RankPlan", "block_mask", "cp_comm_types", "exchange"]

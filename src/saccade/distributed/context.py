@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from saccade.attention import AttentionMatrix
 from saccade.attention.matrix import Impl
 from saccade.distributed.exchange import STRATEGIES, Exchange, exchange
 from saccade.distributed.layouts import NAMES, Layout, layout_of
+from saccade.distributed.machine import Machine
 from saccade.distributed.spread import SpreadMechanism
 from saccade.distributed.transfer import Fetch, Swap, agree
 from saccade.errors import unsupported, value_error
@@ -39,6 +41,7 @@ class ContextParallel:
         layout: which rank holds which rows: "contiguous", "zigzag" or "striped", or a `Layout` (of a plan, for
             "balanced"). It is that of the data, so one for all layers.
         strategy: "fetch", "gather", "ulysses", or "auto" for what is reckoned to be fastest; see `exchange`.
+        machine: what a rank is assumed to do, for "auto".
         checks: whether ranks compare plans before each exchange, by one small message: where they differ, each raises
             the same error. Without it they may hang, or take what was not meant for them.
 
@@ -53,6 +56,7 @@ class ContextParallel:
         *,
         layout: str | Layout = "contiguous",
         strategy: str = "auto",
+        machine: Machine | None = None,
         checks: bool = True,
     ):
         if not dist.is_initialized():
@@ -66,6 +70,7 @@ class ContextParallel:
             one_of(_WHERE, "layout", layout, NAMES[:3], hint="exchange(...).layout is a balanced one")
         one_of(_WHERE, "strategy", strategy, ("auto", *STRATEGIES))
         self.group, self.strategy, self.checks = group, strategy, instance(_WHERE, "checks", checks, bool, "be a bool")
+        self.machine = machine if machine is None else instance(_WHERE, "machine", machine, Machine, "be a Machine")
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if isinstance(layout, Layout) and layout.ranks != self.ranks:
             raise value_error(_WHERE, "layout", f"be of {self.ranks} ranks", layout.ranks)
@@ -82,8 +87,7 @@ class ContextParallel:
 
     def positions(self, seq_len: int, device: torch.device | str = "cpu") -> Tensor:
         """Where the own rows stand, int64 ``[rows]``."""
-        parts = [torch.arange(rows.start, rows.stop) for rows in self.layout(seq_len).rows(self.rank)]
-        return torch.cat([torch.empty(0, dtype=torch.int64), *parts]).to(device)
+        return torch.from_numpy(self.layout(seq_len).tokens(self.rank)).to(device)
 
     def shard_sequence(self, x: Tensor, dim: int = 1) -> Tensor:
         """The own rows of a tensor that every rank has whole."""
@@ -133,18 +137,16 @@ class ContextParallel:
         seq_len = self._seq_len(query.shape[2], seq_len)
         if dropout_p and seed is None:
             raise value_error(_WHERE, "seed", "be given with dropout, the same on every rank", None)
-        plan = self.plan(query, key, mask, seq_len)
         options: dict[str, Any] = {"score": score, "bias": bias, "scale": scale, "softcap": softcap, "impl": impl}
         options = {name: x for name, x in options.items() if x is not None}
+        reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
+        reasons += ["sink_logit is of each head"] if sink_logit is not None else []
+        reasons += ["dropout is a function of the head's number"] if dropout_p else []
+        plan = self.plan(query, key, mask, seq_len, reasons)
         if self.checks:
             facts = (len(query), key.shape[3], value.shape[3], value.dtype, dropout_p, seed, scale, softcap)
             agree(f"{plan.fingerprint} {facts}", self.group, query.device, f"{_WHERE}.attention")
         if plan.strategy == "ulysses":
-            reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
-            if reasons or sink_logit is not None or dropout_p:
-                reasons += ["sink_logit is of each head"] if sink_logit is not None else []
-                reasons += ["dropout is a function of the head's number"] if dropout_p else []
-                raise unsupported(_WHERE, 'strategy="ulysses"', reasons, hint='strategy="fetch" runs them')
             swap = self._swap(seq_len, query.device)
             q, k, v = (swap.to_heads(x) for x in (query, key, value))
             return swap.to_rows(AttentionMatrix(q, k, plan.mask, **options).matmul(v))
@@ -161,10 +163,27 @@ class ContextParallel:
         """The same mechanism over ranks, for a layer: its queries and keys are the own rows, at their positions."""
         return SpreadMechanism(mechanism, self)
 
-    def plan(self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int) -> Exchange:
-        """Who gets what from whom for such tensors."""
+    def plan(
+        self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int, not_ulysses: Sequence[str] = ()
+    ) -> Exchange:
+        """Who gets what from whom for such tensors.
+
+        Args:
+            query, key: of the own rows.
+            mask: of the whole sequence.
+            seq_len: its tokens.
+            not_ulysses: why heads cannot be given to other ranks; empty if they can.
+
+        Raises:
+            UnsupportedError: they cannot, and "ulysses" was asked for.
+        """
+        strategy = self.strategy
+        if not_ulysses and strategy == "ulysses":
+            raise unsupported(_WHERE, 'strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
+        if not_ulysses and strategy == "auto":
+            strategy = "fetch"  # which never sends more than "gather"
         sizes = (seq_len, query.shape[1], key.shape[1], key.shape[3], key.dtype, self.ranks)
-        return exchange(mask, *sizes, layout=self.layout(seq_len), strategy=self.strategy)
+        return exchange(mask, *sizes, layout=self.layout(seq_len), strategy=strategy, machine=self.machine)
 
     def _seq_len(self, rows: int, seq_len: int | None) -> int:
         seq_len = rows * self.ranks if seq_len is None else seq_len

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from functools import cached_property, lru_cache
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,54 +14,18 @@ import torch
 from saccade.arguments import instance, integer, one_of
 from saccade.distributed.layouts import NAMES as LAYOUTS
 from saccade.distributed.layouts import Layout, balanced, chunk_size, layout_of
+from saccade.distributed.machine import Machine
 from saccade.distributed.needs import Needs, work_of_chunks
+from saccade.distributed.rank_plan import RankPlan
 from saccade.errors import unsupported, value_error
 from saccade.masks import Full, Mask
 from saccade.plan.spans import Ints
 
-__all__ = ["STRATEGIES", "Exchange", "Machine", "RankPlan", "exchange"]
+__all__ = ["STRATEGIES", "Exchange", "exchange"]
 
 STRATEGIES = ("fetch", "gather", "ulysses")
 """Fetch the keys that the own queries can see; gather all keys; exchange rows for heads."""
 _LONGEST = 100  # letters of a mask, of which one may hold thousands of lengths
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What a rank is assumed to do: numbers to compare plans by, not measurements.
-
-    Args:
-        flops: of attention, a second.
-        bandwidth: bytes that a rank sends and receives, a second.
-        latency: seconds that a round takes, however little is sent.
-    """
-
-    flops: float = 400e12
-    bandwidth: float = 50e9
-    latency: float = 20e-6
-
-
-class RankPlan(NamedTuple):
-    """What one rank does.
-
-    Attributes:
-        rank: its number.
-        rows: the tokens that it holds, in order.
-        receives, sends: (peer, keys): tokens whose keys and values come from, or go to, another rank; none with
-            "ulysses", which exchanges all rows.
-        bytes_sent, bytes_received: of one forward pass; a backward pass takes the same way back.
-        pairs: of queries and keys that it computes, over all heads; reckoned.
-        peak_bytes: of keys and values, its own and others'.
-    """
-
-    rank: int
-    rows: tuple[range, ...]
-    receives: tuple[tuple[int, range], ...]
-    sends: tuple[tuple[int, range], ...]
-    bytes_sent: int
-    bytes_received: int
-    pairs: int
-    peak_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 
 from saccade.distributed.exchange import Exchange
@@ -43,8 +42,7 @@ def block_mask(
         reason = "each rank then has all rows of its heads: saccade.integrations.flex.block_mask makes that one"
         raise unsupported("block_mask", 'strategy="ulysses"', [reason])
     own = plan.rank(rank)
-    rows = _numbers(own.rows)
-    columns = np.sort(np.concatenate([rows, _numbers([keys for _, keys in own.receives])]))
+    rows, columns = plan.layout.tokens(rank), own.columns
     where = torch.device(device)
     q, kv = (Positions(None, torch.from_numpy(places)[None]) for places in (rows, columns))
     rule = AtPositions.of(plan.mask, q, kv, where)
@@ -71,7 +69,3 @@ def _comm_type(mask: Mask, number: int) -> CommType:
         reason = f"TransformerEngine has full and causal masks and causal windows, and layer {number} has {mask}"
         raise unsupported("cp_comm_types", "a mask", [reason], hint="saccade.distributed runs every mask")
     return "p2p" if packed.left is None else "a2a"
-
-
-def _numbers(ranges: Sequence[range]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(span.start, span.stop) for span in ranges)])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
 from saccade.plan.spans import Ints
 
-__all__ = ["NAMES", "Layout", "balanced", "layout_of"]
+__all__ = ["NAMES", "Layout", "balanced", "chunk_size", "layout_of", "numbers"]
 
 NAMES = ("contiguous", "zigzag", "striped", "balanced")
 _STRIPE = 128  # tokens of a stripe
@@ -54,6 +55,10 @@ class Layout:
                 found.append(range(start, stop))
         return tuple(found)
 
+    def tokens(self, rank: int) -> Ints:
+        """The tokens of a rank, in order, int64."""
+        return numbers(self.rows(rank))
+
 
 def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
     """A layout that asks nothing of the mask.
@@ -93,6 +98,11 @@ def balanced(seq_len: int, ranks: int, work: Ints) -> Layout:
 def chunk_size(seq_len: int, ranks: int) -> int:
     """Tokens of the chunks that a balanced layout is put together of."""
     return max(1, -(-seq_len // (_PARTS * ranks)))
+
+
+def numbers(ranges: Sequence[range]) -> Ints:
+    """The numbers of ranges, one behind the other, int64."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(span.start, span.stop) for span in ranges)])
 
 
 def _in_turn(name: str, seq_len: int, ranks: int, size: int) -> Layout:

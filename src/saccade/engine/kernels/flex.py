@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.kernels.on_gpu import left_out
 from saccade.engine.memory import Cost, Held
 from saccade.transforms import is_transformed
@@ -66,10 +66,7 @@ class Flex(Kernel):
             why.append(f"it takes heads at least {_NARROWEST} wide, and no empty inputs")
         if dropout_p > 0.0:
             why.append("it has no dropout")
-        if given.tile_function is not None:
-            why.append("it has dot products only, and maps that end in one")
-        if given.modification is not None:
-            why.append("it calls no function of scores")
+        why += reasons_of_dot_products(given)
         if given.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if is_transformed():

@@ -16,7 +16,13 @@ from saccade.engine.kernels.fused_calls import Call, single_call
 from saccade.engine.kernels.fused_cost import cost_of, pairs_of
 from saccade.engine.kernels.fused_terms import NOTHING, added
 from saccade.engine.kernels.fused_threads import each_call
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import (
+    NO_FORWARD_DERIVATIVES,
+    Backward,
+    KernelByHand,
+    Tensors,
+    reasons_of_dot_products,
+)
 from saccade.engine.memory import Cost
 from saccade.transforms import has_forward_derivatives
 
@@ -42,10 +48,7 @@ class Fused(KernelByHand):
             why.append("it has no dropout")
         if given.softcap is not None:
             why.append("it has no softcap")
-        if given.tile_function is not None:
-            why.append("it has dot products only, and maps that end in one")
-        if given.modification is not None:
-            why.append("it calls no function of scores")
+        why += reasons_of_dot_products(given)
         if given.bias is not None and given.bias.source.requires_grad and torch.is_grad_enabled():
             why.append("it has no gradient for bias")
         if has_forward_derivatives():

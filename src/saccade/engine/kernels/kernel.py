@@ -12,7 +12,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.memory import Cost
 from saccade.errors import unsupported
 
-__all__ = ["NO_FORWARD_DERIVATIVES", "Backward", "Kernel", "KernelByHand", "Tensors"]
+__all__ = ["NO_FORWARD_DERIVATIVES", "Backward", "Kernel", "KernelByHand", "Tensors", "reasons_of_dot_products"]
 
 NO_FORWARD_DERIVATIVES = "its derivatives are taken backwards, and here they are taken forwards"
 
@@ -27,6 +27,16 @@ class Backward(NamedTuple):
     lse: Tensor
     grad_out: Tensor
     grad_lse: Tensor | None
+
+
+def reasons_of_dot_products(given: Ingredients) -> list[str]:
+    """Why a kernel that computes dot products, and nothing else of scores, cannot run these inputs."""
+    why = []
+    if given.tile_function is not None:
+        why.append("it has dot products only, and maps that end in one")
+    if given.modification is not None:
+        why.append("it calls no function of scores")
+    return why
 
 
 class Kernel(ABC):

@@ -14,7 +14,13 @@ from saccade.engine.bias_terms import DenseTerm, HidingTerm, Term, summed_to
 from saccade.engine.distance_bias import DistanceTerm
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import (
+    NO_FORWARD_DERIVATIVES,
+    Backward,
+    KernelByHand,
+    Tensors,
+    reasons_of_dot_products,
+)
 from saccade.engine.kernels.native_call import Call, cost_of, prepared
 from saccade.engine.kernels.native_plan import ROWS, kept_plan, known_plan
 from saccade.engine.memory import Cost
@@ -82,10 +88,7 @@ class Native(KernelByHand):
             why.append(f"it runs on CPUs, not on {given.query.device.type}")
         if not reads(dtype):
             why.append(f"it has no {str(dtype).removeprefix('torch.')} on this processor")
-        if given.tile_function is not None:
-            why.append("it has dot products only, and maps that end in one")
-        if given.modification is not None:
-            why.append("it calls no function of scores")
+        why += reasons_of_dot_products(given)
         if given.rule.asks_functions:
             why.append("its mask calls a function")
         if given.bias is not None:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.kernels.on_gpu import left_out
 from saccade.engine.memory import Cost, Held
 from saccade.plan import ALL, Box, Triangle
@@ -54,10 +54,7 @@ class Sdpa(Kernel):
             why.append("it has no softcap")
         if given.bias is not None:
             why.append("it gets no bias: written out, that would take memory for every pair")
-        if given.tile_function is not None:
-            why.append("it has dot products only, and maps that end in one")
-        if given.modification is not None:
-            why.append("it calls no function of scores")
+        why += reasons_of_dot_products(given)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
         return tuple(why)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.kernels.on_gpu import left_out
 from saccade.engine.memory import Cost, Held
 from saccade.masks.packed import Packed, packed_of
@@ -60,10 +60,7 @@ class Varlen(Kernel):
             why.append("it has no dropout")
         if given.softcap is not None or given.bias is not None:
             why.append("it has no softcap and no bias")
-        if given.tile_function is not None:
-            why.append("it has dot products only, and maps that end in one")
-        if given.modification is not None:
-            why.append("it calls no function of scores")
+        why += reasons_of_dot_products(given)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
         return tuple(why)
