@@ -16,8 +16,9 @@ from saccade.attention.matrix import Impl
 from saccade.distributed.exchange import STRATEGIES, Exchange, exchange
 from saccade.distributed.layouts import NAMES, Layout, layout_of
 from saccade.distributed.machine import Machine
+from saccade.distributed.passing import Post
 from saccade.distributed.spread import SpreadMechanism
-from saccade.distributed.transfer import Fetch, Swap, agree
+from saccade.distributed.transfer import Fetch, Swap, agree, guarded
 from saccade.errors import unsupported, value_error
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
@@ -74,7 +75,7 @@ class ContextParallel:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if isinstance(layout, Layout) and layout.ranks != self.ranks:
             raise value_error(_WHERE, "layout", f"be of {self.ranks} ranks", layout.ranks)
-        self._layout = layout
+        self._layout, self.post = layout, Post(group)
         self._made: dict[tuple[Any, ...], Fetch | Swap] = {}
 
     def layout(self, seq_len: int) -> Layout:
@@ -95,7 +96,7 @@ class ContextParallel:
 
     def unshard_sequence(self, x: Tensor, dim: int = 1, *, seq_len: int | None = None) -> Tensor:
         """All rows, on every rank, of a tensor of which each has its own. Gradients of all ranks are added up."""
-        seq_len = self._seq_len(x.shape[dim], seq_len)
+        seq_len = self.seq_len(x.shape[dim], seq_len)
         swap = self._swap(seq_len, x.device)
         lines = x.movedim(dim, 0).reshape(1, 1, x.shape[dim], -1)
         whole = swap.to_heads(lines.expand(-1, self.ranks, -1, -1))
@@ -126,17 +127,17 @@ class ContextParallel:
             mask, score, bias, scale, softcap, sink_logit, impl: as for `saccade.attention`, of the whole sequence and
                 the same on every rank; the mask is a `Mask` or None.
             seq_len: tokens of the whole sequence; ``rows * ranks`` when None.
-            dropout_p, seed: the same weights are dropped on any number of ranks; a seed must be given, and be the same
-                on every rank.
+            dropout_p, seed: the same weights are dropped on any number of ranks; the seed is the same on every rank,
+                and where it is None the first one draws it for all.
 
         Returns:
             ``[batch, heads, rows, width]``.
 
         Cost: one exchange there and, for gradients, one back; memory of the keys that the own rows see.
         """
-        seq_len = self._seq_len(query.shape[2], seq_len)
+        seq_len = self.seq_len(query.shape[2], seq_len)
         if dropout_p and seed is None:
-            raise value_error(_WHERE, "seed", "be given with dropout, the same on every rank", None)
+            seed = self.shared_seed(query.device)
         options: dict[str, Any] = {"score": score, "bias": bias, "scale": scale, "softcap": softcap, "impl": impl}
         options = {name: x for name, x in options.items() if x is not None}
         reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
@@ -185,11 +186,26 @@ class ContextParallel:
         sizes = (seq_len, query.shape[1], key.shape[1], key.shape[3], key.dtype, self.ranks)
         return exchange(mask, *sizes, layout=self.layout(seq_len), strategy=strategy, machine=self.machine)
 
-    def _seq_len(self, rows: int, seq_len: int | None) -> int:
-        seq_len = rows * self.ranks if seq_len is None else seq_len
+    def shared_seed(self, device: torch.device | str = "cpu") -> int:
+        """A number for dropout that is the same on all ranks: the first one's, drawn from torch's generator.
+
+        Every rank draws, so that generators that were alike stay alike.
+        """
+        seed = torch.randint(1 << 62, ()).to(device)
+        guarded(lambda: dist.broadcast(seed, group=self.group, group_src=0))
+        return int(seed)
+
+    def seq_len(self, rows: int, seq_len: int | None = None) -> int:
+        """Tokens of the whole sequence of which this rank holds so many: as given, those of the layout, or rows × ranks.
+
+        Raises:
+            ValueError: this rank would hold others.
+        """
+        if seq_len is None:
+            seq_len = rows * self.ranks if isinstance(self._layout, str) else self._layout.seq_len
         own = int(self.layout(seq_len).counts[self.rank])
         if own != rows:
-            hint = "seq_len= says how long the whole sequence is, where ranks do not divide it"
+            hint = "where ranks do not divide it, seq_len= says how long it is, or ContextParallel(layout=cp.layout(n))"
             raise value_error(_WHERE, "rows", f"be {own}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
         return seq_len
 

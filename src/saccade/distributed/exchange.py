@@ -101,8 +101,8 @@ class Exchange:
     def fingerprint(self) -> str:
         """Equal for equal plans: ranks compare it before they send anything."""
         told = (str(self.mask), self.seq_len, self.heads, self.kv_heads, self.head_dim, str(self.dtype))
-        made = hashlib.sha256(repr((*told, self.strategy, self.layout.name, self.ranks)).encode())
-        for numbers in (self.layout.starts, self.layout.owners, self.needs.ranks, self.needs.starts, self.needs.stops):
+        made = hashlib.sha256(repr((*told, self.strategy, self.layout.fingerprint)).encode())
+        for numbers in (self.needs.ranks, self.needs.starts, self.needs.stops):
             made.update(numbers.tobytes())
         return made.hexdigest()
 

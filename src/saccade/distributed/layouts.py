@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from saccade.plan.spans import Ints
 
-__all__ = ["NAMES", "Layout", "balanced", "chunk_size", "layout_of", "numbers"]
+__all__ = ["NAMES", "Layout", "Turn", "balanced", "chunk_size", "layout_of", "numbers"]
 
 NAMES = ("contiguous", "zigzag", "striped", "balanced")
 _STRIPE = 128  # tokens of a stripe
 _PARTS = 16  # chunks of each rank, of which a balanced layout is put together
+
+
+class Turn(NamedTuple):
+    """Tokens of this rank that follow one another, and who holds those before and behind them.
+
+    Attributes:
+        rows: their places among the own rows.
+        tokens: their positions.
+        before, behind: ranks; None at the ends of the sequence.
+    """
+
+    rows: slice
+    tokens: range
+    before: int | None
+    behind: int | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +71,34 @@ class Layout:
             elif start < stop:
                 found.append(range(start, stop))
         return tuple(found)
+
+    def turns_of(self, rank: int) -> tuple[Turn, ...]:
+        """The turns of a rank, in order."""
+        holders = [None, *(holder for holder, _ in self._held), None]
+        found, start = [], 0
+        for number, (holder, tokens) in enumerate(self._held):
+            if holder == rank:
+                stop = start + len(tokens)
+                found.append(Turn(slice(start, stop), tokens, holders[number], holders[number + 2]))
+                start = stop
+        return tuple(found)
+
+    @cached_property
+    def _held(self) -> list[tuple[int, range]]:
+        """(holder, tokens) in the order of the tokens, as few as can be."""
+        found: list[tuple[int, range]] = []
+        for start, stop, owner in zip(self.starts.tolist(), self.stops.tolist(), self.owners.tolist(), strict=True):
+            follows = found and found[-1][0] == owner
+            found.append((owner, range(found.pop()[1].start if follows else start, stop)))
+        return found
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal layouts."""
+        made = hashlib.sha256(f"{self.name} {self.ranks}".encode())
+        for edge in (self.starts, self.stops, self.owners):
+            made.update(edge.tobytes())
+        return made.hexdigest()
 
     def tokens(self, rank: int) -> Ints:
         """The tokens of a rank, in order, int64."""

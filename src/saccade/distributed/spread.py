@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from saccade.distributed.carried import CarriedMatrix
 from saccade.distributed.transfer import Fetch, agree
 from saccade.errors import unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
-from saccade.mechanisms import Differential, Mechanism, Softmax, TopK
+from saccade.mechanisms import S4D, Differential, Linear, Mechanism, Performer, Softmax, TopK
+from saccade.mechanisms.recurrences.mechanism import Recurrence
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions, Positions
 from saccade.statistics.block import Block
@@ -22,27 +24,51 @@ if TYPE_CHECKING:
 
 __all__ = ["SpreadMatrix", "SpreadMechanism"]
 
-_OF_SEEN_KEYS = (Softmax, TopK, Differential)  # whose rows follow from the keys that their queries may attend to
+_FEATURES = (Linear, Performer)  # whose past is one memory where the mask is causal
+_OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # whose rows follow from the keys that their queries may see
+_CARRIED = (Recurrence, S4D)  # whose past is one memory, always
 
 
 class SpreadMechanism(Mechanism):
-    """A mechanism over ranks: each makes the rows of its own queries, over the keys that these can see.
+    """A mechanism over ranks: each makes the rows of its own queries.
+
+    Keys that these can see are fetched; of recurrences, and of linear attention with a causal mask, one memory comes
+    from the rank before. Parameters are those of the mechanism, under the same names, so that a checkpoint fits one
+    rank and many.
 
     Args:
-        mechanism: what is made; one whose rows follow from the keys that their queries can see.
+        mechanism: what is made.
         context: the ranks.
 
     Raises:
-        UnsupportedError: a mechanism that sums up all keys.
+        UnsupportedError: a mechanism that needs all keys at once.
     """
 
     def __init__(self, mechanism: Mechanism, context: ContextParallel):
         super().__init__()
-        if not isinstance(mechanism, _OF_SEEN_KEYS):
+        if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
             name = type(mechanism).__name__
-            reason = f"{name} sums up all keys, and over ranks only rows of keys that are seen can be made"
-            raise unsupported("ContextParallel", name, [reason], hint="Softmax, TopK and Differential run over ranks")
-        self.mechanism, self.context = mechanism, context
+            reason = f"{name} makes its rows of all keys at once, which no rank has"
+            hint = "Softmax, TopK, Differential, Linear, Performer, S4D and recurrences run over ranks"
+            raise unsupported("ContextParallel", name, [reason], hint=hint)
+        # Not a child, whose name would stand in front of every parameter's: the same dictionaries instead.
+        self.__dict__["mechanism"] = mechanism
+        self._parameters, self._buffers, self._modules = (
+            mechanism._parameters,
+            mechanism._buffers,
+            mechanism._modules,
+        )
+        self._non_persistent_buffers_set = mechanism._non_persistent_buffers_set
+        self.context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["mechanism"], name)
+
+    def train(self, mode: bool = True) -> SpreadMechanism:
+        """Set the mode, of the mechanism too."""
+        self.mechanism.train(mode)
+        super().train(mode)
+        return self
 
     @property
     def treats_heads_alike(self) -> bool:
@@ -62,19 +88,43 @@ class SpreadMechanism(Mechanism):
         mask: object = None,
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
-    ) -> SpreadMatrix:
+        **gates: Tensor,
+    ) -> Matrix:
+        """The own rows; gates, ``[batch, heads, rows, ...]``, are handed on to the mechanism."""
         context = self.context
-        seq_len = context._seq_len(query.shape[2], None)
+        if query.shape[2] != key.shape[2]:
+            reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
+            raise unsupported("ContextParallel", "cross-attention", [reason])
+        seq_len = context.seq_len(query.shape[2])
         stands = context.positions(seq_len, query.device)
         for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
             _check_positions(name, given, stands, len(query))
         rule = as_mask(mask, (*query.shape[:2], seq_len, seq_len), where="ContextParallel")
+        if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and rule.is_causal):
+            return self._carried(query, key, rule, seq_len, gates)
         plan = context.plan(query, key, rule, seq_len, ["a matrix has the own rows of all heads"])
         if context.checks:
-            agree(f"{plan.fingerprint} {query.shape} {key.shape}", context.group, query.device, "ContextParallel")
+            agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device, "ContextParallel")
         fetch = context._fetch(plan, query.device)
-        own = self.mechanism(query, fetch(key), mask=rule, q_positions=stands, kv_positions=fetch.columns)
-        return SpreadMatrix(own, fetch)
+        own = self.mechanism(query, fetch(key), mask=rule, q_positions=stands, kv_positions=fetch.columns, **gates)
+        return SpreadMatrix(own, fetch, context)
+
+    def _carried(self, query: Tensor, key: Tensor, rule: Mask, seq_len: int, gates: dict[str, Tensor]) -> CarriedMatrix:
+        context, layout = self.context, self.context.layout(seq_len)
+        if context.checks:
+            told = f"{type(self.mechanism).__name__} {rule} {_shapes(query, key)} {layout.fingerprint}"
+            agree(told, context.group, query.device, "ContextParallel")
+
+        def make(rows: slice, stands: Positions) -> Matrix:
+            own = {name: x[:, :, rows] for name, x in gates.items()}
+            q, k = query[:, :, rows], key[:, :, rows]
+            made: Matrix = self.mechanism(q, k, mask=rule, q_positions=stands, kv_positions=stands, **own)
+            return made
+
+        sources = [query, key, *gates.values(), *self.mechanism.parameters()]
+        like = make(slice(0, 0), Positions(range(0)))
+        shape = (len(query), like.shape[1], query.shape[2], seq_len)
+        return CarriedMatrix(make, layout.turns_of(context.rank), shape, context.post, like, sources)
 
 
 class SpreadMatrix(Matrix):
@@ -83,10 +133,11 @@ class SpreadMatrix(Matrix):
     Args:
         matrix: of the own queries and the keys that were fetched.
         fetch: how values come.
+        context: the ranks.
     """
 
-    def __init__(self, matrix: Matrix, fetch: Fetch):
-        self.matrix, self._fetch = matrix, fetch
+    def __init__(self, matrix: Matrix, fetch: Fetch, context: ContextParallel):
+        self.matrix, self._fetch, self._context = matrix, fetch, context
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -117,10 +168,17 @@ class SpreadMatrix(Matrix):
         return self.matrix.blocks(batch, head, rows)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """The product with the values of the own rows, and those that come from other ranks."""
-        if dropout_p and seed is None:
-            raise value_error("ContextParallel", "seed", "be given with dropout, the same on every rank", None)
+        """The product with the values of the own rows, and those that come from other ranks.
+
+        Without a seed the first rank draws one for all.
+        """
+        seed = self._context.shared_seed(value.device) if dropout_p and seed is None else seed
         return self.matrix.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
+
+
+def _shapes(query: Tensor, key: Tensor) -> str:
+    """All but the number of rows, which may be another on each rank."""
+    return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
 
 
 def _check_positions(name: str, given: GivenPositions, stands: Tensor, batch: int) -> None:

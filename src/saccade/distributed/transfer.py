@@ -14,7 +14,7 @@ from torch import Tensor
 from saccade.distributed.exchange import Exchange
 from saccade.distributed.layouts import Layout, numbers
 
-__all__ = ["Fetch", "Swap", "agree", "moved"]
+__all__ = ["Fetch", "Swap", "agree", "guarded", "moved"]
 
 # Ranks from which on messages go to those alone who have something to say to one another. All ranks must decide alike.
 _MANY = 8
@@ -149,7 +149,7 @@ def agree(told: str, group: dist.ProcessGroup | None, device: torch.device, wher
     mine = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "little")
     sent = torch.tensor([mine], device=device)
     every = [torch.empty_like(sent) for _ in range(ranks)]
-    _guarded(lambda: dist.all_gather(every, sent, group=group))
+    guarded(lambda: dist.all_gather(every, sent, group=group))
     marks = [int(mark) for mark in every]
     others = [rank for rank, mark in enumerate(marks) if mark != marks[0]]
     if others:
@@ -176,16 +176,17 @@ def _swapped(
             if come[peer].numel():
                 asked.append(dist.P2POp(dist.irecv, come[peer], whom, group))
         if asked:
-            _guarded(lambda: [work.wait() for work in dist.batch_isend_irecv(asked)])
+            guarded(lambda: [work.wait() for work in dist.batch_isend_irecv(asked)])
         return come
     sizes = [torch.Size(shape).numel() for shape in shapes]
     flat = like.new_empty(sum(sizes))
     sent = torch.cat([part.reshape(-1) for part in parts])
-    _guarded(lambda: dist.all_to_all_single(flat, sent, sizes, [part.numel() for part in parts], group=group))
+    guarded(lambda: dist.all_to_all_single(flat, sent, sizes, [part.numel() for part in parts], group=group))
     return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
-def _guarded(call: Callable[[], object]) -> None:
+def guarded(call: Callable[[], object]) -> None:
+    """Run an exchange; where it does not end, say what that means."""
     try:
         call()
     except RuntimeError as error:
