@@ -5,6 +5,17 @@ from saccade.distributed.exchange import Exchange, exchange
 from saccade.distributed.exports import block_mask, cp_comm_types
 from saccade.distributed.layouts import Layout
 from saccade.distributed.machine import Machine
+from saccade.distributed.parallelize import parallelize
 from saccade.distributed.rank_plan import RankPlan
 
-__all__ = ["ContextParallel", "Exchange", "Layout", "Machine", "RankPlan", "block_mask", "cp_comm_types", "exchange"]
+__all__ = [
+    "ContextParallel",
+    "Exchange",
+    "Layout",
+    "Machine",
+    "RankPlan",
+    "block_mask",
+    "cp_comm_types",
+    "exchange",
+    "parallelize",
+]

@@ -19,6 +19,7 @@ from saccade.distributed.machine import Machine
 from saccade.distributed.passing import Post
 from saccade.distributed.spread import SpreadMechanism
 from saccade.distributed.transfer import Fetch, Swap, agree, guarded
+from saccade.engine import dropout
 from saccade.errors import unsupported, value_error
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
@@ -143,7 +144,7 @@ class ContextParallel:
         reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
         reasons += ["sink_logit is of each head"] if sink_logit is not None else []
         reasons += ["dropout is a function of the head's number"] if dropout_p else []
-        plan = self.plan(query, key, mask, seq_len, reasons)
+        plan = self._plan(query, key, mask, seq_len, reasons)
         if self.checks:
             facts = (len(query), key.shape[3], value.shape[3], value.dtype, dropout_p, seed, scale, softcap)
             agree(f"{plan.fingerprint} {facts}", self.group, query.device, f"{_WHERE}.attention")
@@ -164,20 +165,14 @@ class ContextParallel:
         """The same mechanism over ranks, for a layer: its queries and keys are the own rows, at their positions."""
         return SpreadMechanism(mechanism, self)
 
-    def plan(
-        self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int, not_ulysses: Sequence[str] = ()
+    def plan(self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int) -> Exchange:
+        """Who gets what from whom for such tensors, of the own rows, and a mask of the whole sequence."""
+        return self._plan(query, key, mask, seq_len, ())
+
+    def _plan(
+        self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int, not_ulysses: Sequence[str]
     ) -> Exchange:
-        """Who gets what from whom for such tensors.
-
-        Args:
-            query, key: of the own rows.
-            mask: of the whole sequence.
-            seq_len: its tokens.
-            not_ulysses: why heads cannot be given to other ranks; empty if they can.
-
-        Raises:
-            UnsupportedError: they cannot, and "ulysses" was asked for.
-        """
+        """The same where heads cannot be given to other ranks, for these reasons, if there are any."""
         strategy = self.strategy
         if not_ulysses and strategy == "ulysses":
             raise unsupported(_WHERE, 'strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
@@ -191,12 +186,12 @@ class ContextParallel:
 
         Every rank draws, so that generators that were alike stay alike.
         """
-        seed = torch.randint(1 << 62, ()).to(device)
+        seed = torch.tensor(dropout.draw_seed(), device=device)
         guarded(lambda: dist.broadcast(seed, group=self.group, group_src=0))
         return int(seed)
 
     def seq_len(self, rows: int, seq_len: int | None = None) -> int:
-        """Tokens of the whole sequence of which this rank holds so many: as given, those of the layout, or rows × ranks.
+        """Tokens of the whole of which this rank holds so many: as given, as in the layout, or rows × ranks.
 
         Raises:
             ValueError: this rank would hold others.

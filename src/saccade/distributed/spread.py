@@ -102,7 +102,7 @@ class SpreadMechanism(Mechanism):
         rule = as_mask(mask, (*query.shape[:2], seq_len, seq_len), where="ContextParallel")
         if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and rule.is_causal):
             return self._carried(query, key, rule, seq_len, gates)
-        plan = context.plan(query, key, rule, seq_len, ["a matrix has the own rows of all heads"])
+        plan = context._plan(query, key, rule, seq_len, ["a matrix has the own rows of all heads"])
         if context.checks:
             agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device, "ContextParallel")
         fetch = context._fetch(plan, query.device)

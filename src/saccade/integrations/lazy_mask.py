@@ -80,6 +80,11 @@ class LazyMask(Tensor):
         # A copy: whoever wrote into it once may do so again, before the backward pass or a later question.
         return Placed(_at_positions(memory.clone(), q, kv), q, kv)
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether somebody did more with it than handing it on."""
+        return self._content.memory is not None
+
     # Not by a method of this name: each look at a shape would go through it.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

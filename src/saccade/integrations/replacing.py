@@ -82,14 +82,14 @@ def replace_attention(
     reasons += [
         f"{name or 'the model'} is a model of transformers, which runs exact softmax; mechanism= is for others"
         for name, part, _ in found
-        if mechanism is not None and _is_pretrained(part)
+        if mechanism is not None and is_pretrained(part)
     ]
     if not found:
         reasons.append("no part of it is an attention that is known here")
     if reasons:
         hint = "replace_attention(part) takes a part of a model; `saccade.mechanisms` and `saccade.nn` build one's own"
         raise unsupported(where, type(model).__name__, reasons, hint=hint)
-    made = [(name, part, _made(name, part, mask, mechanism)) for name, part, _ in found if not _is_pretrained(part)]
+    made = [(name, part, _made(name, part, mask, mechanism)) for name, part, _ in found if not is_pretrained(part)]
     replaced = []
     for name, part, new in made:
         for parent in list(model.modules()):  # several may share it, and one may have it twice
@@ -101,7 +101,7 @@ def replace_attention(
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # its fast path takes tokens out of a batch, for layers that take none
     for name, part, _ in found:
-        if _is_pretrained(part):
+        if is_pretrained(part):
             replaced += _installed(name, part, mask)
     return tuple(replaced)
 
@@ -113,7 +113,7 @@ def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         if any(name.startswith(outer) for outer in inside):
             continue
         why: str | None = None
-        if _is_pretrained(part):
+        if is_pretrained(part):
             why = _against_model(part)
         elif isinstance(part, nn.MultiheadAttention):
             is_own = type(part).forward is not nn.MultiheadAttention.forward
@@ -127,7 +127,7 @@ def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             why = None if inner else "how it computes is not known here"
         if why is None:
             continue
-        if not name and not _is_pretrained(part):
+        if not name and not is_pretrained(part):
             why = why or "it is itself the attention, and there is no model to put another into"
         inside.append(f"{name}." if name else "")
         yield name, part, why
@@ -137,7 +137,7 @@ def _is_known(part: nn.Module) -> bool:
     return isinstance(part, nn.MultiheadAttention) or is_fused(part)
 
 
-def _is_pretrained(part: nn.Module) -> bool:
+def is_pretrained(part: nn.Module) -> bool:
     """Whether it is a model of transformers, which need not be installed."""
     return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
 

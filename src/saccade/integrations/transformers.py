@@ -64,14 +64,16 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
     return registered("install", name, Attention(name, mask))
 
 
-def registered(where: str, name: str, function: Callable[..., Any]) -> str:
-    """The name, under which transformers finds an attention function from now on."""
+def registered(
+    where: str, name: str, function: Callable[..., Any], mask_function: Callable[..., LazyMask] | None = None
+) -> str:
+    """The name, under which transformers finds an attention function and a mask function from now on."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported when used
     except ImportError as error:
         raise missing_extra(where, "transformers", "transformers") from error
     AttentionInterface.register(name, function)
-    AttentionMaskInterface.register(name, lazy_mask)
+    AttentionMaskInterface.register(name, lazy_mask if mask_function is None else mask_function)
     return name
 
 

@@ -1,0 +1,86 @@
+"""parallelize: whole models over ranks, ours and those of transformers."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import nn
+
+from saccade.arguments import instance
+from saccade.distributed import transformers_ranks as theirs
+from saccade.distributed.context import ContextParallel
+from saccade.distributed.spread import SpreadMechanism
+from saccade.errors import unsupported
+from saccade.masks import Mask
+from saccade.nn import AttentionPool, DecoderLayer
+from saccade.nn.attention_layer import AttentionLayer
+from saccade.nn.table_attention import TableAttention
+
+__all__ = ["parallelize"]
+
+M = TypeVar("M", bound=nn.Module)
+_WHERE = "parallelize"
+_ALL_ROWS = (nn.MultiheadAttention, nn.RNNBase, AttentionPool, TableAttention)
+
+
+def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M:
+    """Let a model run on a part of a sequence on every rank, with the result of the whole.
+
+    Its attention layers get their mechanisms over ranks; all else stays: parameters, their names, and what goes from
+    token to token alone. The model is then called with the own rows, and told where they stand:
+    ``model(cp.shard_sequence(tokens), positions=cp.positions(n))``. Masks that go to a call are those of the whole
+    sequence. Labels are shifted before they are sharded, and a loss is the sum of all ranks' over the count of all.
+
+    A model of transformers is called as before, with its own rows: ``model(cp.shard_sequence(input_ids))``. Where no
+    ``position_ids`` are given they are those of the rows; packed texts are told apart by them over all ranks.
+
+    Args:
+        model: changed in place; ours, or one of transformers that asks its attention interface. Before it is handed
+            to FSDP, DDP or tensor parallel.
+        cp: the ranks.
+        mask: for a model of transformers, a pattern of the whole sequence that is joined with the model's own.
+
+    Returns:
+        The model.
+
+    Raises:
+        UnsupportedError: something in it mixes tokens and cannot over ranks; all such parts are named, and nothing is
+            changed.
+
+    Example:
+        >>> from saccade.distributed import ContextParallel, parallelize
+        >>> cp = ContextParallel(layout="zigzag")  # doctest: +SKIP
+        >>> parallelize(decoder, cp)  # doctest: +SKIP
+        >>> logits = decoder(cp.shard_sequence(tokens), positions=cp.positions(tokens.shape[1]))  # doctest: +SKIP
+    """
+    instance(_WHERE, "model", model, nn.Module, "be a module")
+    instance(_WHERE, "cp", cp, ContextParallel, "be a ContextParallel")
+    instance(_WHERE, "mask", mask, (Mask, type(None)), "be a saccade mask or None")
+    if theirs.is_pretrained(model):
+        theirs.parallelize(model, cp, mask)
+        return model
+    layers = [(name, part) for name, part in model.named_modules() if isinstance(part, AttentionLayer)]
+    reasons = [f"{name or 'the model'} is a {why}" for name, part in model.named_modules() if (why := _against(part))]
+    if mask is not None:
+        reasons.append("mask= is for models of transformers; ours take it with the call")
+    if not layers:
+        reasons.append("it has no attention layer of saccade.nn")
+    if reasons:
+        raise unsupported(
+            _WHERE, type(model).__name__, reasons, hint="cp.attention(...) and cp(mechanism) are its parts"
+        )
+    made = [(layer, cp(layer.mechanism)) for _, layer in layers]
+    for layer, mechanism in made:
+        layer.mechanism = mechanism
+    return model
+
+
+def _against(part: nn.Module) -> str:
+    """What a module is that cannot run on a part of the rows; empty for one that can."""
+    if isinstance(part, AttentionLayer) and isinstance(part.mechanism, SpreadMechanism):
+        return f"{type(part).__name__} over ranks already"
+    if isinstance(part, _ALL_ROWS):
+        return f"{type(part).__name__}, which mixes tokens of all rows"
+    if isinstance(part, DecoderLayer) and part.cross_attention is not None:
+        return "DecoderLayer with cross-attention, and over ranks there is self-attention alone"
+    return theirs.why_it_mixes(part)
