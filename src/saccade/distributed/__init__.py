@@ -7,6 +7,7 @@ from saccade.distributed.layouts import Layout
 from saccade.distributed.machine import Machine
 from saccade.distributed.parallelize import parallelize
 from saccade.distributed.rank_plan import RankPlan
+from saccade.distributed.sharded_cache import ShardedCache, sharded_cache
 
 __all__ = [
     "ContextParallel",
@@ -14,8 +15,10 @@ __all__ = [
     "Layout",
     "Machine",
     "RankPlan",
+    "ShardedCache",
     "block_mask",
     "cp_comm_types",
     "exchange",
     "parallelize",
+    "sharded_cache",
 ]

@@ -1,0 +1,157 @@
+"""ShardedCache: a layer's keys and values, of which every rank holds a part."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Never, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from saccade.arguments import instance, integer
+from saccade.attention import AttentionMatrix
+from saccade.attention.matrix import from_ingredients
+from saccade.caches import Cache, KVCache
+from saccade.caches.call import Call, Traffic
+from saccade.caches.kv_cache import check_softmax
+from saccade.distributed.context import ContextParallel
+from saccade.distributed.transfer import agree, guarded
+from saccade.errors import unsupported
+from saccade.positions.tokens import Positions
+
+__all__ = ["ShardedCache", "sharded_cache"]
+
+
+class ShardedCache(KVCache):
+    """A `saccade.caches.KVCache` over ranks, for texts whose keys and values do not fit one device.
+
+    Every rank runs the model on the same new tokens, and keeps the keys and values of some: stripes of tokens in turn.
+    Each attends to its own, and what they found is put together: one message of a number for each head and query, and
+    one of as many outputs. The law of caches holds: a prefill and decode steps of any sizes equal the full run.
+
+    Args:
+        context: the ranks.
+        stripe_size: tokens that follow one another on a rank.
+
+    Raises:
+        UnsupportedError: a mechanism that is no softmax, dropout, or gradients; saving one rank's part.
+
+    Cost: memory of a rank's part of the tokens, and time likewise; per call two messages of
+    ``batch * heads * q_len * (value_dim + 1)`` numbers at most, whatever the length of the text. A long prompt is
+    handed over in pieces, so that nothing else grows with it.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("stripe_size",)
+
+    def __init__(self, context: ContextParallel, stripe_size: int = 128):
+        super().__init__()
+        self.context = instance("ShardedCache", "context", context, ContextParallel, "be a ContextParallel")
+        self.stripe_size = integer("ShardedCache", "stripe_size", stripe_size)
+
+    @property
+    def own(self) -> Tensor:
+        """Which columns this rank holds, int64."""
+        return self._columns(self.length)
+
+    @property
+    def key(self) -> Tensor | None:
+        """The keys that this rank holds, ``[batch, kv_heads, own, head_dim]``; None before the first call."""
+        return self._state["key"][:, :, : len(self.own)] if self._state else None
+
+    @property
+    def value(self) -> Tensor | None:
+        """The values that this rank holds; None before the first call."""
+        return self._state["value"][:, :, : len(self.own)] if self._state else None
+
+    def advance(self, call: Call) -> Tensor:
+        """Own keys first, and then what all ranks have found."""
+        cp, start = self.context, self.length
+        stop = start + call.key.shape[2]
+        if call.dropout_p or (torch.is_grad_enabled() and call.needs_graph):
+            reason = "over ranks a cache is for decoding: without dropout, and under torch.no_grad()"
+            raise unsupported(call.where, "training", [reason])
+        if cp.checks:
+            told = f"{call.mask} {start} {tuple(call.query.shape)} {tuple(call.value.shape)} {call.key.dtype}"
+            agree(told, cp.group, call.key.device, call.where)
+        own = self._columns(stop)
+        held = len(self._columns(start))
+        new = (own[held:] - start).to(call.key.device)
+        keys, values = (
+            self._written(name, held, x.index_select(2, new)) for name, x in (("key", call.key), ("value", call.value))
+        )
+        stands = call.kv_positions.on(call.key.device).index_select(1, own.to(call.key.device))
+        matrix = call.mechanism(
+            call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=Positions(None, stands)
+        )
+        check_softmax(matrix, call)
+        out = self._joined(cast("AttentionMatrix", matrix), values)
+        self._traffic = Traffic(keys.nbytes + values.nbytes, keys[:, :, held:].nbytes + values[:, :, held:].nbytes)
+        return out.to(call.query.dtype)
+
+    def fill(self, *_: object, **__: object) -> Never:
+        """Refused: a prefix comes by `attend`, as all tokens do."""
+        raise unsupported("ShardedCache.fill", "a prefix", ["each rank holds a part"], hint="attend(...) takes it")
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Refused: no file holds one rank's part."""
+        reason = "each rank holds a part, and a file would hold one of them"
+        raise unsupported("ShardedCache.state", "saving", [reason], hint="KVCache() on one process can be saved")
+
+    def _joined(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
+        """Products over the keys of all ranks, of those over each one's own."""
+        given, group = matrix.ingredients, self.context.group
+        part = from_ingredients(dataclasses.replace(given, sink_logit=None), matrix.impl)
+        found = part.matmul(values)
+        lse = part.lse
+        most = lse.clone(memory_format=torch.contiguous_format)  # ranks may lay it out otherwise
+        guarded(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group))
+        sink = None if given.sink_logit is None else given.sink_logit.to(most.dtype)[None, :, None]
+        most = most if sink is None else torch.maximum(most, sink)
+        most = most.masked_fill(most == -torch.inf, 0.0)  # nobody sees anything
+        weight = (lse - most).exp()[..., None]
+        sums = torch.cat([weight * found.to(weight.dtype), weight], 3)
+        guarded(lambda: dist.all_reduce(sums, group=group))
+        out, total = sums[..., :-1], sums[..., -1:]
+        total = total if sink is None else total + (sink - most).exp()[..., None]
+        return out / total.masked_fill(total == 0, 1.0)
+
+    def _columns(self, length: int) -> Tensor:
+        """Which of so many columns this rank holds, int64."""
+        every = torch.arange(length)
+        return every[every // self.stripe_size % self.context.ranks == self.context.rank]
+
+    def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x[rows]
+
+
+def sharded_cache(model: nn.Module, context: ContextParallel, *, stripe_size: int = 128) -> Cache:
+    """A `Cache` for a model whose layers hold their keys and values over ranks.
+
+    Args:
+        model: one that makes caches, such as `saccade.models.Decoder`; not one that `parallelize` changed: every rank
+            runs it on all new tokens.
+        context: the ranks.
+        stripe_size: see `ShardedCache`.
+
+    Raises:
+        UnsupportedError: a layer that keeps something else than keys and values.
+
+    Example:
+        >>> from saccade.distributed import sharded_cache
+        >>> cache = sharded_cache(decoder, cp)  # doctest: +SKIP
+        >>> for piece in prompt.split(4096, 1):  # doctest: +SKIP
+        ...     logits = decoder(piece, cache=cache)
+    """
+    where, make = "sharded_cache", getattr(model, "new_cache", None)
+    if make is None:
+        raise unsupported(where, type(model).__name__, ["it has no new_cache()"], hint="Decoder and DecoderStack do")
+    layers = make().flat
+    reasons = [
+        f"layer {number} keeps a {type(layer).__name__}, and keys and values alone are held over ranks"
+        for number, layer in enumerate(layers)
+        if type(layer) is not KVCache
+    ]
+    if reasons:
+        raise unsupported(where, type(model).__name__, reasons)
+    return Cache([ShardedCache(context, stripe_size) for _ in layers])
