@@ -8,6 +8,7 @@ from saccade.distributed.machine import Machine
 from saccade.distributed.parallelize import parallelize
 from saccade.distributed.rank_plan import RankPlan
 from saccade.distributed.sharded_cache import ShardedCache, sharded_cache
+from saccade.distributed.tensor_parallel import SharedHead, tp_plan
 
 __all__ = [
     "ContextParallel",
@@ -16,9 +17,11 @@ __all__ = [
     "Machine",
     "RankPlan",
     "ShardedCache",
+    "SharedHead",
     "block_mask",
     "cp_comm_types",
     "exchange",
     "parallelize",
     "sharded_cache",
+    "tp_plan",
 ]

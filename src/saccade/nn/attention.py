@@ -242,14 +242,14 @@ class MultiHeadAttention(AttentionLayer):
             checks.check_apart(joined, kv_own)
         if cache is not None and not is_across:
             own = kv_own = checks.check_causal(joined, cache.positions(q_len) if own is None else own.given, cache)
-        q = self._split(self.query_projection(query), self.num_heads)
+        q = self._split(self.query_projection(query))
         rotary = self.rotary
         if rotary is not None:
             q = rotary(q, (Positions.between(kv_len - q_len, kv_len) if own is None else own).given)
         if is_known:
             return _Heads(q, q, q, joined, own, kv_own)
-        k = self._split(self.key_projection(key), self.num_kv_heads)
-        v = self._split(self.value_projection(value), self.num_kv_heads)
+        k = self._split(self.key_projection(key))
+        v = self._split(self.value_projection(value))
         if rotary is not None:
             k = rotary(k, (Positions.between(0, kv_len) if kv_own is None else kv_own).given)
         return _Heads(q, k, v, joined, own, kv_own)
@@ -269,5 +269,6 @@ class MultiHeadAttention(AttentionLayer):
             merged = merged * torch.sigmoid(self.gate_projection(query))
         return self.output_projection(merged)
 
-    def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(1, 2)
+    def _split(self, x: Tensor) -> Tensor:
+        """Heads of a projection: as many as it gives, of which under tensor parallel there are fewer."""
+        return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)

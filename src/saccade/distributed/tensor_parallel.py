@@ -1,0 +1,125 @@
+"""tp_plan: how torch's tensor parallel splits our layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from saccade.arguments import instance, integer
+from saccade.errors import unsupported
+from saccade.nn import FeedForward, MultiHeadAttention
+from saccade.nn.attention_layer import AttentionLayer
+
+__all__ = ["SharedHead", "tp_plan"]
+
+_WHERE = "tp_plan"
+
+
+def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
+    """Which parts of a model are split how, as ``torch.distributed.tensor.parallel.parallelize_module`` takes it.
+
+    Every rank gets some heads of each attention and some inner channels of each feed-forward network; all else is
+    whole on every rank. Where there are fewer key heads than ranks, several ranks share one; its gradients are added
+    up. Cut into a sequence as well, the model goes to `parallelize` first.
+
+    Args:
+        model: with layers of `saccade.nn`.
+        degree: ranks that share each layer.
+
+    Returns:
+        Styles by the names of modules.
+
+    Raises:
+        UnsupportedError: heads or channels that the ranks do not divide, or heads that differ in more than their
+            projections; all are named.
+
+    Cost: of each layer an all-reduce of its output forward, and one of its input's gradient backward.
+
+    Example:
+        >>> from saccade.nn import EncoderLayer
+        >>> layer = EncoderLayer(MultiHeadAttention(16, 4, num_kv_heads=1), FeedForward(16, 32))
+        >>> {name: type(style).__name__ for name, style in tp_plan(layer, 2).items() if "contract" not in name}
+        {'attention.query_projection': 'ColwiseParallel', 'attention.key_projection': 'SharedHead', \
+'attention.value_projection': 'SharedHead', 'attention.output_projection': 'RowwiseParallel', \
+'feed_forward.expand': 'ColwiseParallel'}
+
+    Reference: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+    """
+    instance(_WHERE, "model", model, nn.Module, "be a module")
+    integer(_WHERE, "degree", degree)
+    plan: dict[str, ParallelStyle] = {}
+    reasons: list[str] = []
+    for name, part in model.named_modules():
+        prefix, told = f"{name}." if name else "", name or type(model).__name__
+        if isinstance(part, AttentionLayer):
+            reasons += [f"{told}: {why}" for why in _against(part, degree)]
+        if isinstance(part, MultiHeadAttention) and part.num_kv_heads:
+            shared = part.num_kv_heads < degree
+            keys: ParallelStyle = SharedHead(part.num_kv_heads) if shared else ColwiseParallel()
+            plan[f"{prefix}query_projection"] = ColwiseParallel()
+            plan |= {f"{prefix}{which}_projection": keys for which in ("key", "value")}
+            plan[f"{prefix}output_projection"] = RowwiseParallel()
+            if part.gate_projection is not None:
+                plan[f"{prefix}gate_projection"] = ColwiseParallel()
+        elif isinstance(part, FeedForward):
+            if part.hidden_dim % degree:
+                reasons.append(f"{told}: {degree} ranks do not divide {part.hidden_dim} channels")
+            plan |= {f"{prefix}{which}": ColwiseParallel() for which in ("expand", "gate") if getattr(part, which)}
+            plan[f"{prefix}contract"] = RowwiseParallel()
+    if not plan:
+        reasons.append("it has no MultiHeadAttention and no FeedForward of saccade.nn")
+    if reasons:
+        raise unsupported(_WHERE, type(model).__name__, reasons)
+    return plan
+
+
+class SharedHead(ParallelStyle):
+    """A key or value projection of fewer heads than ranks: whole on each, which takes the head that its queries want.
+
+    Args:
+        heads: how many there are; they divide the ranks.
+    """
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.heads = integer("SharedHead", "heads", heads)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        whole = (Replicate(),)
+        for name, parameter in list(module.named_parameters()):
+            made = distribute_tensor(parameter, device_mesh, whole)
+            module.register_parameter(name, nn.Parameter(made, requires_grad=parameter.requires_grad))
+
+        def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (DTensor.from_local(inputs[0], device_mesh, whole, run_check=False), *inputs[1:])
+
+        def after(_: nn.Module, __: tuple[Any, ...], out: DTensor) -> Tensor:
+            # Of the gradient each rank has what came through the head that it takes.
+            local = out.to_local(grad_placements=(Partial(),))
+            width = local.shape[-1] // self.heads
+            head = device_mesh.get_local_rank() * self.heads // device_mesh.size()
+            return local.narrow(-1, head * width, width)
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+        return module
+
+
+def _against(layer: AttentionLayer, degree: int) -> list[str]:
+    """Why the heads of a layer cannot be given to ranks; empty if they can."""
+    if type(layer) is not MultiHeadAttention:
+        return [f"{type(layer).__name__} is not split by heads; MultiHeadAttention is"]
+    why, kv_heads = [], layer.num_kv_heads
+    if layer.num_heads % degree:
+        why.append(f"{degree} ranks do not divide {layer.num_heads} heads")
+    if kv_heads % degree and degree % kv_heads:
+        why.append(f"neither do {degree} ranks divide {kv_heads} key heads, nor these the ranks")
+    if not layer.mechanism.treats_heads_alike:
+        why.append(f"its {layer.mechanism} tells heads apart, of which each rank would have others")
+    if layer.mask is not None and layer.mask.shape[1] > 1:
+        why.append("its mask tells heads apart, of which each rank would have others")
+    return why
