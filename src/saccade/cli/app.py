@@ -7,6 +7,7 @@ import typer
 from saccade import __version__
 from saccade.cli.audit import audit
 from saccade.cli.compare import compare
+from saccade.cli.cost import cost
 from saccade.cli.generate import generate
 from saccade.cli.look import look
 from saccade.cli.refusal import STATUSES
@@ -17,7 +18,7 @@ __all__ = ["app"]
 app = typer.Typer(
     name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (look, compare, generate, verify, audit):
+for command in (look, compare, generate, verify, audit, cost):
     app.command(epilog=STATUSES)(command)
 
 

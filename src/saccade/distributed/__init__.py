@@ -6,6 +6,7 @@ from saccade.distributed.exports import block_mask, cp_comm_types
 from saccade.distributed.layouts import Layout
 from saccade.distributed.machine import Machine
 from saccade.distributed.parallelize import parallelize
+from saccade.distributed.qk_ranges import QKRanges, qk_ranges
 from saccade.distributed.rank_plan import RankPlan
 from saccade.distributed.sharded_cache import ShardedCache, sharded_cache
 from saccade.distributed.tensor_parallel import SharedHead, tp_plan
@@ -15,6 +16,7 @@ __all__ = [
     "Exchange",
     "Layout",
     "Machine",
+    "QKRanges",
     "RankPlan",
     "ShardedCache",
     "SharedHead",
@@ -22,6 +24,7 @@ __all__ = [
     "cp_comm_types",
     "exchange",
     "parallelize",
+    "qk_ranges",
     "sharded_cache",
     "tp_plan",
 ]

@@ -25,7 +25,7 @@ __all__ = ["STRATEGIES", "Exchange", "exchange"]
 
 STRATEGIES = ("fetch", "gather", "ulysses")
 """Fetch the keys that the own queries can see; gather all keys; exchange rows for heads."""
-_LONGEST = 100  # letters of a mask, of which one may hold thousands of lengths
+_LONGEST = 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,12 +130,18 @@ class Exchange:
         sending = np.maximum(self.bytes_sent, self.bytes_received) / machine.bandwidth
         return float((computing + sending).max()) + self.rounds * machine.latency
 
+    @property
+    def mask_text(self) -> str:
+        """The mask in at most 100 letters: one may hold thousands of lengths."""
+        text = str(self.mask)
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
     def __str__(self) -> str:
         mib = 1 / 2**20
         mean = self.bytes_sent.mean() * mib
         lines = [
             f"ranks      {self.ranks}, {self.layout.counts.min():,} to {self.layout.counts.max():,} tokens each",
-            f"mask       {_short(str(self.mask))} over {self.seq_len:,} tokens",
+            f"mask       {self.mask_text} over {self.seq_len:,} tokens",
             f"layout     {self.layout.name}",
             f"strategy   {self.strategy}, {self.rounds} round{'' if self.rounds == 1 else 's'}",
             f"sent       {self.bytes_sent.max() * mib:,.1f} MiB at most, {mean:,.1f} on average",
@@ -243,10 +249,6 @@ def exchange(
             told = f"{1e3 * time:.3g} ms forward, as reckoned, and not {1e3 * times[best]:.3g}"
             refused[f"{plan.strategy}, {plan.layout.name}"] = (told,)
     return dataclasses.replace(plans[best], refused=refused)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _reasons(strategy: str, rule: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:

@@ -1,0 +1,83 @@
+"""``saccade cost``: what attention over ranks sends and computes, before anything is run."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+
+from saccade.cli.refusal import refuse
+from saccade.cli.writing import put
+from saccade.distributed import drawing, exchange
+from saccade.distributed.exchange import Exchange
+from saccade.masks import parse
+
+__all__ = ["cost"]
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+_Rule = Annotated[str, typer.Argument(metavar="RULE", help='Who may see whom, as in "causal & window(4095, 0)".')]
+_Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Of the whole sequence.")]
+_Ranks = Annotated[int, typer.Option(min=1, max=65_536, help="Devices that the sequence is split over.")]
+_Heads = Annotated[int, typer.Option(min=1, help="Of queries.")]
+_KVHeads = Annotated[int | None, typer.Option(min=1, help="Of keys and values; as many when left out.")]
+_HeadDim = Annotated[int, typer.Option(min=1, help="Width of a head.")]
+_Dtype = Annotated[Literal["bfloat16", "float16", "float32", "float64"], typer.Option(help="Of keys and values.")]
+_Layout = Annotated[
+    Literal["auto", "contiguous", "zigzag", "striped", "balanced"], typer.Option(help="Which rank holds which tokens.")
+]
+_Strategy = Annotated[Literal["auto", "fetch", "gather", "ulysses"], typer.Option(help="How queries and keys meet.")]
+_Picture = Annotated[bool, typer.Option("--picture", help="Draw who gets keys from whom.")]
+_Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The file for a figure of it: .png, .svg or .pdf.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON, rank by rank.")]
+
+
+def cost(
+    rule: _Rule,
+    tokens: _Tokens,
+    ranks: _Ranks = 8,
+    heads: _Heads = 32,
+    kv_heads: _KVHeads = None,
+    head_dim: _HeadDim = 128,
+    dtype: _Dtype = "bfloat16",
+    layout: _Layout = "auto",
+    strategy: _Strategy = "auto",
+    picture: _Picture = False,
+    out: _Out = None,
+    as_json: _Json = False,
+) -> None:
+    """Say what attention over a sequence on many ranks sends, holds and computes, forward, by rank.
+
+    Nothing is run: the plan is read off the mask. The fastest one is chosen for a machine that is assumed.
+    """
+    try:
+        mask = parse(rule)
+    except (TypeError, ValueError) as error:
+        refuse("cost", f"RULE: {error}")
+    try:
+        plan = exchange(
+            mask, tokens, heads, kv_heads, head_dim, _DTYPES[dtype], ranks, layout=layout, strategy=strategy
+        )
+    except (TypeError, ValueError, NotImplementedError) as error:
+        refuse("cost", str(error).removeprefix("exchange: "))
+    typer.echo(json.dumps(_told(plan), indent=2, allow_nan=False) if as_json else str(plan))
+    if picture:
+        typer.echo("\n" + drawing.picture(plan))
+    if out is not None:
+        put("cost", drawing.figure(plan), out)
+
+
+def _told(plan: Exchange) -> dict[str, object]:
+    names = ("bytes_sent", "bytes_received", "pairs", "peak_bytes")
+    return {
+        "mask": str(plan.mask),
+        "seq_len": plan.seq_len,
+        "layout": plan.layout.name,
+        "strategy": plan.strategy,
+        "rounds": plan.rounds,
+        "imbalance": plan.imbalance,
+        "refused": {name: list(why) for name, why in plan.refused.items()},
+        "tokens": plan.layout.counts.tolist(),
+        **{name: getattr(plan, name).tolist() for name in names},
+    }

@@ -1,0 +1,67 @@
+"""``saccade cost`` as a user runs it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from saccade import masks
+from saccade.cli.app import app
+from saccade.distributed import drawing, exchange
+
+
+@pytest.fixture
+def cost(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *arguments: CliRunner().invoke(app, ["cost", *arguments])
+
+
+def test_a_window_is_planned_and_drawn(cost, tmp_path):
+    file = tmp_path / "plan.png"
+    result = cost("causal & window(4095, 0)", "--tokens", "131072", "--ranks", "8", "--picture", "--out", str(file))
+    assert result.exit_code == 0, result.output
+    plan = exchange(masks.sliding_window(4096), 131_072, 32, 32, 128, ranks=8)
+    assert result.stdout.startswith(str(plan))
+    rows = [line for line in result.stdout.splitlines() if line[:5].strip().isdigit()]
+    assert [row[6:22].find("█") for row in rows] == [-1, 0, 2, 4, 6, 8, 10, 12]
+    assert "darkest: 63.98 MiB" in result.stdout
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_is_the_plan(cost):
+    result = cost("causal", "--tokens", "4096", "--ranks", "4", "--kv-heads", "8", "--json", "--layout", "zigzag")
+    told = json.loads(result.stdout)
+    plan = exchange(masks.Causal(), 4096, 32, 8, 128, ranks=4, layout="zigzag")
+    assert told["bytes_sent"] == plan.bytes_sent.tolist()
+    assert told["strategy"] == plan.strategy
+    assert told["imbalance"] == plan.imbalance
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["windw(3)", "--tokens", "9"], "saccade cost: RULE: masks.parse: text must name masks that it knows"),
+        (["causal", "--tokens", "9", "--kv-heads", "5"], "saccade cost: kv_heads must divide the 32 heads"),
+        (["causal", "--tokens", "9", "--ranks", "64", "--strategy", "ulysses"], "64 ranks do not divide 32 heads"),
+    ],
+)
+def test_what_cannot_be_planned(cost, arguments, message):
+    result = cost(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("strategy", ["fetch", "gather", "ulysses"])
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "balanced"])
+def test_traffic_is_what_ranks_receive(strategy, layout):
+    plan = exchange(masks.longformer(300, [0]), 4096, 8, ranks=4, strategy=strategy, layout=layout)
+    traffic = drawing.traffic(plan)
+    assert traffic.sum(1).tolist() == plan.bytes_received.tolist()
+    assert traffic.sum(0).tolist() == plan.bytes_sent.tolist()
+
+
+def test_a_picture_of_many_ranks_is_as_wide_as_one_of_few():
+    plan = exchange(masks.sliding_window(4096), 1 << 20, 8, ranks=256)
+    rows = drawing.picture(plan).splitlines()[1:-1]
+    assert len(rows) == 32
+    assert {len(row) for row in rows} == {5 + 1 + 64 + 1 + 4}
