@@ -9,7 +9,7 @@ from saccade.distributed.parallelize import parallelize
 from saccade.distributed.qk_ranges import QKRanges, qk_ranges
 from saccade.distributed.rank_plan import RankPlan
 from saccade.distributed.sharded_cache import ShardedCache, sharded_cache
-from saccade.distributed.tensor_parallel import SharedHead, tp_plan
+from saccade.distributed.tensor_parallel import tp_plan
 
 __all__ = [
     "ContextParallel",
@@ -19,7 +19,6 @@ __all__ = [
     "QKRanges",
     "RankPlan",
     "ShardedCache",
-    "SharedHead",
     "block_mask",
     "cp_comm_types",
     "exchange",

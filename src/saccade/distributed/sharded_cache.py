@@ -31,7 +31,7 @@ class ShardedCache(KVCache):
     one of as many outputs. The law of caches holds: a prefill and decode steps of any sizes equal the full run.
 
     Args:
-        context: the ranks.
+        cp: the ranks.
         stripe_size: tokens that follow one another on a rank.
 
     Raises:
@@ -44,9 +44,9 @@ class ShardedCache(KVCache):
 
     settings: ClassVar[tuple[str, ...]] = ("stripe_size",)
 
-    def __init__(self, context: ContextParallel, stripe_size: int = 128):
+    def __init__(self, cp: ContextParallel, stripe_size: int = 128):
         super().__init__()
-        self.context = instance("ShardedCache", "context", context, ContextParallel, "be a ContextParallel")
+        self.cp = instance("ShardedCache", "cp", cp, ContextParallel, "be a ContextParallel")
         self.stripe_size = integer("ShardedCache", "stripe_size", stripe_size)
 
     @property
@@ -66,7 +66,7 @@ class ShardedCache(KVCache):
 
     def advance(self, call: Call) -> Tensor:
         """Own keys first, and then what all ranks have found."""
-        cp, start = self.context, self.length
+        cp, start = self.cp, self.length
         stop = start + call.key.shape[2]
         if call.dropout_p or (torch.is_grad_enabled() and call.needs_graph):
             reason = "over ranks a cache is for decoding: without dropout, and under torch.no_grad()"
@@ -100,7 +100,7 @@ class ShardedCache(KVCache):
 
     def _joined(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
         """Products over the keys of all ranks, of those over each one's own."""
-        given, group = matrix.ingredients, self.context.group
+        given, group = matrix.ingredients, self.cp.group
         part = from_ingredients(dataclasses.replace(given, sink_logit=None), matrix.impl)
         found = part.matmul(values)
         lse = part.lse
@@ -119,19 +119,19 @@ class ShardedCache(KVCache):
     def _columns(self, length: int) -> Tensor:
         """Which of so many columns this rank holds, int64."""
         every = torch.arange(length)
-        return every[every // self.stripe_size % self.context.ranks == self.context.rank]
+        return every[every // self.stripe_size % self.cp.ranks == self.cp.rank]
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
         return x[rows]
 
 
-def sharded_cache(model: nn.Module, context: ContextParallel, *, stripe_size: int = 128) -> Cache:
+def sharded_cache(model: nn.Module, cp: ContextParallel, *, stripe_size: int = 128) -> Cache:
     """A `Cache` for a model whose layers hold their keys and values over ranks.
 
     Args:
         model: one that makes caches, such as `saccade.models.Decoder`; not one that `parallelize` changed: every rank
             runs it on all new tokens.
-        context: the ranks.
+        cp: the ranks.
         stripe_size: see `ShardedCache`.
 
     Raises:
@@ -154,4 +154,4 @@ def sharded_cache(model: nn.Module, context: ContextParallel, *, stripe_size: in
     ]
     if reasons:
         raise unsupported(where, type(model).__name__, reasons)
-    return Cache([ShardedCache(context, stripe_size) for _ in layers])
+    return Cache([ShardedCache(cp, stripe_size) for _ in layers])
