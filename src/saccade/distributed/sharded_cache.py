@@ -89,7 +89,7 @@ class ShardedCache(KVCache):
         self._traffic = Traffic(keys.nbytes + values.nbytes, keys[:, :, held:].nbytes + values[:, :, held:].nbytes)
         return out.to(call.query.dtype)
 
-    def fill(self, *_: object, **__: object) -> Never:
+    def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> Never:
         """Refused: a prefix comes by `attend`, as all tokens do."""
         raise unsupported("ShardedCache.fill", "a prefix", ["each rank holds a part"], hint="attend(...) takes it")
 
