@@ -41,7 +41,7 @@ report: $(VENV)/.native  ## write three pages that show all attention of a model
 verify: $(VENV)/.native  ## check what is said about attention by running it (under a minute)
 	$(OFFLINE) $(BIN)/saccade verify
 
-test: $(VENV)/.dev  ## run the tests (five to ten minutes)
+test: $(VENV)/.dev  ## run the tests (twelve minutes on two cores)
 	$(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 
 check: lint type imports test  ## what CI runs: style, types, import rules, tests

@@ -3,15 +3,21 @@
 The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`.
 """
 
-from saccade import integrations, masks, mechanisms, models, nn, positions, scores, statistics, text, vision, viz
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from saccade import masks, positions, scores, statistics
 from saccade.attention import AttentionMatrix, attention, attention_with_lse
-from saccade.auditing import audit
 from saccade.errors import UnsupportedError
-from saccade.integrations.replacing import Replaced, replace_attention
 from saccade.matrix import Matrix
-from saccade.mechanisms.comparison import compare
-from saccade.packing import Packed, pack
-from saccade.recording import Recording, record
+
+if TYPE_CHECKING:
+    from saccade import integrations, mechanisms, models, nn, text, vision, viz
+    from saccade.auditing import audit
+    from saccade.integrations.replacing import Replaced, replace_attention
+    from saccade.mechanisms.comparison import compare
+    from saccade.packing import Packed, pack
+    from saccade.recording import Recording, record
 
 __version__ = "0.1.0"
 
@@ -42,3 +48,27 @@ __all__ = [
     "UnsupportedError",
     "__version__",
 ]
+
+# Imported when they are first asked for: half of the package, which a product of attention does not need.
+_HOMES = {
+    "audit": "auditing",
+    "compare": "mechanisms.comparison",
+    "pack": "packing",
+    "Packed": "packing",
+    "record": "recording",
+    "Recording": "recording",
+    "replace_attention": "integrations.replacing",
+    "Replaced": "integrations.replacing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -90,11 +90,24 @@ def test_it_is_attention_over_the_whole(ranks):
         assert len(found) == 2 * len(MASKS) * (3 + 3 + 1)
 
 
+@pytest.mark.slow
 def test_grouped_heads_other_layouts_and_ranks_without_rows():
     names = ["causal", "window", "longformer", "documents", "padding"]
     for found in on_ranks(4, compared, ("striped", "balanced"), ("fetch", "gather"), 2, names):
         assert isinstance(found, dict), found
         assert {case: error for case, error in found.items() if not error < 1e-10} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_strategy_mask_layout_and_number_of_key_heads(ranks, kv_heads):
+    strategies = ("fetch", "gather", *(["ulysses"] if kv_heads % ranks == 0 else []))
+    layouts = ("contiguous", "zigzag", "striped", "balanced")
+    for found in on_ranks(ranks, compared, layouts, strategies, kv_heads, list(MASKS), seconds=300):
+        assert isinstance(found, dict), found
+        assert {case: error for case, error in found.items() if not error < 1e-10} == {}
+        assert len(found) == len(layouts) * len(MASKS) * (6 + len(strategies) - 2)
 
 
 def auto(rank):
@@ -122,6 +135,7 @@ def auto(rank):
     return cp.plan(*own[:2], None, N).strategy, errors, told
 
 
+@pytest.mark.slow
 def test_auto_exchanges_heads_only_where_that_is_exact():
     for found in on_ranks(4, auto):
         assert isinstance(found, tuple), found

@@ -40,8 +40,9 @@ def compared(rank, layout):
     return [float((a - b).detach().abs().max()) for a, b in zip(got, want, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_ring_of_torch_says_the_same(ranks, layout):
     for errors in on_ranks(ranks, compared, layout):
         assert isinstance(errors, list), errors

@@ -85,6 +85,7 @@ def all_at_once(rank):
     return max(errors)
 
 
+@pytest.mark.slow
 def test_rows_heads_and_parameters_over_ranks():
     for found in on_ranks(4, all_at_once):
         assert isinstance(found, float), found
@@ -113,6 +114,7 @@ def data_parallel(rank):
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_data_parallel():
     for found in on_ranks(2, data_parallel):
         assert isinstance(found, float), found

@@ -1,0 +1,119 @@
+"""Build the site, in English and Chinese, into out/site: ``make site``.
+
+The pages are those of docs/en and docs/zh, as they are; the reference comes of the docstrings. Nothing in the result asks
+another host for anything. A warning of Sphinx (a link that leads nowhere, a page in no table of contents) is an error.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DOCS, OUT = ROOT / "docs", ROOT / "out" / "site"
+LANGUAGES = {"en": "English", "zh": "中文"}
+TITLES = {
+    "en": {"api": "Functions and classes", "decisions": "Decisions", "home": "saccade"},
+    "zh": {"api": "函数与类", "decisions": "决定", "home": "saccade"},
+}
+PACKAGES = (
+    "saccade", "saccade.masks", "saccade.scores", "saccade.positions", "saccade.statistics", "saccade.matrix", "saccade.mechanisms",
+    "saccade.caches", "saccade.nn", "saccade.vision", "saccade.models", "saccade.text", "saccade.viz", "saccade.recording",
+    "saccade.auditing", "saccade.distributed", "saccade.integrations.transformers", "saccade.integrations.flex", "saccade.learning",
+    "saccade.tasks", "saccade.testing", "saccade.theory",
+)  # fmt: skip
+_DIAGRAM = re.compile(r"```mermaid\n.*?```", re.DOTALL)
+
+
+def main() -> None:
+    """Both languages, and the page that leads to them."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    for language in LANGUAGES:
+        source = OUT.with_name("site-source") / language
+        shutil.rmtree(source, ignore_errors=True)
+        write_source(language, source)
+        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-j", "2", "-c", str(HERE), "-D", f"language={_code(language)}"]
+        subprocess.run([*command, str(source), str(OUT / language)], check=True)
+    shutil.copy(HERE / "static" / "index.html", OUT / "index.html")
+    print(f"{OUT / 'index.html'}")
+
+
+def write_source(language: str, source: Path) -> None:
+    """All pages of a language, as Sphinx reads them."""
+    source.mkdir(parents=True)
+    for page in (DOCS / language).glob("*.md"):
+        (source / page.name).write_text(_rewritten(page.read_text(encoding="utf-8"), language), encoding="utf-8")
+    (source / "decisions").mkdir()
+    for page in (DOCS / "decisions").glob("*.md"):
+        (source / "decisions" / page.name).write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    (source / "images").symlink_to(DOCS / "images")
+    (source / "examples").symlink_to(ROOT / "examples")
+    _write_index(language, source)
+    _write_decisions(language, source)
+    _write_reference(language, source)
+
+
+def parts() -> list[dict[str, object]]:
+    """The table of contents."""
+    return tomllib.loads((HERE / "structure.toml").read_text(encoding="utf-8"))["part"]
+
+
+def _rewritten(text: str, language: str) -> str:
+    """A page whose neighbours lie below it, not beside it."""
+    numbers = iter(range(1, 100))
+    text = _DIAGRAM.sub(lambda _: f"![](images/flow-{next(numbers)}-{language}.svg)", text)
+    text = text.replace("](../../README.md)", "](index.md)").replace("](../../README.zh-CN.md)", "](index.md)")
+    text = text.replace("](../../examples", "](examples").replace("](../images/", "](images/").replace("](../decisions/", "](decisions/")
+    return re.sub(r"\]\(\.\./(?:en|zh)/", "](", text)
+
+
+def _write_index(language: str, source: Path) -> None:
+    readme = (ROOT / ("README.md" if language == "en" else "README.zh-CN.md")).read_text(encoding="utf-8")
+    lists = []
+    for part in parts():
+        pages = "\n".join(str(page) for page in part["pages"])
+        lists.append(f"```{{toctree}}\n:caption: {part[language]}\n:hidden:\n:maxdepth: 1\n\n{pages}\n```")
+    home = (source / "index.md").read_text(encoding="utf-8")
+    (source / "overview.md").unlink(missing_ok=True)
+    shown = _front(readme, language)
+    body = home.partition("\n")[2]
+    (source / "index.md").write_text(f"{shown}\n\n{body}\n\n" + "\n\n".join(lists) + "\n", encoding="utf-8")
+
+
+def _front(readme: str, language: str) -> str:
+    """What a README says before its first heading below the title, pictures included."""
+    front = readme.partition("\n## ")[0]
+    front = re.sub(r"\]\(docs/(?:en|zh)/", "](", front).replace("](docs/images/", "](images/")
+    front = re.sub(r" · \[[^]]+\]\(README[^)]*\)", "", front)
+    return re.sub(r"\]\(examples/", "](examples/", front)
+
+
+def _write_decisions(language: str, source: Path) -> None:
+    names = sorted(path.stem for path in (DOCS / "decisions").glob("*.md"))
+    pages = "\n".join(names)
+    text = f"# {TITLES[language]['decisions']}\n\n```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```\n"
+    (source / "decisions" / "index.md").write_text(text, encoding="utf-8")
+
+
+def _write_reference(language: str, source: Path) -> None:
+    folder = source / "api"
+    folder.mkdir()
+    for package in PACKAGES:
+        text = f"# {package}\n\n```{{eval-rst}}\n.. automodule:: {package}\n   :members:\n   :show-inheritance:\n```\n"
+        (folder / f"{package}.md").write_text(text, encoding="utf-8")
+    pages = "\n".join(PACKAGES)
+    text = f"# {TITLES[language]['api']}\n\n```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```\n"
+    (folder / "index.md").write_text(text, encoding="utf-8")
+
+
+def _code(language: str) -> str:
+    return {"en": "en", "zh": "zh_CN"}[language]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""How Sphinx makes the site; `build.py` calls it, once for each language."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+
+project = "saccade"
+author = "The saccade contributors"
+copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "index"
+exclude_patterns = ["examples", "images"]
+templates_path = ["templates"]
+html_static_path = ["static"]
+html_theme = "furo"
+html_title = "saccade"
+html_show_sphinx = False
+html_copy_source = False
+html_css_files = ["site.css"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "languages.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
+html_theme_options = {"top_of_page_buttons": []}
+math_renderer = "mathml"
+html_math_renderer = "mathml"
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+default_role = "py:obj"
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+napoleon_use_ivar = True
+suppress_warnings = ["myst.header", "misc.highlighting_failure"]
+
+
+def _inline(self: Any, node: nodes.math) -> None:
+    self.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(self: Any, node: nodes.math_block) -> None:
+    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> None:
+    """Mathematics as MathML, which browsers draw themselves."""
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
