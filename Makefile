@@ -9,7 +9,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test check check-all examples bench fmt lint type imports clean
+.PHONY: help demo report verify test check check-all examples site bench fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -53,17 +53,21 @@ check-all: check  ## check, the tests once more where `auto` asks the compiled k
 examples: $(VENV)/.dev  ## train all examples on real data (two hours of one core; goes on where it was stopped)
 	$(OFFLINE) $(BIN)/python examples
 
+site: $(VENV)/.dev  ## build the site in both languages into out/site (two minutes)
+	$(PIP) --editable '.[all,dev,site]'
+	$(OFFLINE) $(BIN)/python docs/site/build.py
+
 bench: $(VENV)/.dev  ## time everything against torch, transformers and others (half an hour)
 	$(OFFLINE) $(BIN)/python -m benchmarks
 
 fmt: $(VENV)/.dev  ## format the code
-	$(BIN)/ruff format src tests benchmarks examples
-	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples docs/site
+	$(BIN)/ruff check --fix src tests benchmarks examples docs/site
 	$(BIN)/clang-format -i native/src/*
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples docs/site
+	$(BIN)/ruff check src tests benchmarks examples docs/site
 	$(BIN)/clang-format --dry-run -Werror native/src/*
 
 type: $(VENV)/.dev

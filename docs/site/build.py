@@ -1,7 +1,8 @@
-"""Build the site, in English and Chinese, into out/site: ``make site``.
+"""Build the site, in English and Chinese, into out/site or the folder that is named: ``make site``.
 
-The pages are those of docs/en and docs/zh, as they are; the reference comes of the docstrings. Nothing in the result asks
-another host for anything. A warning of Sphinx (a link that leads nowhere, a page in no table of contents) is an error.
+The pages are those of docs/en and docs/zh, as they are; the reference comes of the docstrings. Nothing in the result
+asks another host for anything. A warning of Sphinx (a link that leads nowhere, a page in no table of contents) is an
+error.
 """
 
 from __future__ import annotations
@@ -15,32 +16,38 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-DOCS, OUT = ROOT / "docs", ROOT / "out" / "site"
-LANGUAGES = {"en": "English", "zh": "中文"}
+DOCS = ROOT / "docs"
+LANGUAGES = {"en": "en", "zh": "zh_CN"}  # and what Sphinx calls them
 TITLES = {
-    "en": {"api": "Functions and classes", "decisions": "Decisions", "home": "saccade"},
-    "zh": {"api": "函数与类", "decisions": "决定", "home": "saccade"},
+    "en": {"api": "Functions and classes", "decisions": "Decisions"},
+    "zh": {"api": "函数与类", "decisions": "决定"},
 }
-PACKAGES = (
-    "saccade", "saccade.masks", "saccade.scores", "saccade.positions", "saccade.statistics", "saccade.matrix", "saccade.mechanisms",
-    "saccade.caches", "saccade.nn", "saccade.vision", "saccade.models", "saccade.text", "saccade.viz", "saccade.recording",
-    "saccade.auditing", "saccade.distributed", "saccade.integrations.transformers", "saccade.integrations.flex", "saccade.learning",
-    "saccade.tasks", "saccade.testing", "saccade.theory",
-)  # fmt: skip
+PACKAGES = [
+    "saccade",
+    *(
+        f"saccade.{name}"
+        for name in (
+            *("masks", "scores", "positions", "statistics", "matrix", "mechanisms", "caches", "nn", "vision", "models"),
+            *("text", "viz", "recording", "auditing", "distributed", "integrations.transformers", "integrations.flex"),
+            *("learning", "tasks", "testing", "theory"),
+        )
+    ),
+]
 _DIAGRAM = re.compile(r"```mermaid\n.*?```", re.DOTALL)
 
 
-def main() -> None:
+def main(out: Path) -> None:
     """Both languages, and the page that leads to them."""
-    shutil.rmtree(OUT, ignore_errors=True)
-    for language in LANGUAGES:
-        source = OUT.with_name("site-source") / language
+    shutil.rmtree(out, ignore_errors=True)
+    for language, code in LANGUAGES.items():
+        source = out.with_name(f"{out.name}-source") / language
         shutil.rmtree(source, ignore_errors=True)
         write_source(language, source)
-        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-j", "2", "-c", str(HERE), "-D", f"language={_code(language)}"]
-        subprocess.run([*command, str(source), str(OUT / language)], check=True)
-    shutil.copy(HERE / "static" / "index.html", OUT / "index.html")
-    print(f"{OUT / 'index.html'}")
+        options = ["-q", "-W", "--keep-going", "-j", "2", "-c", str(HERE), "-D", f"language={code}"]
+        command = [sys.executable, "-m", "sphinx", *options, str(source), str(out / language)]
+        subprocess.run(command, check=True)
+    shutil.copy(HERE / "static" / "index.html", out / "index.html")
+    print(out / "index.html")
 
 
 def write_source(language: str, source: Path) -> None:
@@ -68,7 +75,11 @@ def _rewritten(text: str, language: str) -> str:
     numbers = iter(range(1, 100))
     text = _DIAGRAM.sub(lambda _: f"![](images/flow-{next(numbers)}-{language}.svg)", text)
     text = text.replace("](../../README.md)", "](index.md)").replace("](../../README.zh-CN.md)", "](index.md)")
-    text = text.replace("](../../examples", "](examples").replace("](../images/", "](images/").replace("](../decisions/", "](decisions/")
+    text = (
+        text.replace("](../../examples", "](examples")
+        .replace("](../images/", "](images/")
+        .replace("](../decisions/", "](decisions/")
+    )
     return re.sub(r"\]\(\.\./(?:en|zh)/", "](", text)
 
 
@@ -79,13 +90,12 @@ def _write_index(language: str, source: Path) -> None:
         pages = "\n".join(str(page) for page in part["pages"])
         lists.append(f"```{{toctree}}\n:caption: {part[language]}\n:hidden:\n:maxdepth: 1\n\n{pages}\n```")
     home = (source / "index.md").read_text(encoding="utf-8")
-    (source / "overview.md").unlink(missing_ok=True)
-    shown = _front(readme, language)
+    shown = _front(readme)
     body = home.partition("\n")[2]
     (source / "index.md").write_text(f"{shown}\n\n{body}\n\n" + "\n\n".join(lists) + "\n", encoding="utf-8")
 
 
-def _front(readme: str, language: str) -> str:
+def _front(readme: str) -> str:
     """What a README says before its first heading below the title, pictures included."""
     front = readme.partition("\n## ")[0]
     front = re.sub(r"\]\(docs/(?:en|zh)/", "](", front).replace("](docs/images/", "](images/")
@@ -104,16 +114,15 @@ def _write_reference(language: str, source: Path) -> None:
     folder = source / "api"
     folder.mkdir()
     for package in PACKAGES:
-        text = f"# {package}\n\n```{{eval-rst}}\n.. automodule:: {package}\n   :members:\n   :show-inheritance:\n```\n"
+        # What the package itself names is told where it lives, and once.
+        twice = "   :no-index:\n" if package in ("saccade", "saccade.matrix") else ""
+        told = f".. automodule:: {package}\n   :members:\n   :show-inheritance:\n{twice}"
+        text = f"# {package}\n\n```{{eval-rst}}\n{told}```\n"
         (folder / f"{package}.md").write_text(text, encoding="utf-8")
     pages = "\n".join(PACKAGES)
     text = f"# {TITLES[language]['api']}\n\n```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```\n"
     (folder / "index.md").write_text(text, encoding="utf-8")
 
 
-def _code(language: str) -> str:
-    return {"en": "en", "zh": "zh_CN"}[language]
-
-
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "out" / "site")

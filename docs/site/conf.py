@@ -9,7 +9,7 @@ from latex2mathml.converter import convert
 
 project = "saccade"
 author = "The saccade contributors"
-copyright = author
+project_copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "index"
 exclude_patterns = ["examples", "images"]
@@ -39,7 +39,8 @@ default_role = "py:obj"
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
-suppress_warnings = ["myst.header", "misc.highlighting_failure"]
+# A name in a docstring may be that of several attributes; then it leads to one of them.
+suppress_warnings = ["myst.header", "misc.highlighting_failure", "ref.python"]
 
 
 def _inline(self: Any, node: nodes.math) -> None:

@@ -25,10 +25,10 @@ _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output":
 def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttention:
     """One of our layers, with copies of the weights of an attention of transformers and equal outputs.
 
-    ============================================ ============================================
+    ================================================ =================================
     ``DeepseekV2Attention``, ``DeepseekV3Attention`` `saccade.nn.LatentAttention`
-    ``DiffLlamaAttention``                       `saccade.nn.DifferentialAttention`
-    ============================================ ============================================
+    ``DiffLlamaAttention``                           `saccade.nn.DifferentialAttention`
+    ================================================ =================================
 
     Ours are called with tokens alone: positions, the rotation and the causal mask are their own. Heads that make a
     pair stand side by side in ours, and half of all heads apart in DiffLlama's.

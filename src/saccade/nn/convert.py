@@ -41,13 +41,13 @@ def from_torch(module: nn.TransformerDecoder, *, batch_first: Literal[True] | No
 def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -> nn.Module:
     """One of our layers, with copies of the weights of torch's and equal outputs.
 
-    ========================== ====================
-    ``nn.MultiheadAttention``  `MultiHeadAttention`
+    =========================== ====================
+    ``nn.MultiheadAttention``   `MultiHeadAttention`
     ``TransformerEncoderLayer`` `EncoderLayer`
     ``TransformerDecoderLayer`` `DecoderLayer`
-    ``TransformerEncoder``     `EncoderStack`
-    ``TransformerDecoder``     `DecoderStack`
-    ========================== ====================
+    ``TransformerEncoder``      `EncoderStack`
+    ``TransformerDecoder``      `DecoderStack`
+    =========================== ====================
 
     Ours always take ``[batch, len, embed_dim]``. Masks are inverted: where torch's modules want True = ignore, ours
     want True = may attend (`saccade.masks.from_key_padding_mask` converts), and where torch's want ``tgt_mask`` and

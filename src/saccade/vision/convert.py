@@ -32,14 +32,14 @@ _PARTS: dict[type[nn.Module], dict[str, str]] = {
 def to_timm(module: nn.Module) -> dict[str, Tensor]:
     """The state dict that gives timm's counterpart the outputs of ours.
 
-    | ours | timm's |
-    |---|---|
-    | ``ChannelAttention(pooling=("average",))`` | ``SEModule``, which is ``SqueezeExcite`` |
-    | ``ChannelAttention(pooling=("average", "max"))`` | ``ChannelAttn`` of ``timm.layers.cbam`` |
-    | ``ECA`` | ``EcaModule`` with its ``kernel_size`` |
-    | ``SpatialAttention`` | ``SpatialAttn`` of ``timm.layers.cbam`` |
-    | ``CBAM`` | ``CbamModule`` |
-    | ``NonLocal(kind="embedded")`` | ``NonLocalAttn``; ``use_scale=False`` for scale 1.0 |
+    ================================================ ====================================================
+    ``ChannelAttention(pooling=("average",))``       ``SEModule``, which is ``SqueezeExcite``
+    ``ChannelAttention(pooling=("average", "max"))`` ``ChannelAttn`` of ``timm.layers.cbam``
+    ``ECA``                                          ``EcaModule`` with its ``kernel_size``
+    ``SpatialAttention``                             ``SpatialAttn`` of ``timm.layers.cbam``
+    ``CBAM``                                         ``CbamModule``
+    ``NonLocal(kind="embedded")``                    ``NonLocalAttn``; ``use_scale=False`` for scale 1.0
+    ================================================ ====================================================
 
     A state dict holds parameters, not settings: build timm's layer with ``rd_channels`` and kernel size of ours, and
     with ``mlp_bias`` (``bias`` in ``SEModule``) where ours has ``projection_bias``.

@@ -1,0 +1,51 @@
+"""Which pages have been read beside one another in both languages: ``python docs/site/pairs.py``.
+
+Keeps a mark of each page of docs/en and docs/zh in pairs.json, and refuses where one of a pair has changed and the
+other has not. ``--alone masks`` says that the change of masks.md has no counterpart in the other language, a spelling
+mistake for instance. A test fails until the marks are those of the pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1]
+FILE = Path(__file__).with_name("pairs.json")
+Marks = dict[str, list[str]]
+
+
+def marks() -> Marks:
+    """Of the pages as they are: ``{name: [English, Chinese]}``."""
+    names = sorted(path.stem for path in (DOCS / "en").glob("*.md"))
+    return {name: [_mark(DOCS / language / f"{name}.md") for language in ("en", "zh")] for name in names}
+
+
+def recorded() -> Marks:
+    """The marks of the last time."""
+    found: Marks = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    return found
+
+
+def changed_alone(old: Marks, new: Marks) -> list[str]:
+    """Pages that have changed in one language and not in the other."""
+    return [name for name in new if name in old and (new[name][0] == old[name][0]) != (new[name][1] == old[name][1])]
+
+
+def main(allowed: list[str]) -> None:
+    """Record the marks, unless a page has changed alone."""
+    new = marks()
+    alone = [name for name in changed_alone(recorded(), new) if name not in allowed]
+    if alone:
+        sys.exit(f"changed in one language alone: {', '.join(alone)}")
+    FILE.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
+
+
+def _mark(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    main([argument for argument in sys.argv[1:] if argument != "--alone"])
