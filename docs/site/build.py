@@ -46,7 +46,7 @@ def main(out: Path) -> None:
         options = ["-q", "-W", "--keep-going", "-j", "2", "-c", str(HERE), "-D", f"language={code}"]
         command = [sys.executable, "-m", "sphinx", *options, str(source), str(out / language)]
         subprocess.run(command, check=True)
-    shutil.copy(HERE / "static" / "index.html", out / "index.html")
+    shutil.copy(HERE / "first.html", out / "index.html")
     print(out / "index.html")
 
 

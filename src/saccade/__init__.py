@@ -13,11 +13,12 @@ from saccade.matrix import Matrix
 
 if TYPE_CHECKING:
     from saccade import integrations, mechanisms, models, nn, text, vision, viz
-    from saccade.auditing import audit
+    from saccade.auditing.audit import audit
     from saccade.integrations.replacing import Replaced, replace_attention
     from saccade.mechanisms.comparison import compare
     from saccade.packing import Packed, pack
-    from saccade.recording import Recording, record
+    from saccade.recording.record import record
+    from saccade.recording.recording import Recording
 
 __version__ = "0.1.0"
 
@@ -51,12 +52,12 @@ __all__ = [
 
 # Imported when they are first asked for: half of the package, which a product of attention does not need.
 _HOMES = {
-    "audit": "auditing",
+    "audit": "auditing.audit",
     "compare": "mechanisms.comparison",
     "pack": "packing",
     "Packed": "packing",
-    "record": "recording",
-    "Recording": "recording",
+    "record": "recording.record",
+    "Recording": "recording.recording",
     "replace_attention": "integrations.replacing",
     "Replaced": "integrations.replacing",
 }
