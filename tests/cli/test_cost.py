@@ -43,6 +43,8 @@ def test_json_is_the_plan(cost):
         (["windw(3)", "--tokens", "9"], "saccade cost: RULE: masks.parse: text must name masks that it knows"),
         (["causal", "--tokens", "9", "--kv-heads", "5"], "saccade cost: kv_heads must divide the 32 heads"),
         (["causal", "--tokens", "9", "--ranks", "64", "--strategy", "ulysses"], "64 ranks do not divide 32 heads"),
+        (["causal", "--tokens", "99999", "--ranks", "5000", "--picture"], "--picture must have at most 4,096 ranks"),
+        (["causal", "--tokens", "9", "--json", "--picture"], "--json"),
     ],
 )
 def test_what_cannot_be_planned(cost, arguments, message):

@@ -1,5 +1,6 @@
 """What goes wrong between ranks ends in an error on each of them: no hang, no rows that nobody filled."""
 
+import copy
 import os
 import signal
 
@@ -10,6 +11,8 @@ from tests.distributed.spawned import on_ranks
 
 from saccade import masks
 from saccade.distributed import ContextParallel, exchange
+from saccade.mechanisms import Softmax
+from saccade.nn import MultiHeadAttention
 
 
 def inputs(n=8, dtype=torch.float32):
@@ -99,6 +102,74 @@ def test_bytes_are_those_of_the_plan():
     for found in on_ranks(2, counted):
         assert isinstance(found, dict), found
         assert set(found.values()) == {(0, 0)}, found
+
+
+def short_masks(rank):
+    """What every rank raises of a mask that does not cover the sequence, though only one has rows beyond it."""
+    cp, told = ContextParallel(), []
+    own = inputs()
+    stands = cp.positions(16)
+    for call in (
+        lambda: cp.attention(*own, masks.Documents([8])),
+        lambda: cp(Softmax())(*own[:2], mask=masks.Documents([8]), q_positions=stands, kv_positions=stands),
+    ):
+        try:
+            told.append(str(call()))
+        except ValueError as error:
+            told.append(str(error))
+    return told
+
+
+def test_a_mask_that_is_too_short_is_refused_on_every_rank():
+    for told in on_ranks(2, short_masks):
+        assert all("mask must cover the positions of all keys, 0 to 15" in sentence for sentence in told), told
+
+
+def odd_shapes(rank):
+    """Ranks without rows, batches without items, and lengths that ranks do not share."""
+    cp = ContextParallel(layout="striped")
+    x = torch.arange(12.0).view(1, 12, 1)
+    back = cp.unshard_sequence(cp.shard_sequence(x), seq_len=12)
+    plain = ContextParallel()
+    empty = [torch.empty(0, 2, 8, 16) for _ in range(2)]
+    stands = plain.positions(16)
+    matrix = plain(Softmax())(*empty, mask=masks.Causal(), q_positions=stands, kv_positions=stands)
+    try:
+        plain.unshard_sequence(torch.zeros(1, 3 + rank, 1))
+    except RuntimeError as error:
+        return torch.equal(back, x), matrix.shape, str(error)
+    return "nothing"
+
+
+def test_odd_shapes():
+    for found in on_ranks(2, odd_shapes):
+        assert isinstance(found, tuple), found
+        same, shape, error = found
+        assert same
+        assert shape[0] == 0
+        assert "all ranks must plan the same" in error
+
+
+def copies(rank):
+    """A layer over ranks is copied and changed as one of its own; of plans that pass by, few are kept."""
+    cp = ContextParallel(dist.new_group([0, 1]))
+    layer = MultiHeadAttention(32, 4, mechanism=cp(Softmax()))
+    other = copy.deepcopy(layer)
+    other.mechanism.scale = 3.0
+    for length in range(1, 41):
+        mask = masks.Documents([length, 41 - length], rule=masks.Causal())
+        cp.attention(*inputs(n=21 if rank == 0 else 20), mask, seq_len=41)
+    return (
+        other.mechanism.context is cp,
+        other.mechanism.mechanism.scale,
+        layer.mechanism.mechanism.scale,
+        len(cp._made),
+    )
+
+
+def test_copies_and_what_is_kept():
+    for found in on_ranks(2, copies):
+        assert found == (True, 3.0, None, 16), found
 
 
 def refusals(rank):

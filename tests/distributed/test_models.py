@@ -115,7 +115,9 @@ def with_transformers(rank, layout):
         for given in their_calls(name):
             own = parallelize(copy.deepcopy(whole), cp)
             whole.zero_grad()
-            out = own(cp.shard_sequence(tokens), **{key: cp.shard_sequence(x) for key, x in given.items()})[0]
+            own = copy.deepcopy(own)  # a copy runs over the same ranks
+            facts = {key: cp.shard_sequence(x) for key, x in given.items()}
+            out = own(cp.shard_sequence(tokens), output_hidden_states=True, **facts)[0]
             found[name, *given] = difference(cp, out, own, whole(tokens, use_cache=False, **given)[0], whole)
     return found
 
@@ -169,7 +171,29 @@ def refused(rank):
     t5 = transformers.T5Model(transformers.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
     bert = transformers.BertModel(transformers.BertConfig(**SMALL, intermediate_size=40))
     mamba = transformers.MambaForCausalLM(transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=9))
+    t, tiny = transformers, {**LLAMA, "num_hidden_layers": 1}
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+    whole = (
+        t.LlamaForCausalLM(t.LlamaConfig(**tiny, rope_parameters=dynamic)),
+        t.RobertaForMaskedLM(t.RobertaConfig(**SMALL, intermediate_size=40)),
+        t.OPTForCausalLM(t.OPTConfig(**small, ffn_dim=16)),
+        t.MiniMaxForCausalLM(t.MiniMaxConfig(**tiny, num_local_experts=2, layer_types=["linear_attention"])),
+        llama,
+    )
+    clip = parallelize(t.CLIPTextModel(t.CLIPTextConfig(**small, intermediate_size=16)), cp)
+    mixers = (
+        torch.nn.MaxPool1d(2),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ConvTranspose1d(8, 8, 3),
+        torch.nn.GroupNorm(2, 8),
+    )
     for call in (
+        *(lambda model=model: parallelize(model, cp) for model in whole),
+        lambda: llama.model(tokens),
+        lambda: llama(tokens, logits_to_keep=1),
+        lambda: clip(tokens),
+        *(lambda part=part: parallelize(torch.nn.Sequential(layer, part), cp) for part in mixers),
         lambda: llama(tokens, labels=tokens),
         lambda: llama(tokens, use_cache=True),
         lambda: llama(tokens, attention_mask=torch.ones(1, 1, 4, 4)),
@@ -200,6 +224,18 @@ def test_what_would_not_be_exact_is_refused():
         for message, part in zip(
             told,
             [
+                "its dynamic positions follow the length",
+                "it counts positions of its own, from the padding token on",
+                "it reads positions off attention_mask",
+                "its layers of linear_attention see the own rows alone",
+                "it runs over ranks already",
+                "what all ranks know of it was not asked for",
+                "logits_to_keep counts the own rows",
+                "pooler_output is made of all tokens",
+                *(
+                    f"1 is a {kind}, which mixes"
+                    for kind in ("MaxPool1d", "BatchNorm1d", "ConvTranspose1d", "GroupNorm")
+                ),
                 "labels are shifted in the model",
                 "without a cache",
                 "attention_mask is not [batch, rows]",
@@ -212,7 +248,7 @@ def test_what_would_not_be_exact_is_refused():
                 "2 is a LSTM, which mixes tokens of all rows",
                 "over ranks there is no cross-attention",
                 "pooler makes one vector of all tokens",
-                "which mixes neighbours",
+                "Conv1d, which mixes tokens",
             ],
             strict=True,
         ):

@@ -4,10 +4,12 @@ import pytest
 import torch
 from tests.distributed.spawned import on_ranks
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
 from saccade import masks, mechanisms
 from saccade.distributed import ContextParallel
+from saccade.mechanisms.scorers import BlockMeans, DotProducts
 
 N, HEADS, WIDTH = 48, 4, 8
 DOCUMENTS = masks.Causal() & masks.Documents([[11, 37], [30, 18]])
@@ -33,6 +35,14 @@ def cases():
         "ssd": (mechanisms.SSD(HEADS), {"step": number}, masks.Causal()),
         "state space": (mechanisms.S4D(HEADS, 8), {}, masks.Causal()),
         "state space, documents": (mechanisms.S4D(HEADS, 8), {}, DOCUMENTS),
+        # Texts that end where a rank's rows do, and rows of which none is there: nobody reads the memory that comes.
+        "state space, texts of ranks": (
+            mechanisms.S4D(HEADS, 8),
+            {},
+            masks.Causal() & masks.Documents([12, 12, 12, 12]),
+        ),
+        "state space, hidden": (mechanisms.S4D(HEADS, 8), {}, masks.Causal() & masks.Padding([7, 7])),
+        "delta, texts of ranks": (mechanisms.Delta(), delta, masks.Causal() & masks.Documents([12, 12, 12, 12])),
     }
     return {name: (mechanism.double(), gates, mask) for name, (mechanism, gates, mask) in made.items()}
 
@@ -105,6 +115,10 @@ def nan_and_refusals(rank):
         lambda: matrix.matmul(own[2], dropout_p=0.5),
         lambda: cp(mechanisms.Linformer(WIDTH, 4)),
         lambda: cp(mechanisms.Delta())(own[0][:, :, :5], own[1], **where),
+        lambda: cp(mechanisms.Performer(8, redraw=3)),
+        lambda: cp(mechanisms.TopK(DotProducts(), 2, block_size=4)),
+        lambda: cp(mechanisms.TopK(BlockMeans(), 2, block_size=4)),
+        lambda: cp(mechanisms.Delta()).new_cache(),
     ):
         try:
             told.append(str(call()))
@@ -122,3 +136,33 @@ def test_nan_goes_on_and_what_is_not_there_is_refused():
         assert "single weights of earlier tokens cannot be dropped" in told[1]
         assert "makes its rows of all keys at once" in told[2]
         assert "5 queries and 24 keys" in told[3]
+        assert "it draws new features" in told[4]
+        assert "it chooses by the columns of keys" in told[5]
+        assert "it chooses by the columns of keys" in told[6]
+        assert "sharded_cache(model, cp)" in told[7]
+
+
+def checkpointed(rank):
+    """The product alone is computed again in the backward pass."""
+    cp, stands = ContextParallel(), ContextParallel().positions(N)
+    *given, grad = tensors()
+    found = []
+    for mechanism in (mechanisms.Delta(), mechanisms.Linear()):
+        spread = cp(mechanism)
+
+        def product(query, key, value, spread=spread):
+            matrix = spread(query, key, mask=masks.Causal(), q_positions=stands, kv_positions=stands)
+            return matrix.matmul(value)
+
+        results = []
+        for run in (product, lambda *leaves, product=product: checkpoint(product, *leaves, use_reentrant=False)):
+            own = [cp.shard_sequence(x, 2).requires_grad_() for x in given]
+            out = run(*own)
+            results.append([out, *torch.autograd.grad(out, own, cp.shard_sequence(grad, 2))])
+        found += [torch.equal(a, b) for a, b in zip(*results, strict=True)]
+    return found
+
+
+def test_a_product_that_is_computed_again():
+    for found in on_ranks(2, checkpointed):
+        assert found == [True] * 8, found

@@ -7,6 +7,7 @@ from tests.distributed.spawned import on_ranks
 import saccade as sc
 from saccade import masks, mechanisms, positions
 from saccade.distributed import ContextParallel, ShardedCache, sharded_cache
+from saccade.mechanisms.scorers import DotProducts
 from saccade.models import Decoder, DecoderConfig
 
 N = 40
@@ -103,6 +104,7 @@ def refused(rank):
     for call in (
         lambda: cache.attend(softmax, query.clone().requires_grad_(), key, value, mask=masks.Causal()),
         lambda: cache.attend(linear, query, key, value, mask=masks.Causal()),
+        lambda: cache.attend(mechanisms.TopK(DotProducts(), 50), query, key, value, mask=masks.Causal()),
         lambda: cache.attend(softmax, query, key, value, mask=masks.Causal(), dropout_p=0.1),
         cache.state,
         lambda: sharded_cache(torch.nn.Linear(2, 2), cp),
@@ -120,6 +122,14 @@ def test_what_is_refused():
         assert isinstance(found, tuple), found
         told, length = found
         assert length == 0
-        starts = ("for decoding", "is no softmax", "for decoding", "holds a part", "no new_cache", "must plan the same")
+        starts = (
+            "for decoding",
+            "a Linear chooses, or sums, over all keys",
+            "a TopK chooses",
+            "for decoding",
+            "holds a part",
+            "no new_cache",
+            "must plan the same",
+        )
         for message, part in zip(told, starts, strict=True):
             assert part in message, message

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 import typer
 
-from saccade.cli.refusal import refuse
+from saccade.cli.refusal import refuse, refuse_beside
 from saccade.cli.writing import put
 from saccade.distributed import drawing, exchange
 from saccade.distributed.exchange import Exchange
@@ -16,6 +16,8 @@ from saccade.masks import parse
 __all__ = ["cost"]
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+_DRAWN = 4096  # ranks, of which each row and column is looked at
 
 _Rule = Annotated[str, typer.Argument(metavar="RULE", help='Who may see whom, as in "causal & window(4095, 0)".')]
 _Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Of the whole sequence.")]
@@ -34,6 +36,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON, ran
 
 
 def cost(
+    context: typer.Context,
     rule: _Rule,
     tokens: _Tokens,
     ranks: _Ranks = 8,
@@ -51,6 +54,10 @@ def cost(
 
     Nothing is run: the plan is read off the mask. The fastest one is chosen for a machine that is assumed.
     """
+    if as_json:
+        refuse_beside(context, "--json", ("--picture", "--out"), "prints all as one object")
+    if (picture or out) and ranks > _DRAWN:
+        refuse("cost", f"{'--picture' if picture else '--out'} must have at most {_DRAWN:,} ranks; got {ranks:,}")
     try:
         mask = parse(rule)
     except (TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.distributed.layouts import Turn
-from saccade.distributed.passing import Post
+from saccade.distributed.passing import Post, tied
 from saccade.errors import unsupported
 from saccade.matrix import Matrix
 from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
@@ -93,6 +93,7 @@ class CarriedMatrix(Matrix):
                 memory = post.received(turn.before, value.device, sources, is_first=is_first and not out)
                 memory = memory._replace(source=part.source)
             read, after = part.advance(own, memory)
+            read = read if memory is None else tied(read, memory)
             out.append(read if turn.behind is None else post.sent(read, after, turn.behind))
         return torch.cat(out, 1)
 

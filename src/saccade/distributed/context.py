@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from saccade.distributed.passing import Post
 from saccade.distributed.spread import SpreadMechanism
 from saccade.distributed.transfer import Fetch, Swap, agree, guarded
 from saccade.engine import dropout
+from saccade.engine.at_positions import check_domain
 from saccade.errors import unsupported, value_error
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
@@ -29,6 +31,7 @@ from saccade.scores import Score
 __all__ = ["ContextParallel"]
 
 _WHERE = "ContextParallel"
+_MOST_KEPT = 16
 
 
 class ContextParallel:
@@ -77,7 +80,7 @@ class ContextParallel:
         if isinstance(layout, Layout) and layout.ranks != self.ranks:
             raise value_error(_WHERE, "layout", f"be of {self.ranks} ranks", layout.ranks)
         self._layout, self.post = layout, Post(group)
-        self._made: dict[tuple[Any, ...], Fetch | Swap] = {}
+        self._made: dict[tuple[Any, ...], Any] = {}
 
     def layout(self, seq_len: int) -> Layout:
         """Who holds which rows of a sequence."""
@@ -98,10 +101,13 @@ class ContextParallel:
     def unshard_sequence(self, x: Tensor, dim: int = 1, *, seq_len: int | None = None) -> Tensor:
         """All rows, on every rank, of a tensor of which each has its own. Gradients of all ranks are added up."""
         seq_len = self.seq_len(x.shape[dim], seq_len)
+        others = [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()]
+        if self.checks:
+            agree(f"unshard_sequence {dim} {others} {x.dtype} {seq_len}", self.group, x.device, _WHERE)
         swap = self._swap(seq_len, x.device)
-        lines = x.movedim(dim, 0).reshape(1, 1, x.shape[dim], -1)
+        lines = x.movedim(dim, 0).reshape(1, 1, x.shape[dim], math.prod(others))
         whole = swap.to_heads(lines.expand(-1, self.ranks, -1, -1))
-        return whole.reshape(seq_len, *x.movedim(dim, 0).shape[1:]).movedim(0, dim)
+        return whole.reshape(seq_len, *others).movedim(0, dim)
 
     def attention(
         self,
@@ -139,6 +145,8 @@ class ContextParallel:
         seq_len = self.seq_len(query.shape[2], seq_len)
         if dropout_p and seed is None:
             seed = self.shared_seed(query.device)
+        if isinstance(mask, Mask):
+            check_domain(mask, None, None, seq_len, seq_len, f"{_WHERE}.attention")
         options: dict[str, Any] = {"score": score, "bias": bias, "scale": scale, "softcap": softcap, "impl": impl}
         options = {name: x for name, x in options.items() if x is not None}
         reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
@@ -204,18 +212,24 @@ class ContextParallel:
             raise value_error(_WHERE, "rows", f"be {own}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
         return seq_len
 
+    def __deepcopy__(self, memo: object) -> ContextParallel:
+        """Itself: ranks are not copied with a model."""
+        return self
+
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What is made once for each of the last plans, of which packed texts have a new one in every step."""
+        if key not in self._made:
+            while len(self._made) >= _MOST_KEPT:
+                self._made.pop(next(iter(self._made)))
+            self._made[key] = make()
+        return self._made[key]
+
     def _fetch(self, plan: Exchange, device: torch.device) -> Fetch:
         key = ("fetch", plan.fingerprint, device)
-        if key not in self._made:
-            self._made[key] = Fetch.of(plan, self.rank, self.group, device)
-        found = self._made[key]
-        assert isinstance(found, Fetch)
+        found: Fetch = self._kept(key, lambda: Fetch.of(plan, self.rank, self.group, device))
         return found
 
     def _swap(self, seq_len: int, device: torch.device) -> Swap:
         key = ("swap", seq_len, device)
-        if key not in self._made:
-            self._made[key] = Swap.of(self.layout(seq_len), self.group, device)
-        found = self._made[key]
-        assert isinstance(found, Swap)
+        found: Swap = self._kept(key, lambda: Swap.of(self.layout(seq_len), self.group, device))
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +105,7 @@ class Layout:
         return numbers(self.rows(rank))
 
 
+@lru_cache(maxsize=64)
 def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
     """A layout that asks nothing of the mask.
 

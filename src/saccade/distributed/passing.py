@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from saccade.caches.recurrent import Memory
 from saccade.distributed.transfer import guarded
 
-__all__ = ["Post"]
+__all__ = ["Post", "tied"]
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -119,18 +119,38 @@ class Post:
             guarded(work.wait)
 
 
+def tied(out: Tensor, memory: Memory) -> Tensor:
+    """``out`` as it is, from which autograd finds the memory, read or not: its sender waits for a gradient."""
+    made: Tensor = _Tied.apply(out, memory.state)
+    return made
+
+
 class _Sent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, floats: Tensor, post: Post, peer: int) -> Tensor:
-        ctx.post, ctx.peer, ctx.like = post, peer, (floats.detach().new_empty(0), len(floats))
+        ctx.post, ctx.peer, ctx.length = post, peer, len(floats)
+        # What is saved is asked for first: where it was not kept (checkpointing), this runs the forward pass again, and
+        # the peer may be waiting for what that sends.
+        ctx.save_for_backward(floats.detach().new_empty(0))
         post.send(floats.detach().contiguous(), peer)
         return out.view_as(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        like, length = ctx.like
-        return grad, ctx.post.receive(like.new_empty(length), ctx.peer), None, None
+        (like,) = ctx.saved_tensors
+        return grad, ctx.post.receive(like.new_empty(ctx.length), ctx.peer), None, None
+
+
+class _Tied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, state: Tensor) -> Tensor:
+        ctx.shape, ctx.like = state.shape, state.detach().new_empty(0)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, ctx.like.new_zeros(ctx.shape)
 
 
 class _Received(torch.autograd.Function):

@@ -14,10 +14,10 @@ from saccade.attention import AttentionMatrix
 from saccade.attention.matrix import from_ingredients
 from saccade.caches import Cache, KVCache
 from saccade.caches.call import Call, Traffic
-from saccade.caches.kv_cache import check_softmax
 from saccade.distributed.context import ContextParallel
 from saccade.distributed.transfer import agree, guarded
 from saccade.errors import unsupported
+from saccade.mechanisms import Softmax
 from saccade.positions.tokens import Positions
 
 __all__ = ["ShardedCache", "sharded_cache"]
@@ -71,6 +71,9 @@ class ShardedCache(KVCache):
         if call.dropout_p or (torch.is_grad_enabled() and call.needs_graph):
             reason = "over ranks a cache is for decoding: without dropout, and under torch.no_grad()"
             raise unsupported(call.where, "training", [reason])
+        if not isinstance(call.mechanism, Softmax):
+            reason = f"a {type(call.mechanism).__name__} chooses, or sums, over all keys, of which each rank has others"
+            raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint="Softmax() runs over ranks")
         if cp.checks:
             told = f"{call.mask} {start} {tuple(call.query.shape)} {tuple(call.value.shape)} {call.key.dtype}"
             agree(told, cp.group, call.key.device, call.where)
@@ -84,7 +87,6 @@ class ShardedCache(KVCache):
         matrix = call.mechanism(
             call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=Positions(None, stands)
         )
-        check_softmax(matrix, call)
         out = self._joined(cast("AttentionMatrix", matrix), values)
         self._traffic = Traffic(keys.nbytes + values.nbytes, keys[:, :, held:].nbytes + values[:, :, held:].nbytes)
         return out.to(call.query.dtype)

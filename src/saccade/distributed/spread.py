@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from saccade.caches import LayerCache
 from saccade.distributed.carried import CarriedMatrix
 from saccade.distributed.transfer import Fetch, agree
+from saccade.engine.at_positions import check_domain
 from saccade.errors import unsupported, value_error
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import S4D, Differential, Linear, Mechanism, Performer, Softmax, TopK
 from saccade.mechanisms.recurrences.mechanism import Recurrence
+from saccade.mechanisms.scorers import DotProducts
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions, Positions
 from saccade.statistics.block import Block
@@ -46,23 +49,38 @@ class SpreadMechanism(Mechanism):
 
     def __init__(self, mechanism: Mechanism, context: ContextParallel):
         super().__init__()
-        if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
-            name = type(mechanism).__name__
-            reason = f"{name} makes its rows of all keys at once, which no rank has"
-            hint = "Softmax, TopK, Differential, Linear, Performer, S4D and recurrences run over ranks"
-            raise unsupported("ContextParallel", name, [reason], hint=hint)
+        reasons = _against(mechanism)
+        if reasons:
+            hint = "Softmax, TopK of single keys, Differential, Linear, Performer, S4D and recurrences run over ranks"
+            raise unsupported("ContextParallel", type(mechanism).__name__, reasons, hint=hint)
+        self.context = context
         # Not a child, whose name would stand in front of every parameter's: the same dictionaries instead.
-        self.__dict__["mechanism"] = mechanism
         self._parameters, self._buffers, self._modules = (
             mechanism._parameters,
             mechanism._buffers,
             mechanism._modules,
         )
         self._non_persistent_buffers_set = mechanism._non_persistent_buffers_set
-        self.context = context
+        self.__dict__["mechanism"] = mechanism
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["mechanism"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__.get("mechanism")
+        if own is not None and name in own.__dict__ and name != "training":
+            setattr(own, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self.mechanism._load_from_state_dict(*given)
+
+    def new_cache(self, max_len: int | None = None) -> LayerCache:
+        """Refused: what runs over ranks sees whole sequences."""
+        reason = "rows of a whole sequence run over ranks, and a cache hands over new ones"
+        hint = "sharded_cache(model, cp) decodes over ranks, with a model that parallelize did not change"
+        raise unsupported("ContextParallel", "a cache", [reason], hint=hint)
 
     def train(self, mode: bool = True) -> SpreadMechanism:
         """Set the mode, of the mechanism too."""
@@ -100,6 +118,7 @@ class SpreadMechanism(Mechanism):
         for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
             _check_positions(name, given, stands, len(query))
         rule = as_mask(mask, (*query.shape[:2], seq_len, seq_len), where="ContextParallel")
+        check_domain(rule, None, None, seq_len, seq_len, "ContextParallel")
         if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and rule.is_causal):
             return self._carried(query, key, rule, seq_len, gates)
         plan = context._plan(query, key, rule, seq_len, ["a matrix has the own rows of all heads"])
@@ -111,9 +130,6 @@ class SpreadMechanism(Mechanism):
 
     def _carried(self, query: Tensor, key: Tensor, rule: Mask, seq_len: int, gates: dict[str, Tensor]) -> CarriedMatrix:
         context, layout = self.context, self.context.layout(seq_len)
-        if context.checks:
-            told = f"{type(self.mechanism).__name__} {rule} {_shapes(query, key)} {layout.fingerprint}"
-            agree(told, context.group, query.device, "ContextParallel")
 
         def make(rows: slice, stands: Positions) -> Matrix:
             own = {name: x[:, :, rows] for name, x in gates.items()}
@@ -122,7 +138,10 @@ class SpreadMechanism(Mechanism):
             return made
 
         sources = [query, key, *gates.values(), *self.mechanism.parameters()]
-        like = make(slice(0, 0), Positions(range(0)))
+        like: Any = make(slice(0, 0), Positions(range(0)))
+        if context.checks:
+            told = f"{type(self.mechanism).__name__} {like.source} {rule} {_shapes(query, key)} {layout.fingerprint}"
+            agree(told, context.group, query.device, "ContextParallel")
         shape = (len(query), like.shape[1], query.shape[2], seq_len)
         return CarriedMatrix(make, layout.turns_of(context.rank), shape, context.post, like, sources)
 
@@ -176,6 +195,18 @@ class SpreadMatrix(Matrix):
         return self.matrix.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
 
 
+def _against(mechanism: Mechanism) -> list[str]:
+    """Why a mechanism cannot run over ranks; empty if it can."""
+    name = type(mechanism).__name__
+    if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
+        return [f"{name} makes its rows of all keys at once, which no rank has"]
+    if isinstance(mechanism, TopK) and not (mechanism.block_size == 1 and type(mechanism.scorer) is DotProducts):
+        return ["it chooses by the columns of keys, of which each rank has others; DotProducts of single keys does not"]
+    if isinstance(mechanism, Performer) and mechanism.redraw is not None:
+        return ["it draws new features after so many calls, and ranks make several of one"]
+    return []
+
+
 def _shapes(query: Tensor, key: Tensor) -> str:
     """All but the number of rows, which may be another on each rank."""
     return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
@@ -187,6 +218,6 @@ def _check_positions(name: str, given: GivenPositions, stands: Tensor, batch: in
         rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
         raise value_error("ContextParallel", name, rule, None, hint=hint)
     found = Positions.of(given, "ContextParallel", name, length=len(stands), batch=batch)
-    if not torch.equal(found.on(stands.device), stands.expand(batch, -1)[: len(found.on())]):
+    if not bool((found.on(stands.device) == stands).all()):
         rule, hint = "be those of the own rows, in order", "positions=cp.positions(seq_len)"
         raise value_error("ContextParallel", name, rule, "others", hint=hint)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from saccade.distributed.transfer import agree
 from saccade.errors import unsupported, value_error
@@ -25,40 +29,70 @@ if TYPE_CHECKING:
 
 __all__ = ["is_pretrained", "parallelize", "why_it_mixes"]
 
-_WHERE = "parallelize"
+_WHERE, _NAME = "parallelize", "saccade-ranks-"
 _KINDS = ("Model", "ForCausalLM", "LMHeadModel", "ForMaskedLM")  # whose outputs are those of each token
-_names = (f"saccade-ranks-{number}" for number in itertools.count(1))
+_POOLED = ("pooler_output", "mc_logits")
+_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+_MIXERS = (_MaxPoolNd, _AvgPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _NormBase, nn.GroupNorm)
+_names = (f"{_NAME}{number}" for number in itertools.count(1))
 
 
 def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
     """Let a model of transformers run on a part of a sequence on every rank; see `saccade.distributed.parallelize`."""
-    reasons = [f"{name} is a {why}" for name, part in model.named_modules() if (why := why_it_mixes(part))]
-    reasons += [f"{name} makes one vector of all tokens" for name, part in model.named_modules() if _pools(name, part)]
-    if not any(speaks_attention_interface(part) for part in model.modules()):
-        reasons.append("it computes its attention itself, without transformers' attention interface")
-    if not type(model).__name__.endswith(_KINDS):
-        reasons.append(f"what {type(model).__name__} makes of all tokens is not known here")
-    if model.config.is_encoder_decoder:
-        reasons.append("over ranks there is no cross-attention")
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        reasons.append("it takes no position_ids, and a part of a sequence does not begin at 0")
+    reasons = _against(model)
+    reasons += [f"{name} is a {why}" for name, part in model.named_modules() if (why := why_it_mixes(part))]
     if reasons:
         hint = "add_pooling_layer=False leaves a pooler out; cp.attention(...) runs in a model of your own"
         raise unsupported(_WHERE, type(model).__name__, reasons, hint=hint)
     name = registered(_WHERE, next(_names), attention := _Attention(cp, mask), attention.mask)
     model.set_attn_implementation(name)
     model.register_forward_pre_hook(attention.before, with_kwargs=True)
+    model.register_forward_hook(attention.after)
+    model.register_forward_hook(attention.end, always_call=True)
 
 
 def why_it_mixes(part: nn.Module) -> str:
-    """What a module is that mixes neighbours; empty for any other."""
-    if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) and any(size > 1 for size in part.kernel_size):
-        return f"{type(part).__name__}, which mixes neighbours"
+    """What a module is that mixes tokens; empty for any other."""
+    if isinstance(part, _MIXERS) or (isinstance(part, _ConvNd) and any(size > 1 for size in part.kernel_size)):
+        return f"{type(part).__name__}, which mixes tokens"
     return ""
 
 
-def _pools(name: str, part: nn.Module) -> bool:
-    return name.rpartition(".")[2] == "pooler"
+def _against(model: Any) -> list[str]:
+    """Why a model as a whole cannot run on a part of a sequence; empty if it can."""
+    name, config, parts = type(model).__name__, model.config.to_dict(), dict(model.named_modules())
+    reasons = [f"{own} makes one vector of all tokens" for own in parts if own.rpartition(".")[2] == "pooler"]
+    if str(model.config._attn_implementation).startswith(_NAME):
+        reasons.append("it runs over ranks already")
+    if not any(speaks_attention_interface(part) for part in parts.values()):
+        reasons.append("it computes its attention itself, without transformers' attention interface")
+    if not name.endswith(_KINDS):
+        reasons.append(f"what {name} makes of all tokens is not known here")
+    if model.config.is_encoder_decoder:
+        reasons.append("over ranks there is no cross-attention")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        reasons.append("it takes no position_ids, and a part of a sequence does not begin at 0")
+    others = sorted({str(kind) for kinds in _said(config, "layer_types") for kind in kinds} - _LAYERS)
+    reasons += [f"its layers of {kind} see the own rows alone" for kind in others]
+    ropes = {str(kind) for key in ("rope_type", "type") for kind in _said(config, key)} & {"dynamic", "longrope"}
+    reasons += [f"its {kind} positions follow the length of what it is called with" for kind in sorted(ropes)]
+    if any(_said(config, "attn_temperature_tuning")):
+        reasons.append("its attention is scaled by where tokens stand in what it is called with")
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in parts.values()):
+        reasons.append("it counts positions of its own, from the padding token on")
+    tables = [part for part in parts.values() if isinstance(part, nn.Embedding)]
+    if any("attention_mask" in inspect.signature(part.forward).parameters for part in tables):
+        reasons.append("it reads positions off attention_mask")
+    return reasons
+
+
+def _said(config: Any, key: str) -> Iterator[Any]:
+    """What a configuration says under a key, wherever in it that stands."""
+    if isinstance(config, dict):
+        for name, value in config.items():
+            if name == key and value is not None:
+                yield value
+            yield from _said(value, key)
 
 
 class _Facts(NamedTuple):
@@ -78,23 +112,30 @@ class _Attention:
 
     def __init__(self, cp: ContextParallel, mask: Mask | None):
         self.cp, self.own = cp, mask
-        self.facts = _Facts(None, None)
+        self.facts: _Facts | None = None
+
+    def __deepcopy__(self, memo: object) -> _Attention:
+        """Itself: it is known to transformers by its name, which a copied model keeps."""
+        return self
 
     def before(
         self, model: Any, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before the model runs: where the rows stand, and the facts of all ranks."""
         known = inspect.signature(model.forward)
-        bound = known.bind_partial(*args, **given).arguments
-        named = {**bound, **bound.pop("kwargs", {})}
+        named = dict(known.bind_partial(*args, **given).arguments)
+        for name, parameter in known.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                named |= named.pop(name, {})
         self._check(model, named)
         rows: Any = named.get("input_ids", named.get("inputs_embeds"))
         if rows is None:
             raise value_error(_WHERE, "input_ids", "be given", None)
         cp, seq_len = self.cp, self.cp.seq_len(rows.shape[1])
         ids, padding = named.get("position_ids"), named.get("attention_mask")
-        told = f"{type(model).__name__} {len(rows)} {seq_len} {ids is None} {padding is None} {self.own}"
-        agree(told, cp.group, rows.device, _WHERE)
+        if cp.checks:
+            told = f"{type(model).__name__} {len(rows)} {seq_len} {ids is None} {padding is None} {self.own}"
+            agree(told, cp.group, rows.device, _WHERE)
         own = cp.positions(seq_len, rows.device).expand(len(rows), -1)
         whole = None if ids is None else self._whole(ids.expand(len(rows), -1), seq_len)
         there = None if padding is None else self._whole(padding, seq_len).bool()
@@ -102,9 +143,19 @@ class _Attention:
             None if whole is None else _lengths(whole), None if there is None or bool(there.all()) else there
         )
         # With a mask of ones transformers looks for no texts of its own: positions that jump are not their ends.
-        ones = torch.ones_like(own)
-        named |= {"position_ids": own if ids is None else ids, "attention_mask": ones}
+        named |= {"position_ids": own if ids is None else ids, "attention_mask": torch.ones_like(own)}
         return (), named | ({"use_cache": False} if "use_cache" in known.parameters else {})
+
+    def after(self, model: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Refuse an output that is one vector of this rank's rows."""
+        pooled = [name for name in _POOLED if getattr(out, name, None) is not None]
+        if pooled:
+            reason = f"{pooled[0]} is made of all tokens, of which each rank has a part"
+            raise unsupported(_WHERE, type(model).__name__, [reason])
+
+    def end(self, *_: object) -> None:
+        """What was known of a call holds for no other."""
+        self.facts = None
 
     def _whole(self, x: Tensor, seq_len: int) -> Tensor:
         """A table of whole numbers of all rows."""
@@ -116,6 +167,8 @@ class _Attention:
             reasons.append("labels are shifted in the model, where the next token may be another rank's")
         if named.get("past_key_values") is not None or named.get("use_cache"):
             reasons.append("it runs whole sequences over ranks, without a cache")
+        if isinstance(kept := named.get("logits_to_keep"), Tensor) or kept:
+            reasons.append("logits_to_keep counts the own rows, not those of the whole")
         mask = named.get("attention_mask")
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
             reasons.append("attention_mask is not [batch, rows]; mask= of parallelize is one of the whole sequence")
@@ -134,14 +187,18 @@ class _Attention:
     ) -> LazyMask:
         """The mask function: a rule of the whole sequence. Its arguments are those of transformers' own."""
         del kwargs  # where this rank's rows would stand, were they the whole
+        facts = self.facts
+        if facts is None:
+            hint = "call the model that was handed to parallelize, not a part of it, nor its forward"
+            raise unsupported(_WHERE, "a call", ["what all ranks know of it was not asked for"], hint=hint)
         rule = as_rule(mask_function)
         if not rule.is_value:
             reason = "the model's mask is a function, which may hold tensors of this rank's rows"
             raise unsupported(_WHERE, f"{rule}", [reason])
-        if self.facts.lengths is not None:
-            rule = Documents(self.facts.lengths, rule=rule)
-        if self.facts.padding is not None:
-            rule = rule & from_key_padding_mask(~self.facts.padding)
+        if facts.lengths is not None:
+            rule = Documents(facts.lengths, rule=rule)
+        if facts.padding is not None:
+            rule = rule & from_key_padding_mask(~facts.padding)
         rule = rule if self.own is None else rule & self.own
         return LazyMask(Placed(rule, range(q_length), range(kv_length)), batch_size, torch.device(device))
 
