@@ -160,6 +160,7 @@ def half_precision(rank):
     return [float((a.double() - cp.shard_sequence(b, 2)).abs().max() / b.abs().max()) for a, b in pairs]
 
 
+@pytest.mark.slow
 def test_half_precision_is_rounded_once():
     for errors in on_ranks(2, half_precision):
         assert isinstance(errors, list), errors
@@ -246,6 +247,7 @@ def gathered(rank):
     return torch.equal(back, x), float(own.grad.min()), float(own.grad.max())
 
 
+@pytest.mark.slow
 def test_rows_come_back():
     for found in on_ranks(3, gathered):
         assert found == (True, 3.0, 3.0)

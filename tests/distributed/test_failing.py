@@ -141,6 +141,7 @@ def odd_shapes(rank):
     return "nothing"
 
 
+@pytest.mark.slow
 def test_odd_shapes():
     for found in on_ranks(2, odd_shapes):
         assert isinstance(found, tuple), found
@@ -167,6 +168,7 @@ def copies(rank):
     )
 
 
+@pytest.mark.slow
 def test_copies_and_what_is_kept():
     for found in on_ranks(2, copies):
         assert found == (True, 3.0, None, 16), found

@@ -78,8 +78,8 @@ def test_models_of_ours(layout):
         assert {name: error for name, error in found.items() if not error < 1e-9} == {}
 
 
-def theirs():
-    """Models of transformers by name."""
+def theirs(names):
+    """Models of transformers by name; all where none is named."""
     t = transformers
     made = {
         "llama": t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)),
@@ -93,7 +93,7 @@ def theirs():
         "gpt-2": t.GPT2LMHeadModel(t.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=64)),
         "bert": t.BertModel(t.BertConfig(**SMALL, intermediate_size=40), add_pooling_layer=False),
     }
-    return {name: model.double().eval() for name, model in made.items()}
+    return {name: model.double().eval() for name, model in made.items() if name in names or not names}
 
 
 def their_calls(name):
@@ -106,11 +106,11 @@ def their_calls(name):
     return [{}, {"attention_mask": there}, *packed]
 
 
-def with_transformers(rank, layout):
+def with_transformers(rank, layout, names):
     found, cp = {}, ContextParallel(layout=layout)
     torch.manual_seed(0)
     tokens = torch.randint(50, (2, N))
-    for name, whole in theirs().items():
+    for name, whole in theirs(names).items():
         whole.set_attn_implementation("eager")
         for given in their_calls(name):
             own = parallelize(copy.deepcopy(whole), cp)
@@ -122,9 +122,15 @@ def with_transformers(rank, layout):
     return found
 
 
-@pytest.mark.parametrize("layout", ["zigzag", pytest.param("contiguous", marks=pytest.mark.slow)])
-def test_models_of_transformers(layout):
-    for found in on_ranks(2, with_transformers, layout):
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        ("zigzag", ["llama", "mistral"]),
+        *(pytest.param(layout, [], marks=pytest.mark.slow) for layout in ("contiguous", "zigzag")),
+    ],
+)
+def test_models_of_transformers(layout, names):
+    for found in on_ranks(2, with_transformers, layout, names):
         assert isinstance(found, dict), found
         assert {name: error for name, error in found.items() if not error < 1e-5} == {}  # norms are float32
 
@@ -148,6 +154,7 @@ def dropped(rank):
     )
 
 
+@pytest.mark.slow
 def test_dropout_is_that_of_one_process():
     for found in on_ranks(2, dropped):
         assert isinstance(found, tuple), found

@@ -163,6 +163,7 @@ def checkpointed(rank):
     return found
 
 
+@pytest.mark.slow
 def test_a_product_that_is_computed_again():
     for found in on_ranks(2, checkpointed):
         assert found == [True] * 8, found

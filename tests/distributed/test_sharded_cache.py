@@ -117,6 +117,7 @@ def refused(rank):
     return told, cache.length
 
 
+@pytest.mark.slow
 def test_what_is_refused():
     for found in on_ranks(2, refused):
         assert isinstance(found, tuple), found
