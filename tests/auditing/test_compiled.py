@@ -116,6 +116,7 @@ def test_what_takes_no_vectors_is_refused():
         audit(torch.compile(pair, backend=backend))
 
 
+@pytest.mark.slow
 def test_by_the_compiler_itself():
     model = torch.compile(llama())
     assert audit(model, inputs=TOKENS).ok

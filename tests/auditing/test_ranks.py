@@ -10,6 +10,7 @@ import pytest
 from tests.auditing.ranks import BORDER, CASES, DOCUMENTS, LENGTH
 
 ROOT = pathlib.Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # of processes that each import torch
 LIMIT = 120  # seconds; a few are enough
 
 

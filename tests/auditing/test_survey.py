@@ -76,6 +76,7 @@ def test_lines_show_what_is_broken_and_nothing_else(name):
             assert printed([*cell.model, *lines]) < LEAST, claim
 
 
+@pytest.mark.slow
 def test_lines_run_in_a_process_that_knows_nothing_of_this_library():
     model = ALL["llama"].make("sdpa")
     lines = [*model_lines(ALL["llama"], "sdpa", model), *claim_lines("packed, with a cache", model, ids(), LENGTHS)]

@@ -95,6 +95,7 @@ if __name__ == "__main__":
 _SLOW = [pytest.param(by, marks=pytest.mark.slow) for by in (signal.SIGTERM, signal.SIGKILL)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGINT, *_SLOW])
 def test_an_end_leaves_whole_files_and_no_process(tmp_path, by):
     program = tmp_path / "program.py"

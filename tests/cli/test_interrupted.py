@@ -37,7 +37,7 @@ DRAWING = {
 # Seconds each, since a process imports everything anew: the last picture of a command stands for those before it, and
 # one command for the others that are ended, hindered, or read through a pipe in the same way.
 INTERRUPTED = [
-    pytest.param(name, number, marks=[] if number == numbers[-1] else [pytest.mark.slow])
+    pytest.param(name, number, marks=[] if (name, number) == ("look", numbers[-1]) else [pytest.mark.slow])
     for name, (_, numbers) in DRAWING.items()
     for number in numbers
 ]
@@ -96,6 +96,7 @@ def test_who_decides_what_ending_means_has_it_back(monkeypatch, handler):
     assert seen == [signal.SIG_IGN if handler is signal.SIG_IGN else signal.default_int_handler]
 
 
+@pytest.mark.slow
 def test_what_was_there_before_stays_as_it_was(tmp_path):
     folder = tmp_path / "new" / "folder"
     folder.mkdir(parents=True)
@@ -106,6 +107,7 @@ def test_what_was_there_before_stays_as_it_was(tmp_path):
     assert _files(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_what_is_not_interrupted_leaves_pictures_and_nothing_else(tmp_path):
     done = _ended(tmp_path, 0, DRAWING["look"][0])
     assert done.returncode == 0, done.stderr

@@ -183,6 +183,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.skipif(sys.platform == "win32", reason="programs fork")
 def test_programs(name: str, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ WIDE = [
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kernel", ["flex", "sdpa"])
+@pytest.mark.parametrize("kernel", [pytest.param("flex", marks=pytest.mark.slow), "sdpa"])
 def test_nor_are_the_kernels_of_torch(kernel, dtype):
     for mask, options in WIDE if kernel == "flex" else WIDE[:2]:
         for spread in (0.1, 1.0, 4.0):
