@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Cost", "Held", "Ledger", "bytes_widened", "counted"]
+__all__ = ["Cost", "Held", "Ledger", "Watch", "bytes_widened", "counted"]
 
 
 class Held(NamedTuple):
@@ -75,15 +75,19 @@ class Ledger:
 
 def counted(run: Callable[[], object]) -> Held:
     """What tensors hold while a function runs, and what its result holds after; inputs are not counted."""
-    with _Watch() as watch:
+    with Watch() as watch:
         result = run()
     left = watch.now
     del result
     return Held(watch.most, left)
 
 
-class _Watch(TorchDispatchMode):
-    """Counts storages from the operation that returns them until nothing refers to them."""
+class Watch(TorchDispatchMode):
+    """Counts storages from the operation that returns them until nothing refers to them.
+
+    Attributes:
+        now, most: bytes that are held, and the most that ever were.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,11 +96,19 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        given = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        self.note(made, (args, kwargs))
+        return made
+
+    def note(self, made: object, given: object) -> None:
+        """Tensors that an operation has returned, of those that it was given."""
+        known = {id(x.untyped_storage()) for x in tree_leaves(given) if isinstance(x, Tensor)}
         for x in tree_leaves(made):
             if isinstance(x, Tensor):
-                self._note(x.untyped_storage(), given)
-        return made
+                self._note(x.untyped_storage(), known)
+
+    def touch(self, size: int) -> None:
+        """So many more bytes are held for a moment, unseen."""
+        self.most = max(self.most, self.now + size)
 
     def _note(self, storage: torch.UntypedStorage, given: set[int]) -> None:
         number, size = id(storage), storage.nbytes()

@@ -30,7 +30,7 @@ from saccade.masks.program import decode, encode
 from saccade.scores.base import TileFunction
 from saccade.transforms import is_autocast
 
-__all__ = ["output", "product", "reasons"]
+__all__ = ["Asked", "asked", "output", "product", "reasons"]
 
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
 _OPERATIONS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
@@ -193,6 +193,21 @@ class _Call(NamedTuple):
             tile_function=tile_function,
             parameters=tuple(sources if kind == _NO_TERM else sources[1:]),
         )
+
+
+class Asked(NamedTuple):
+    """What the operation of a program is asked for."""
+
+    given: Ingredients
+    value_dim: int
+    dropout_p: float
+    impl: str
+
+
+def asked(arguments: Sequence[Any]) -> Asked:
+    """The same, told from the arguments of the operation, or of the one that takes its gradients."""
+    call = _Call(*arguments[: len(_Call._fields)])
+    return Asked(call.ingredients(), call.value.shape[3], call.numbers[2], call.kernel_name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from torch import Tensor
 from saccade.engine.memory import Held, Ledger
 from saccade.finite import wide_dtype
 
-__all__ = ["backward", "forward", "held", "is_available", "pairs", "reads_groups"]
+__all__ = ["backward", "bytes_of_backward", "forward", "held", "is_available", "pairs", "reads_groups"]
 
 _FEW = 64  # columns: more than any vector register holds
 _NOTHING = {x: torch.zeros(1, 1, 1, 1, dtype=x) for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
@@ -147,6 +147,13 @@ def held(
         ledger.touch(threads * each)
         ledger.touch(result if folds and kv_heads > 1 and rows > 1 else 0)
     return Held(ledger.most, result)
+
+
+def bytes_of_backward(rows: int, columns: int, item: int) -> int:
+    """What one of torch's threads holds on the way back: scores of a block and their gradients."""
+    height, span = _block(rows, columns)
+    wide = max(item, 4)
+    return 2 * height * span * (wide + (item if item < wide else 0))
 
 
 def _block(rows: int, columns: int) -> tuple[int, int]:

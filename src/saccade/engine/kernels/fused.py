@@ -13,7 +13,7 @@ from saccade.engine.grouping import at, groups_of, take
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels import aten
 from saccade.engine.kernels.fused_calls import Call, single_call
-from saccade.engine.kernels.fused_cost import cost_of, pairs_of
+from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of
 from saccade.engine.kernels.fused_terms import NOTHING, added
 from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import (
@@ -58,6 +58,10 @@ class Fused(KernelByHand):
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the calls of the operation compute and hold; nothing is run."""
         return cost_of(given, value_dim)
+
+    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+        """What the calls of the operation hold on the way back."""
+        return bytes_of_backward(given, value_dim)
 
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the calls compute."""

@@ -16,7 +16,7 @@ from saccade.engine.kernels.probe import Probe
 from saccade.engine.memory import Cost, Held, Ledger
 from saccade.plan import Tile
 
-__all__ = ["cost_of", "pairs_of"]
+__all__ = ["bytes_of_backward", "cost_of", "pairs_of"]
 
 
 def pairs_of(given: Ingredients) -> int:
@@ -43,6 +43,30 @@ def cost_of(given: Ingredients, value_dim: int) -> Cost:
                 for call in calls_of(given, tile):
                     run.call(call)
     return Cost(len(given.plan), pairs_of(given), Held(run.ledger.most, run.ledger.now))
+
+
+def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
+    """Most bytes that a backward pass holds, gradients included."""
+    (batch, heads, q_len, kv_len), key, single = given.shape, given.key, single_call(given)
+    width, item, wide = max(given.query.shape[3], value_dim), given.query.dtype.itemsize, given.compute_dtype.itemsize
+    rows, columns = batch * heads * q_len * width, batch * key.shape[1] * kv_len * width
+    if single is not None and single.tile.width == kv_len:
+        height, width = single.tile.height, single.tile.width
+        return (2 * rows + 2 * columns) * item + torch.get_num_threads() * aten.bytes_of_backward(height, width, item)
+    threads, most = threads_for(given), 0
+    for tile in tiles_of(given):
+        for call in calls_of(given, tile):
+            groups = groups_of(tile.heads, heads, key.shape[1])
+            items = tile.batch.stop - tile.batch.start
+            own_rows = items * (tile.heads.stop - tile.heads.start) * tile.height * width
+            own = items * (groups.stop - groups.start) * tile.width * width
+            copied = 2 * own * item if len(call.columns) > 1 else 0
+            buffers = (1 if threads > 1 else torch.get_num_threads()) * aten.bytes_of_backward(
+                tile.height, tile.width, item
+            )
+            most = max(most, copied + (2 * own_rows + 2 * own) * item + buffers)
+    rounded = 0 if item == wide else 2 * columns * item
+    return rows * item + 2 * columns * wide + max(threads * most, rounded)
 
 
 def _prepared(given: Ingredients, value_dim: int) -> tuple[Held, int]:

@@ -101,6 +101,11 @@ class KernelByHand(Kernel):
     def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
 
+    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+        """Most bytes that the backward pass holds beside what the forward pass keeps, gradients included."""
+        reason = "it does not say what its backward pass holds: define KernelByHand.backward_bytes"
+        raise unsupported("cost", f'impl="{self.name}"', [reason])
+
     @abstractmethod
     def backward(
         self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]

@@ -21,8 +21,8 @@ from saccade.engine.kernels.kernel import (
     Tensors,
     reasons_of_dot_products,
 )
-from saccade.engine.kernels.native_call import Call, cost_of, prepared
-from saccade.engine.kernels.native_plan import ROWS, kept_plan, known_plan
+from saccade.engine.kernels.native_call import Call, bytes_of_backward, chunks_of, cost_of, prepared
+from saccade.engine.kernels.native_plan import kept_plan, known_plan
 from saccade.engine.memory import Cost
 from saccade.transforms import has_forward_derivatives
 
@@ -31,7 +31,6 @@ __all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_BITS = 1 << 22  # of a rule with a step: from here on gathered keys are faster
-_TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
 HALF = 3
 """Of `abilities`: from here on products of bfloat16."""
 
@@ -103,6 +102,10 @@ class Native(KernelByHand):
         """What the blocks compute and hold; nothing is run."""
         return cost_of(given, value_dim, dropout_p)
 
+    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+        """What the backward pass holds: sums over the keys in parts, and the sum of the parts."""
+        return bytes_of_backward(given, value_dim)
+
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the blocks compute."""
         return known_plan(given).pairs(given)
@@ -122,16 +125,14 @@ class Native(KernelByHand):
     ) -> Tensors:
         """Gradients of query, key, value and the bias's source."""
         call = Call.of(given, value, dropped)
-        batch, _, q_len, _ = given.shape
         grad_out = prepared(results.grad_out)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
         if results.grad_lse is not None:
             delta = delta - results.grad_lse
-        chunks = max(1, min(-(-_TASKS // max(1, batch * given.key.shape[1])), -(-q_len // ROWS)))
         table = call.table if wanted[3] else -1
         lse = results.lse.contiguous()
         of_query, of_key, of_value, of_bias = torch.ops.saccade_cpu.backward(
-            *call.arguments, grad_out, lse, delta.contiguous(), chunks, table
+            *call.arguments, grad_out, lse, delta.contiguous(), chunks_of(given), table
         )
         width = given.query.shape[3]
         bias = _grad_of_bias(given.bias, of_bias, call) if wanted[3] and given.bias is not None else None

@@ -13,13 +13,14 @@ from saccade.engine.bias_terms import HidingTerm, Term
 from saccade.engine.distance_bias import DistanceTerm
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.native_plan import held_by_bits, kept_bits, known_plan, packed
+from saccade.engine.kernels.native_plan import ROWS, held_by_bits, kept_bits, known_plan, packed
 from saccade.engine.memory import Cost, Held, Ledger
 from saccade.engine.tiles import index_of, positions
 
-__all__ = ["Call", "cost_of", "prepared"]
+__all__ = ["Call", "bytes_of_backward", "chunks_of", "cost_of", "prepared"]
 
 _LANES = 16  # widths that are multiples of it need no copies
+_TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
 
 
 class Call(NamedTuple):
@@ -88,6 +89,22 @@ def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
     sizes = (batch, heads, key.shape[1], q_len, kv_len, *widths)
     ledger.touch(torch.ops.saccade_cpu.held(*sizes, query.dtype == torch.bfloat16))
     return Cost(len(plan.runs), plan.pairs(given), Held(ledger.most, kept + results))
+
+
+def chunks_of(given: Ingredients) -> int:
+    """Parts in which the backward pass sums over rows, where heads alone are fewer than its tasks."""
+    batch, _, q_len, _ = given.shape
+    return max(1, min(-(-_TASKS // max(1, batch * given.key.shape[1])), -(-q_len // ROWS)))
+
+
+def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
+    """Most bytes that a backward pass holds, gradients included."""
+    (batch, heads, q_len, kv_len), kv_heads = given.shape, given.key.shape[1]
+    rows, widths = batch * heads * q_len, (_filled(given.query.shape[3]), _filled(value_dim))
+    of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
+    narrow = given.query.dtype.itemsize
+    rounded = 0 if narrow == 4 else narrow * (rows * widths[0] + batch * kv_heads * kv_len * sum(widths))
+    return 4 * rows * (widths[0] + 1) + (chunks_of(given) + 1) * of_keys + rounded
 
 
 def _filled(width: int) -> int:

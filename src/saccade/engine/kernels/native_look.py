@@ -12,15 +12,13 @@ from saccade.engine.guard import is_clean
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.native import HALF, Native, abilities, is_on
-from saccade.engine.kernels.native_call import Call
-from saccade.engine.kernels.native_plan import ROWS
+from saccade.engine.kernels.native_call import Call, chunks_of
 from saccade.transforms import is_plain
 
 __all__ = ["NUMBERS", "Band", "Looked", "can_look", "look"]
 
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
 """Of each row, in this order; the same stand in native/src/problem.h."""
-_TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
 _FAR = 1 << 30
 
 
@@ -68,9 +66,10 @@ def look(given: Ingredients, bands: list[Band], ahead: int) -> Looked:
     wide = _readable(given)
     told = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
     sinks = None if given.sink_logit is None else given.sink_logit.float().contiguous()
-    chunks = max(1, min(-(-_TASKS // (given.shape[0] * given.key.shape[1])), -(-given.shape[2] // ROWS)))
     ranges = torch.tensor(told, dtype=torch.int32).reshape(-1, 3)
-    rows, received = torch.ops.saccade_cpu.look(*Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks)
+    rows, received = torch.ops.saccade_cpu.look(
+        *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(given)
+    )
     return Looked(rows, received.sum(0))
 
 

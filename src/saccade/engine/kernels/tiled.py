@@ -15,7 +15,7 @@ from saccade.engine.grouping import at, folded, groups_of, joined, product, take
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
 from saccade.engine.kernels.tiled_blocks import blocks_of
-from saccade.engine.kernels.tiled_cost import cost_of, pairs_of
+from saccade.engine.kernels.tiled_cost import bytes_of_backward, cost_of, pairs_of
 from saccade.engine.memory import Cost
 from saccade.engine.tiles import biased, capped, compared, hide_, index_of, modified, place_of, positions
 from saccade.plan import Tile
@@ -44,6 +44,10 @@ class Tiled(KernelByHand):
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the blocks compute and hold; nothing is run."""
         return cost_of(given, value_dim, dropout_p)
+
+    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+        """What the blocks hold on the way back."""
+        return bytes_of_backward(given, value_dim)
 
     def pairs(self, given: Ingredients) -> int:
         """Query-key pairs whose scores the blocks hold."""

@@ -14,7 +14,7 @@ from saccade.engine.memory import Cost, Held, Ledger, bytes_widened
 from saccade.engine.tiles import ROOM_FOR_HIDDEN, compared, hidden, keeps_hidden, key_of_hidden, modified
 from saccade.plan import Tile
 
-__all__ = ["cost_of", "pairs_of"]
+__all__ = ["bytes_of_backward", "cost_of", "pairs_of"]
 
 
 def pairs_of(given: Ingredients) -> int:
@@ -32,6 +32,31 @@ def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
             run.block(piece._replace(batch=blocks.cut.batch[0], heads=blocks.cut.heads[0]))
     run.ledger.give(sum(run.buffers.values()))
     return Cost(len(given.row_plan), pairs_of(given), Held(run.ledger.most, run.ledger.now))
+
+
+def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
+    """Most bytes that a backward pass holds, gradients included."""
+    (batch, heads, q_len, kv_len), item, wide = given.shape, given.query.dtype.itemsize, given.compute_dtype.itemsize
+    widths = given.query.shape[3] + value_dim
+    of_query = batch * heads * q_len * given.query.shape[3]
+    of_keys = batch * given.key.shape[1] * kv_len * widths
+    rows, most = batch * heads * q_len, 0
+    for blocks in cuts_of(given):
+        items, own = (span.stop - span.start for span in (blocks.cut.batch[0], blocks.cut.heads[0]))
+        for piece in blocks.rows():
+            columns = items * len(range(*groups_of(blocks.cut.heads[0], heads, given.key.shape[1]).indices(heads)))
+            is_copied = item < wide or len(joined(piece.spans)) > 1
+            entries, sides = items * own * piece.height, columns * piece.width * widths
+            extra = _times(given) * entries * piece.width + entries * widths + (2 if is_copied else 1) * sides
+            most = max(most, extra)
+    rounded = 0 if item == wide else (of_query + of_keys) * item
+    looked = rows * value_dim * wide  # the products that are summed to what softmax takes off each gradient
+    return (of_query + of_keys) * wide + max(most * wide, rounded, looked) + 2 * rows * wide
+
+
+def _times(given: Ingredients) -> int:
+    """Blocks of scores that are held at once: weights and their gradients, and what slopes and functions keep."""
+    return 2 + (given.softcap is not None) + 2 * (given.modification is not None)
 
 
 class _Run:

@@ -1,0 +1,209 @@
+"""A dry run: every operation with tensors that have shapes and no memory, so that its cost is known before it is run.
+
+Products of attention are asked what their kernel would compute and hold (`AttentionMatrix.explain` says the same);
+the other operations of saccade are followed into. What depends on what tensors hold cannot be run dry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from saccade.costs.step import Step
+from saccade.engine import tracing
+from saccade.engine.explanation import Explanation
+from saccade.engine.kernels.kernel import KernelByHand
+from saccade.engine.memory import Watch
+from saccade.engine.product import route_of
+from saccade.errors import unsupported
+
+__all__ = ["DryRun", "dry", "stand_in"]
+
+Result = TypeVar("Result")
+_FREE = {"empty", "new_empty", "empty_like", "empty_strided", "device", "detach", "lift_fresh", "_local_scalar_dense"}
+
+
+class DryRun(Watch):
+    """Notes what operations cost while it is switched on, see `dry`.
+
+    Args:
+        held: bytes that stay throughout.
+        past: tokens that each query of an attention has keys of before its own, as in decoding.
+
+    Attributes:
+        steps: what was run.
+        most: bytes that tensors held at most.
+    """
+
+    def __init__(self, held: int = 0, past: int = 0) -> None:
+        super().__init__()
+        self.now = self.most = held
+        self.steps: list[Step] = []
+        self._past = past
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.name().partition(".")[0]
+        if name in ("saccade::product", "saccade::product_backward"):
+            made = func(*args, **kwargs)
+            self.note(made, (args, kwargs))
+            self._attend(args, made, is_backward=name.endswith("backward"))
+            return made
+        if name not in ("prim::device", "aten::detach"):
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        own = _python_of(name)
+        if own is not None:
+            # On the way to its result it takes many steps, and those are taken fastest where there are shapes alone.
+            with unset_fake_temporarily():
+                alone = tree_map(_shape_alone, args)
+                with self:
+                    own(*alone, **kwargs)
+        made = func(*args, **kwargs)
+        self.note(made, (args, kwargs))
+        step = None if own else _step(func, args, kwargs, made)
+        if step is not None:
+            self.steps.append(step)
+        return made
+
+    def _attend(self, arguments: Any, made: Any, *, is_backward: bool) -> None:
+        with _for_real():
+            given, value_dim, dropout_p, impl = tracing.asked([stand_in(x) for x in arguments])
+            if self._past and given.shape[2] == given.shape[3]:
+                given = _after(given, self._past)
+            route = route_of(given, dropout_p, impl, by_hand=is_backward)
+            told = Explanation.of(given, route, value_dim, dropout_p, mask=given.rule)
+            extra = told.extra_bytes
+            if is_backward:
+                extra = cast("KernelByHand", route.kernel).backward_bytes(given, value_dim)
+                extra -= sum(x.nbytes for x in made)
+        self.touch(extra)
+        read = sum(x.numel() * x.element_size() for x in (given.query, given.key))
+        read += given.key.numel() // max(1, given.key.shape[3]) * value_dim * given.key.element_size()
+        written = sum(x.numel() * x.element_size() for x in made)
+        flops = told.flops * 5 // 2 if is_backward else told.flops
+        shape = (told.tiles, given.query.shape[3] + value_dim)
+        name = f"attention:{told.kernel}"
+        dtype = _name_of(given.dtype)
+        moved = read * (2 if is_backward else 1) + written
+        self.steps.append(Step(name, flops, moved, told.pairs, shape, dtype, is_backward))
+
+
+@contextmanager
+def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
+    """Whatever is run meanwhile costs nothing, and says what it would cost."""
+    with mode, _program(True), run:
+        yield run
+
+
+@contextmanager
+def _program(is_one: bool) -> Iterator[None]:
+    """As for a compiler: what is run depends on shapes alone, and products of attention are operations."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = is_one
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def _for_real() -> Iterator[None]:
+    with unset_fake_temporarily(), _program(False):
+        yield
+
+
+def stand_in(x: Any) -> Any:
+    """A true tensor, without memory for each of its numbers, for one that has only a shape; lists of them likewise.
+
+    Of masks every pair is allowed, since nobody knows what they will hold.
+    """
+    if isinstance(x, list | tuple):
+        return [stand_in(each) for each in x]
+    if not isinstance(x, FakeTensor):
+        return x
+    if x.is_floating_point() and x.dim() == 4:
+        return torch.empty(1, 1, *x.shape[2:], dtype=x.dtype).expand(x.shape)
+    return torch.ones((), dtype=x.dtype).expand(x.shape).contiguous()
+
+
+def _after(given: Any, past: int) -> Any:
+    """The same queries with more keys before their own."""
+    batch, heads, q_len, _ = given.shape
+    key = torch.empty(1, 1, past + q_len, given.key.shape[3], dtype=given.key.dtype)
+    key = key.expand(*given.key.shape[:2], -1, -1)
+    return given.replaced(shape=(batch, heads, q_len, past + q_len), key=key, origin=(given.origin[0] + past, 0))
+
+
+def _shape_alone(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def _python_of(name: str) -> Callable[..., Any] | None:
+    """What an operation that is written in Python runs."""
+    found = torch._library.custom_ops.OPDEFS.get(name)
+    return None if found is None else found._init_fn
+
+
+def _step(func: Any, args: Any, kwargs: Any, made: Any) -> Step | None:
+    """What an operation costs; None where it only looks at tensors in another way."""
+    name = func.overloadpacket.__name__
+    product = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    results = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
+    if name in _FREE or not results:
+        return None
+    known = {id(x.untyped_storage()) for x in given}
+    writes = name.endswith("_") or "out" in kwargs
+    if not writes and all(id(x.untyped_storage()) in known for x in results):
+        return None
+    flops, shape = 0, ()
+    if product in flop_registry:
+        options = {key: value for key, value in kwargs.items() if key != "out"}
+        flops = int(flop_registry[product](*args, **options, out_val=made))
+        shape = _product_shape(name, given, results[0], flops)
+    moved = sum(_bytes_of(x) for x in (*given, *results))
+    largest = max((x.numel() for x in results), default=0)
+    if name in ("sum", "mean", "amax", "amin", "any", "all", "norm", "linalg_vector_norm"):
+        largest = max((x.numel() for x in given), default=0)
+    return Step(name, flops, moved, largest, shape, _name_of(results[0].dtype))
+
+
+def _product_shape(name: str, given: list[Tensor], made: Tensor, flops: int) -> tuple[int, ...]:
+    """(batch, rows, inner, columns) of a matrix product, or of the one that a convolution is."""
+    rows, columns = made.shape[-2:] if made.dim() > 1 else (1, made.numel())
+    batch = 1
+    if name in ("bmm", "baddbmm"):
+        batch = made.shape[0]
+    elif "convolution" in name:
+        rows, columns = max(1, made.numel() // max(1, made.shape[1])), made.shape[1]
+    inner = flops // max(1, 2 * batch * rows * columns)
+    return batch, int(rows), max(1, inner), int(columns)
+
+
+def _bytes_of(x: Tensor) -> int:
+    """What a tensor holds, repeated numbers once."""
+    sizes = (size for size, stride in zip(x.shape, x.stride(), strict=True) if stride or size == 0)
+    return math.prod(sizes) * x.element_size()
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def refuse_dry(where: str, error: Exception) -> Exception:
+    """The error for what cannot be run dry."""
+    reason = f"what it runs depends on what its tensors hold: {str(error).splitlines()[0]}"
+    return unsupported(where, "subject", [reason], hint="time and measure it with benchmarks of its own")
