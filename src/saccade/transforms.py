@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
-__all__ = ["any_autocast", "has_forward_derivatives", "is_autocast", "is_mapped", "is_plain", "is_transformed"]
+__all__ = [
+    "any_autocast",
+    "has_forward_derivatives",
+    "is_autocast",
+    "is_mapped",
+    "is_plain",
+    "is_transformed",
+    "without_autocast",
+]
 
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Whether autocast may be switched on anywhere; mostly it is not, and this is told fastest."""
@@ -15,6 +25,11 @@ _any_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: F
 def is_autocast(x: Tensor) -> bool:
     """Whether autocast is switched on where a tensor is."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast switched off on a device, where it may be on; torch knows none for tensors without memory."""
+    return torch.autocast(device.type, enabled=False) if any_autocast() and device.type != "meta" else nullcontext()
 
 
 def is_transformed() -> bool:

@@ -32,6 +32,7 @@ from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.parts import Parts
 from saccade.statistics.summary import Summary, summary_of
 from saccade.statistics.sweep import answers_by_sweep
+from saccade.transforms import without_autocast
 
 __all__ = ["AttentionMatrix", "Impl", "from_ingredients"]
 
@@ -193,7 +194,7 @@ class AttentionMatrix(OfIngredients):
                 given, bad = isolated.given, isolated.in_scores
         for tile in given.row_plan.tiles:
             for piece in part_of(tile, batch, head, rows):
-                with torch.autocast(self.device.type, enabled=False):
+                with without_autocast(self.device):
                     weights, logs, lse = softmax_rows(given, piece, differentiable=self._wants_grad())
                 span = piece.rows
                 if bad is not None:

@@ -15,6 +15,7 @@ from saccade.engine.pieces import part_of
 from saccade.engine.tiles import scores_of
 from saccade.errors import unsupported
 from saccade.statistics.block import Block, as_slice
+from saccade.transforms import without_autocast
 
 __all__ = ["ScoreMatrix"]
 
@@ -71,7 +72,7 @@ class ScoreMatrix(OfIngredients):
             scores = torch.full(shape, -math.inf, dtype=given.compute_dtype, device=self.device)
             for tile in given.row_plan.tiles:
                 for piece in part_of(tile, batch, head, some):
-                    with torch.autocast(self.device.type, enabled=False):
+                    with without_autocast(self.device):
                         found = scores_of(given, piece)
                     items_of, heads_of = (
                         _moved(own, first.start) for own, first in ((piece.batch, b), (piece.heads, h))

@@ -88,8 +88,11 @@ class DryRun(Watch):
                 extra = cast("KernelByHand", route.kernel).backward_bytes(given, value_dim)
                 extra -= sum(x.nbytes for x in made)
         self.touch(extra)
-        read = sum(x.numel() * x.element_size() for x in (given.query, given.key))
-        read += given.key.numel() // max(1, given.key.shape[3]) * value_dim * given.key.element_size()
+        columns = given.key.shape[2]
+        if self._past:  # few queries, which read no more keys than they may see
+            columns = min(columns, -(-told.pairs // math.prod(given.shape[:2])))
+        of_keys = given.key.shape[0] * given.key.shape[1] * columns * (given.key.shape[3] + value_dim)
+        read = (given.query.numel() + of_keys) * given.query.element_size()
         written = sum(x.numel() * x.element_size() for x in made)
         flops = told.flops * 5 // 2 if is_backward else told.flops
         shape = (told.tiles, given.query.shape[3] + value_dim)
@@ -152,8 +155,8 @@ def _shape_alone(x: Any) -> Any:
 
 
 def _python_of(name: str) -> Callable[..., Any] | None:
-    """What an operation that is written in Python runs."""
-    found = torch._library.custom_ops.OPDEFS.get(name)
+    """What an operation that is written in Python runs; not of one that reads a number to draw what it then keeps."""
+    found = None if name == "saccade::drawn_directions" else torch._library.custom_ops.OPDEFS.get(name)
     return None if found is None else found._init_fn
 
 

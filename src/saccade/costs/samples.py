@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,10 @@ def _rows(x: Tensor) -> Tensor:
     return x.view(-1, 256)
 
 
+def _twice(run: Callable[[Tensor, Tensor], object], x: Tensor) -> object:
+    return run(x, x)
+
+
 ELEMENTWISE: dict[str, Callable[[Tensor], object]] = {
     **{
         name: getattr(_aten, name)
@@ -59,7 +64,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], object]] = {
     },
     "pow": lambda x: _aten.pow(x, 2),
     **{
-        name: (lambda x, run=getattr(_aten, name): run(x, x))
+        name: partial(_twice, getattr(_aten, name))
         for name in ("silu_backward", "gelu_backward", "tanh_backward", "sigmoid_backward")
     },
     "_softmax": lambda x: _aten._softmax(_rows(x), -1, False),

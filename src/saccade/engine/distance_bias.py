@@ -17,6 +17,7 @@ from saccade.finite import wide_dtype
 from saccade.masks import Mask
 from saccade.plan import Tile
 from saccade.positions import Bias
+from saccade.transforms import without_autocast
 
 __all__ = ["DistanceTerm", "distance_term"]
 
@@ -167,7 +168,7 @@ def distance_term(
     if bias.reach is not None:
         lowest, highest = (min(max(end, -bias.reach), bias.reach) for end in (lowest, highest))
     distances = torch.arange(lowest, max(lowest, highest) + 1, device=query.device)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         table = bias.values(distances, query, scale)
     if table.dim() != 4 or any(own not in (1, size) for own, size in zip(table.shape, shape[:3], strict=False)):
         name = type(bias).__name__

@@ -25,7 +25,7 @@ from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod, TileFunction, prepared
-from saccade.transforms import any_autocast, is_mapped
+from saccade.transforms import any_autocast, is_mapped, without_autocast
 
 __all__ = ["Ingredients"]
 
@@ -136,7 +136,7 @@ class Ingredients:
         parameters: tuple[Tensor, ...] = ()
         modification = None
         if score is not None:
-            with torch.autocast(query.device.type, enabled=False):
+            with without_autocast(query.device):
                 query, key, tile_function, parameters, modify = prepared(score, query, key)
                 place = () if modify is None else _first_pair(rule, origin, query, key)
                 modification = None if modify is None else Modification.of(modify, place, wide_dtype(dtype), where)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from saccade.engine import autograd, dropout, first_use, guard
@@ -25,7 +24,7 @@ from saccade.engine.kernels.varlen import Varlen
 from saccade.engine.row_order import FEWEST, Reordered, reordered
 from saccade.engine.sink import with_sink
 from saccade.errors import unsupported, value_error
-from saccade.transforms import any_autocast, is_autocast
+from saccade.transforms import any_autocast, is_autocast, without_autocast
 
 __all__ = ["KERNELS", "Route", "check_dropout", "finished", "output", "product", "results_like", "route_of"]
 
@@ -115,7 +114,7 @@ def output(
     if any_autocast() and is_autocast(given.query):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         value = autocast(value, given.dtype)
-        with torch.autocast(given.device.type, enabled=False):
+        with without_autocast(given.device):
             return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
     check_value(given.where, value, given.query, given.key, given.dtype)
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:

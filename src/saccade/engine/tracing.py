@@ -28,7 +28,7 @@ from saccade.masks.convert import check_told_apart
 from saccade.masks.found import found
 from saccade.masks.program import decode, encode
 from saccade.scores.base import TileFunction
-from saccade.transforms import is_autocast
+from saccade.transforms import is_autocast, without_autocast
 
 __all__ = ["Asked", "asked", "output", "product", "reasons"]
 
@@ -64,7 +64,7 @@ def output(
     """What stands for `saccade.engine.product.output`: one operation, which has an lse, or a call outside."""
     if is_autocast(given.query):
         value = autocast(value, given.dtype)
-        with torch.autocast(given.device.type, enabled=False):
+        with without_autocast(given.device):
             return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
     check_value(given.where, value, given.query, given.key, given.dtype)
     eager.check_dropout(given.where, dropout_p, seed)

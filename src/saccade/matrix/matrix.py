@@ -30,6 +30,7 @@ from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
 from saccade.statistics.summary import Summary, summary_of
 from saccade.statistics.topk import Strongest, TopK
 from saccade.statistics.transposed import Transposed
+from saccade.transforms import without_autocast
 
 __all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
 
@@ -108,9 +109,8 @@ class Matrix(Operators, ABC):
             if seed is not None and dropout_p > 0.0:
                 weights = weights * self._kept(block, dropout_p, seed) / (1.0 - dropout_p)
             values = take(value[block.batch, groups], block.columns, 2).to(weights.dtype)
-            with torch.autocast(self.device.type, enabled=False):
-                part = product(weights, values)
-            out[block.batch, block.heads, as_slice(block.rows)] = part
+            with without_autocast(self.device):
+                out[block.batch, block.heads, as_slice(block.rows)] = product(weights, values)
         return out.to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Matrix(Operators, ABC):
         out = x.new_zeros(batch, heads, kv_len, x.shape[3], dtype=wide_dtype(x.dtype))
         for block in self.blocks():
             rows = x[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
-            with torch.autocast(self.device.type, enabled=False):
+            with without_autocast(self.device):
                 part = block.weights.mT @ rows
             for span, own in block.by_range(part.mT):
                 out[block.batch, block.heads, as_slice(span)] += own.mT
@@ -167,7 +167,7 @@ class Matrix(Operators, ABC):
         if not folds:
             return ()
         outline = Outline.of(self)
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(self.device):
             found = self._by_sweep(folds, outline)
             rest = {place: fold for place, fold in enumerate(folds) if place not in found}
             states = {place: fold.start(outline) for place, fold in rest.items()}

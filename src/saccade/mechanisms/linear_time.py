@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.engine import dropout
 from saccade.matrix import Matrix
+from saccade.transforms import without_autocast
 
 __all__ = ["LinearTimeMatrix"]
 
@@ -42,7 +43,7 @@ class LinearTimeMatrix(Matrix):
         dropout.check_seed(seed, type(self).__name__)
         if dropout_p > 0.0:
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             return self._times(value).to(value.dtype)
 
     @abstractmethod

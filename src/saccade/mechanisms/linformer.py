@@ -17,6 +17,7 @@ from saccade.mechanisms.landmarks.matrix import LowRankMatrix
 from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
 from saccade.mechanisms.landmarks.tokens import Tokens, why_not_keys_only
 from saccade.positions.tokens import Positions
+from saccade.transforms import without_autocast
 
 __all__ = ["Linformer", "LinformerMatrix"]
 
@@ -104,7 +105,7 @@ class Linformer(Approximate):
         tokens = Tokens.of(given)
         self._check_last(given.kv_positions, given.shape[3])
         scale = scale_of(self.scale, given.query.shape[3])
-        with torch.autocast(given.query.device.type, enabled=False):
+        with without_autocast(given.query.device):
             pool = self._columns(self.key_projection, tokens).to(given.wide)
             other = self.value_projection
             projection = self._columns(other, tokens).to(given.wide) if isinstance(other, Tensor) else pool

@@ -11,6 +11,7 @@ from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
 from saccade.mechanisms.landmarks.matrix import LowRankMatrix
 from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
 from saccade.mechanisms.landmarks.tokens import Tokens, hidden_at, why_not_keys_only
+from saccade.transforms import without_autocast
 
 __all__ = ["Nystrom", "NystromMatrix", "pseudo_inverse", "segment_means"]
 
@@ -73,7 +74,7 @@ class Nystrom(Approximate):
         q, k, hidden = tokens.query, tokens.key, tokens.hidden
         left_out = hidden_at(given, tokens.rows) if q_len == kv_len else tokens.lost
         scale = scale_of(self.scale, given.query.shape[3])
-        with torch.autocast(given.query.device.type, enabled=False):
+        with without_autocast(given.query.device):
             q_means, no_rows = segment_means(q, left_out, min(self.num_landmarks, q_len))
             k_means, no_keys = segment_means(k, hidden, min(self.num_landmarks, kv_len))
             k_means = k_means.repeat_interleave(heads // max(1, k.shape[1]), 1)

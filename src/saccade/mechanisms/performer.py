@@ -17,6 +17,7 @@ from saccade.mechanisms.contents import is_readable
 from saccade.mechanisms.features.matrix import Features
 from saccade.mechanisms.features.mechanism import FeatureMechanism
 from saccade.mechanisms.features.random import KINDS, Kind, drawn, drawn_unread, random_features
+from saccade.transforms import without_autocast
 
 __all__ = ["Performer"]
 
@@ -139,7 +140,7 @@ class Performer(FeatureMechanism):
             self.calls.mul_(~is_due).add_(1)
         scale = scale_of(self.scale, query.shape[3])
         root = math.sqrt(abs(scale))
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device):
             projection = self.projection(query.shape[3]).to(query.device, query.dtype)
             of_query = random_features(query * math.copysign(root, scale), projection, self.kind)
             of_key = random_features(key * root, projection, self.kind)

@@ -19,7 +19,7 @@ from saccade.mechanisms.selection import chosen_blocks
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
-from saccade.transforms import is_mapped
+from saccade.transforms import is_mapped, without_autocast
 
 __all__ = ["TopK"]
 
@@ -128,7 +128,7 @@ class TopK(Mechanism):
             return matrix
         if is_mapped(query) or is_mapped(key):
             raise hidden_by_vmap("TopK", "queries and keys")
-        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(query.device):
             where = f"{type(self.scorer).__name__}.on"
             given = matrix.ingredients.current()
             if isinstance(self.scorer, Scorer):

@@ -9,6 +9,7 @@ from saccade.arguments import integer
 from saccade.errors import describe, shown, value_error
 from saccade.positions.bias import Bias
 from saccade.positions.checks import check_distances
+from saccade.transforms import without_autocast
 
 __all__ = ["ShawKeys"]
 
@@ -74,7 +75,7 @@ class ShawKeys(Bias):
         # Scores are float32 or wider, also under autocast.
         wide = torch.promote_types(torch.promote_types(query.dtype, self.weight.dtype), torch.float32)
         vectors = self.weight[..., self.back - distances.clamp(-self.ahead, self.back), :].to(wide)
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device):
             return (query.to(wide) * scale) @ vectors.mT
 
     def extra_repr(self) -> str:

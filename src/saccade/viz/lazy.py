@@ -21,6 +21,7 @@ from saccade.mechanisms.state_spaces.matrix import StateSpaceMatrix
 from saccade.plan.spans import Ints
 from saccade.statistics import Fold, Outline, Pooled
 from saccade.statistics.block import as_slice
+from saccade.transforms import without_autocast
 from saccade.viz.arrays import Array
 
 __all__ = ["chosen", "map_of", "maps_of", "places_of", "refuse_choice", "swept"]
@@ -121,7 +122,7 @@ def swept(
     # Of weights of both signs the one farthest from 0 is drawn; a matrix that fits is drawn as it is.
     is_signed = not is_whole and matrix.hidden == 0 and not isinstance(matrix, AttentionMatrix)
     state, below, states = fold.start(outline), fold.start(outline), [one.start(outline) for one in folds]
-    with torch.no_grad(), torch.autocast(matrix.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(matrix.device):
         for block in matrix.blocks(batch, heads[0] if len(heads) == 1 else None):
             own = slice(block.heads.start - heads[0], block.heads.stop - heads[0])
             moved = block._replace(batch=slice(0, 1), heads=own)

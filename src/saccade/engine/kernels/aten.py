@@ -36,6 +36,7 @@ _FEW = 64  # columns: more than any vector register holds
 _NOTHING = {x: torch.zeros(1, 1, 1, 1, dtype=x) for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 _FOLDED = 32  # rows, the heads of a group included: the operation works on so many at a time
 _KEYS_AT_ONCE = 512
+_PACKED = 64  # rows, and keys, from which on it may lay keys and values out anew
 _ROWS_AGAIN = 256  # whose scores are looked at once more
 
 
@@ -143,6 +144,10 @@ def held(
         ledger.take(2 * batch * heads * columns * width * dtype.itemsize)
     height, span = _block(heads // kv_heads * rows if folds else rows, columns)
     each = height * (span + 2 + width) * wide + (height * span * dtype.itemsize if dtype.itemsize < wide else 0)
+    if _packs(dtype) and min(rows, columns) >= _PACKED:
+        odd = width % 2
+        ledger.take(batch * kv_heads * ((width + odd) * columns + width * (columns + columns % 2)) * dtype.itemsize)
+        each += (span * width + odd * height * (width + odd)) * dtype.itemsize
     with ledger.holding(result):
         ledger.touch(threads * each)
         ledger.touch(result if folds and kv_heads > 1 and rows > 1 else 0)
@@ -159,6 +164,12 @@ def bytes_of_backward(rows: int, columns: int, item: int) -> int:
 def _block(rows: int, columns: int) -> tuple[int, int]:
     """Rows and keys that the operation takes at a time."""
     return min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32), min(columns, _KEYS_AT_ONCE)
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether the operation lays keys and values out anew, for a processor that multiplies small matrices at once."""
+    tests = {torch.bfloat16: torch.cpu._is_amx_tile_supported, torch.float16: torch.cpu._is_amx_fp16_supported}
+    return dtype in tests and tests[dtype]()
 
 
 def _folds(q: Sequence[int], kv_heads: int, causal: bool) -> bool:

@@ -18,6 +18,7 @@ from saccade.mechanisms.features.order import Order, check_memory, line_of, rows
 from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
 from saccade.mechanisms.features.visible import Visible
 from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.transforms import without_autocast
 
 __all__ = ["FeatureMatrix", "Features"]
 
@@ -114,7 +115,7 @@ class FeatureMatrix(LinearTimeMatrix):
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             total = self._gather(torch.ones_like(self._key[..., :1]))
             rows = _divided(x.to(total.dtype), total, self.eps)
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
@@ -127,7 +128,7 @@ class FeatureMatrix(LinearTimeMatrix):
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         check_memory(self, self._order, self.visible, memory, (self._key.shape[3], value.shape[3] + 1))
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             bad = ~torch.isfinite(value.detach()).all(-1)
             bad = bad if self._tainted is None else bad | self._tainted
             if self.visible.hidden_keys is not None:
@@ -137,7 +138,8 @@ class FeatureMatrix(LinearTimeMatrix):
             out, state, carried = continued(self._query, self._key, clean, line, memory)
             out = self._normalised(out)
             tainted = bad.new_zeros(bad.shape[:2])
-            if bool(bad.any()) or (memory is not None and bool(memory.taints.any())):
+            earlier = tainted if memory is None else memory.taints
+            if not is_readable(bad, earlier) or bool(bad.any()) or bool(earlier.any()):
                 touched, tainted = self._tainted_by(bad, line, memory)
                 out = out.masked_fill(touched, math.nan)
             if self._spoilt is not None:
@@ -154,7 +156,7 @@ class FeatureMatrix(LinearTimeMatrix):
                 stop = own.stop + self._order.past
             keys = self._key[items, groups, :stop]
             allowed = self.visible.allowed(items, own, range(stop))
-            with torch.autocast(self.device.type, enabled=False):
+            with without_autocast(self.device):
                 weights = product(self._query[items, heads, own.start : own.stop], keys.mT)
                 if self._logs is not None:
                     factors = _relative(self._logs[items, groups, None, :stop].masked_fill(~allowed, -math.inf))

@@ -13,6 +13,7 @@ from saccade.matrix import Block
 from saccade.mechanisms.contents import unless_none
 from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
 from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.transforms import without_autocast
 
 __all__ = ["LowRankMatrix"]
 
@@ -56,7 +57,7 @@ class LowRankMatrix(LinearTimeMatrix):
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             rows = self._without_lost(x.to(self.left.query.dtype))
             return self._scattered(self.left.matrix().mT @ rows).to(x.dtype)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from saccade.caches.recurrent import Memory
 from saccade.matrix import Block
-from saccade.mechanisms.contents import is_surely_finite
+from saccade.mechanisms.contents import is_readable, is_surely_finite
 from saccade.mechanisms.features.order import Order, check_memory, rows_that_see
 from saccade.mechanisms.features.visible import Visible
 from saccade.mechanisms.linear_time import LinearTimeMatrix
@@ -23,7 +23,7 @@ from saccade.mechanisms.recurrences.rule import Rule
 from saccade.mechanisms.recurrences.steps import FEW, stepped
 from saccade.statistics import Received
 from saccade.statistics.fold import Fold, Outline
-from saccade.transforms import is_transformed
+from saccade.transforms import is_transformed, without_autocast
 
 __all__ = ["RecurrenceMatrix"]
 
@@ -135,7 +135,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             found = self._transposed(self._rule, x.to(self._rule.key.dtype).flatten(0, 1))
         found = found.unflatten(0, self.shape[:2])
         return F.pad(found, (0, 0, 0, self.shape[3] - found.shape[2])).to(x.dtype)
@@ -166,11 +166,12 @@ class RecurrenceMatrix(LinearTimeMatrix):
         hidden = self.visible.hidden_rows
         blind = self._blind if memory is None else None if hidden is None else hidden[:, None]
         clean = value.masked_fill(bad[..., None], 0.0)
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             out, state = self._product(rule, clean, None if memory is None else memory.state, segment, blind)
         touched, tainted = self._touched(bad, rule.segments, before, segment)
         touched = touched if blind is None else touched & ~blind
-        out = out.masked_fill(touched[..., None], math.nan) if bool(touched.any()) else out
+        if not is_readable(touched) or bool(touched.any()):
+            out = out.masked_fill(touched[..., None], math.nan)
         last = None if rule.segments is None else rule.segments[:: self.shape[1], -1:].flatten()
         if rule.segments is not None and not self.shape[2]:
             last = None if memory is None else memory.segment
@@ -188,7 +189,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 length = self._order.past + own.stop
                 rule = self._rule.of(slice(first + heads.start, first + heads.stop), length)
                 eye = torch.eye(len(own), dtype=rule.key.dtype, device=self.device)
-                with torch.autocast(self.device.type, enabled=False):
+                with without_autocast(self.device):
                     weights = self._transposed(rule, eye.expand(len(rule.key), -1, -1)).mT[None]
                 if nan is not None:
                     weights = weights.masked_fill(nan[b, None, heads, own.start : own.stop, None], math.nan)

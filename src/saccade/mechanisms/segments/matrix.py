@@ -16,6 +16,7 @@ from saccade.matrix import Block
 from saccade.mechanisms.contents import is_surely_finite
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.mechanisms.segments.tokens import Tokens
+from saccade.transforms import without_autocast
 
 __all__ = ["EarlierSegments"]
 
@@ -83,7 +84,7 @@ class EarlierSegments(LinearTimeMatrix):
         is_open = segments >= 0
         if segments.shape[1]:
             is_open = is_open & (segments == segments.amax(1, keepdim=True))
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             value, bad = self._clean(value)
             out, after = self._product(value, memory, is_open)
             nan = self._nan_rows(bad, memory, tainted)
@@ -98,7 +99,7 @@ class EarlierSegments(LinearTimeMatrix):
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             lines, keys, recalled = self._parts()
             share = self.shape[1] // max(1, self.kv_heads)
             keys, recalled = (y.repeat_interleave(share, 1) for y in (keys, recalled))
@@ -116,7 +117,7 @@ class EarlierSegments(LinearTimeMatrix):
         nan, parts = self._nan_rows(self._bad_keys(self._tainted), None, None), None
         for items, heads, own in self._pieces(batch, head, rows):
             groups = groups_of(heads, self.shape[1], self.kv_heads)
-            with torch.autocast(self.device.type, enabled=False):
+            with without_autocast(self.device):
                 if parts is None:
                     lines, *both = self._parts()
                     parts = (self._rows.back(lines), *both)

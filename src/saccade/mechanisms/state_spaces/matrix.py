@@ -16,6 +16,7 @@ from saccade.mechanisms.features.order import Order, check_memory, rows_that_see
 from saccade.mechanisms.features.visible import Visible
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.mechanisms.state_spaces.modes import Modes
+from saccade.transforms import without_autocast
 
 __all__ = ["StateSpaceMatrix"]
 
@@ -77,7 +78,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         if self.visible.hidden_rows is not None:
             hidden = torch.nn.functional.pad(self.visible.hidden_rows, (self._order.past, 0))
             whole = whole.masked_fill(hidden[:, None, :, None], 0.0)
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             for run in self._runs():
                 part = whole[run.items][:, :, run.places].flip(2)
                 out = _put(out, run, self._convolved(part).flip(2))
@@ -104,7 +105,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         tainted = bad.new_zeros(batch, channels) if memory is None else memory.taints.clone()
         out, touched = torch.zeros_like(clean), bad.new_zeros(bad.shape)
         segment = None if memory is None else memory.segment
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device):
             for run in self._runs():
                 if segment is not None and run.segment != int(segment.expand(batch)[run.items][0]):
                     begin, was = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
