@@ -24,6 +24,7 @@ from saccade.engine.kernels.kernel import KernelByHand
 from saccade.engine.memory import Watch
 from saccade.engine.product import route_of
 from saccade.errors import unsupported
+from saccade.mechanisms.contents import taken_as_clean
 
 __all__ = ["DryRun", "dry", "stand_in"]
 
@@ -105,7 +106,7 @@ class DryRun(Watch):
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
     """Whatever is run meanwhile costs nothing, and says what it would cost."""
-    with mode, _program(True), run:
+    with mode, _program(True), taken_as_clean(), run:
         yield run
 
 

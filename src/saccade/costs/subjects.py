@@ -97,17 +97,19 @@ class Subject(NamedTuple):
 class _Product(nn.Module):
     """A product of attention as a layer."""
 
-    def __init__(self, mechanism: Mechanism, mask: Mask):
+    def __init__(self, mechanism: Mechanism):
         super().__init__()
-        self.mechanism, self.mask = mechanism, mask
+        self.mechanism = mechanism
 
     def new_cache(self) -> LayerCache:
         return self.mechanism.new_cache()
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, cache: LayerCache | None = None
+    ) -> Tensor:
         if cache is not None:
-            return cache.attend(self.mechanism, query, key, value, mask=self.mask)
-        return self.mechanism(query, key, mask=self.mask) @ value
+            return cache.attend(self.mechanism, query, key, value, mask=mask)
+        return self.mechanism(query, key, mask=mask) @ value
 
 
 def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None, inputs: Inputs | None) -> Subject:
@@ -150,9 +152,9 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
         shapes = [(sizes.batch, count, length, sizes.head_dim) for count in heads]
         return tuple(torch.zeros(shape, dtype=sizes.dtype, requires_grad=True) for shape in shapes)
 
-    module = _Product(_without_memory(mechanism, "meta"), rule)
+    module = _Product(_without_memory(mechanism, "meta"))
     # What a compressive memory holds beside its sum depends on where the last segment began.
-    return Subject(name, module, inputs, {}, rule.is_causal and not isinstance(mechanism, CompressiveMemory))
+    return Subject(name, module, inputs, {"mask": rule}, rule.is_causal and not isinstance(mechanism, CompressiveMemory))
 
 
 def _without_memory(module: Any, device: str) -> Any:

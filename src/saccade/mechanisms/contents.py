@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from torch import Tensor
 
 from saccade.finite import is_finite
 from saccade.transforms import is_plain
 
-__all__ = ["is_readable", "is_surely_finite", "unless_none"]
+__all__ = ["is_readable", "is_surely_finite", "taken_as_clean", "unless_none"]
+
+_is_clean = ContextVar("saccade_taken_as_clean", default=False)
+
+
+@contextmanager
+def taken_as_clean() -> Iterator[None]:
+    """Tensors that nobody may look at are meanwhile taken to be finite, and to mark nothing: in runs of shapes alone."""
+    token = _is_clean.set(True)
+    try:
+        yield
+    finally:
+        _is_clean.reset(token)
 
 
 def is_readable(*tensors: Tensor) -> bool:
@@ -21,9 +37,9 @@ def is_readable(*tensors: Tensor) -> bool:
 
 def is_surely_finite(x: Tensor) -> bool:
     """True if a tensor holds neither NaN nor inf; False where nobody may look."""
-    return is_readable(x) and is_finite(x)
+    return is_finite(x) if is_readable(x) else _is_clean.get()
 
 
 def unless_none(marks: Tensor) -> Tensor | None:
     """Marks, bool; None where nothing is marked. Where nobody may look they are kept, and hide nothing."""
-    return None if is_readable(marks) and not bool(marks.any()) else marks
+    return None if (not bool(marks.any()) if is_readable(marks) else _is_clean.get()) else marks
