@@ -1,6 +1,7 @@
-"""Torch's own attention, held to the laws: ``python -m saccade.testing.peers`` prints the table of its documents."""
+"""Other libraries' attention, held to the laws: ``python -m saccade.testing.peers`` prints the tables of a document."""
 
-from saccade.testing.peers.table import COMMAND, Finding, find, written
-from saccade.testing.peers.torch_attention import PEERS, Peer
+from saccade.testing.peers.libraries import LIBRARIES, PEERS
+from saccade.testing.peers.peer import Library, Peer
+from saccade.testing.peers.table import Finding, command, find, written
 
-__all__ = ["COMMAND", "PEERS", "Finding", "Peer", "find", "written"]
+__all__ = ["LIBRARIES", "PEERS", "Finding", "Library", "Peer", "command", "find", "written"]

@@ -6,7 +6,6 @@ laws apply to it: it takes ``[batch, len, embed_dim]`` and masks in which True =
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.testing.subject import Subject
+from saccade.testing.peers.peer import Library, Peer
 
-__all__ = ["PEERS", "Peer", "across", "with_flag", "with_mask", "within"]
+__all__ = ["TORCH", "across", "with_flag", "with_mask", "within"]
 
 
 def with_mask(
@@ -97,38 +96,20 @@ def _picking(heads: int, head_dim: int, parts: int, dtype: torch.dtype, device: 
     return module
 
 
-@dataclasses.dataclass(frozen=True)
-class Peer:
-    """Somebody else's attention.
-
-    Attributes:
-        call: how it is called, as one writes it.
-        function: the same in the kit's calling convention.
-        gqa: it takes fewer key heads than query heads.
-    """
-
-    call: str
-    function: Callable[..., Tensor]
-    gqa: bool
-
-    def __str__(self) -> str:
-        return self.call
-
-    def subject(self) -> Subject:
-        """The peer as a function under test."""
-        return Subject(self.function, gqa=self.gqa)
-
-
 def _attention_module(call: str, adapter: Callable[..., Tensor], *, need_weights: bool, training: bool) -> Peer:
-    return Peer(call, partial(adapter, need_weights=need_weights, training=training), gqa=False)
+    return Peer(call, partial(adapter, need_weights=need_weights, training=training))
 
 
-PEERS = (
-    Peer("F.scaled_dot_product_attention(q, k, v, mask)", with_mask, gqa=True),
-    Peer("F.scaled_dot_product_attention(q, k, v, is_causal=True)", with_flag, gqa=True),
-    _attention_module("mha(q, k, v, need_weights=True)", across, need_weights=True, training=True),
-    _attention_module("mha(q, k, v, need_weights=False)", across, need_weights=False, training=True),
-    _attention_module("mha.train()(x, x, x, need_weights=False)", within, need_weights=False, training=True),
-    _attention_module("mha.eval()(x, x, x, need_weights=False)", within, need_weights=False, training=False),
-    _attention_module("mha.eval()(x, x, x, need_weights=True)", within, need_weights=True, training=False),
+TORCH = Library(
+    "torch",
+    "torch",
+    (
+        Peer("F.scaled_dot_product_attention(q, k, v, mask)", with_mask, gqa=True),
+        Peer("F.scaled_dot_product_attention(q, k, v, is_causal=True)", with_flag, gqa=True),
+        _attention_module("mha(q, k, v, need_weights=True)", across, need_weights=True, training=True),
+        _attention_module("mha(q, k, v, need_weights=False)", across, need_weights=False, training=True),
+        _attention_module("mha.train()(x, x, x, need_weights=False)", within, need_weights=False, training=True),
+        _attention_module("mha.eval()(x, x, x, need_weights=False)", within, need_weights=False, training=False),
+        _attention_module("mha.eval()(x, x, x, need_weights=True)", within, need_weights=True, training=False),
+    ),
 )

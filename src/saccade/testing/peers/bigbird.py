@@ -1,0 +1,112 @@
+"""The block-sparse attention of transformers' BigBird, its projections made to pick, for the masks that it can say."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.testing.case import Case, Rule
+from saccade.testing.peers.peer import Library, Peer, ruled
+from saccade.testing.peers.picking import pick, tokens_of, with_heads
+
+__all__ = ["BIGBIRD", "attend", "drawn"]
+
+_BLOCK, _HEADS, _HEAD_DIM, _RANDOM, _SEED = 2, 4, 8, 1, 0
+_LENGTHS = (18, 24)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, training: bool) -> Tensor:
+    """First and last block global, a window of three blocks, and in training the blocks that the module draws."""
+    x, length = tokens_of(query, key, value), mask.shape[2]
+    if query.shape[1] != _HEADS or length not in _LENGTHS:
+        raise NotImplementedError(f"is asked for {_HEADS} heads and lengths of {' and '.join(map(str, _LENGTHS))}")
+    tokens = mask.any(2).any(1)
+    said = _says(length, training).to(mask.device) & tokens[:, None, None] & tokens[:, None, :, None]
+    if not bool((said == mask).all()):
+        raise NotImplementedError("takes its own pattern alone, with padding")
+    module = _module(_HEADS * query.shape[3]).train(training)
+    blocked, band, rows, columns = _model().create_masks_for_block_sparse_attn(tokens.to(x.dtype), _BLOCK)
+    state = np.random.get_state()  # the module seeds NumPy's generator anew
+    out, _ = module(x, band, rows, columns, blocked, blocked)
+    np.random.set_state(state)
+    return with_heads(out, _HEADS)
+
+
+def drawn(length: int) -> list[list[int]]:
+    """The block that each block of queries draws, for each head: what the module says with its own seed."""
+    module, state = _module(_HEADS * _HEAD_DIM).train(), np.random.get_state()
+    np.random.seed(_SEED)
+    plan = module._get_rand_attn_plan(length, _BLOCK, _RANDOM)
+    blocks = module._bigbird_block_rand_mask_with_head(length, length, _BLOCK, _BLOCK, _HEADS, *plan)
+    np.random.set_state(state)
+    return [[int(row[0]) for row in head] for head in blocks]
+
+
+@cache
+def _says(length: int, training: bool) -> Tensor:
+    """Bool ``[1, heads, len, len]``."""
+    rule = _rule(length, training)
+    rows = [[[rule(0, h, q, kv) for kv in range(length)] for q in range(length)] for h in range(_HEADS)]
+    return torch.tensor([rows])
+
+
+def _rule(length: int, training: bool) -> Rule:
+    last = length // _BLOCK - 1
+    draws = drawn(length) if training else None
+
+    def rule(b: int, h: int, q: int, kv: int) -> bool:
+        row, column = q // _BLOCK, kv // _BLOCK
+        if {row, column} & {0, last} or abs(row - column) <= 1:
+            return True
+        return draws is not None and column == draws[h][row - 1]
+
+    return rule
+
+
+def _cases(training: bool) -> tuple[Case, ...]:
+    heads = {"num_heads": _HEADS, "num_kv_heads": _HEADS}
+    plain = [ruled(f"bigbird-{n}", _rule(n, training), q_len=n, kv_len=n, **heads) for n in _LENGTHS]
+    rule, length = _rule(_LENGTHS[0], training), _LENGTHS[0]
+    tokens = (length, length - 3)
+
+    def padded(b: int, h: int, q: int, kv: int) -> bool:
+        return max(q, kv) < tokens[b] and rule(b, h, q, kv)
+
+    return (*plain, ruled("bigbird-padding", padded, q_len=length, kv_len=length, **heads))
+
+
+@cache
+def _module(width: int) -> Any:
+    from transformers import BigBirdConfig  # noqa: PLC0415  optional
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention  # noqa: PLC0415
+
+    config = BigBirdConfig(
+        hidden_size=width, num_attention_heads=_HEADS, block_size=_BLOCK, num_random_blocks=_RANDOM
+    )
+    module = BigBirdBlockSparseAttention(config, seed=_SEED)
+    pick(module)
+    return module
+
+
+def _model() -> Any:
+    from transformers import BigBirdModel  # noqa: PLC0415  optional
+
+    return BigBirdModel
+
+
+def _peer(call: str, training: bool) -> Peer:
+    return Peer(call, partial(attend, training=training), cases=partial(_cases, training))
+
+
+BIGBIRD = Library(
+    "bigbird",
+    "transformers",
+    (
+        _peer("BigBirdBlockSparseAttention(config).train()(x, …)", training=True),
+        _peer("BigBirdBlockSparseAttention(config).eval()(x, …)", training=False),
+    ),
+)

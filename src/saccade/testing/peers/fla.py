@@ -1,0 +1,153 @@
+"""The reference functions of flash-linear-attention (``naive``), loaded alone: the package itself imports Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.testing import rules
+from saccade.testing.case import Case
+from saccade.testing.peers.expressed import causal_with_padding
+from saccade.testing.peers.peer import Library, Peer, named
+from saccade.testing.problem import Problem
+
+__all__ = ["FLA", "delta", "linear"]
+
+
+@cache
+def _naive(name: str) -> ModuleType:
+    """``fla.ops.<name>.naive`` without the packages around it."""
+    found = importlib.util.find_spec("fla")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("fla is not installed: pip install fla-core", name="fla")
+    path = Path(found.submodule_search_locations[0], "ops", name, "naive.py")
+    spec = importlib.util.spec_from_file_location(f"_fla_{name}_naive", path)
+    assert spec is not None and spec.loader is not None  # it is a file of Python
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def recurrent_linear(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """``naive_recurrent_linear_attn(normalize=True)`` of features; earlier keys come in as a state."""
+    function, before = _naive("linear_attn").naive_recurrent_linear_attn, _earlier(query, key, mask)
+    q, k, v = (x.transpose(1, 2) for x in (_features(query), _features(key), value))
+    state = None
+    if before:
+        first = (k[:, :before], k[:, :before], v[:, :before])  # any queries: only the state is wanted
+        _, state = function(*first, normalize=True, output_final_state=True)
+    out, _ = function(q, k[:, before:], v[:, before:], normalize=True, initial_state=state)
+    return out.transpose(1, 2)
+
+
+def recurrent_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """``delta_rule_recurrence``."""
+    function, before = _naive("delta_rule").delta_rule_recurrence, _earlier(query, key, mask)
+    k, beta, _ = _gates(key)
+    state = None
+    if before:
+        _, state = function(k[:, :, :before], k[:, :, :before], value[:, :, :before], beta[:, :, :before])
+    rest = slice(before, None)
+    return function(query, k[:, :, rest], value[:, :, rest], beta[:, :, rest], initial_state=state)[0]
+
+
+def gated_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, form: str) -> Tensor:
+    """``naive_recurrent_gated_delta_rule`` or ``naive_chunk_gated_delta_rule``."""
+    function, before = getattr(_naive("gated_delta_rule"), form), _earlier(query, key, mask)
+    keys, beta, decay = _gates(key)
+    q, k, v = (x.transpose(1, 2) for x in (query, keys, value))
+    gates = {"beta": beta.transpose(1, 2), "g": decay.transpose(1, 2)}
+    state = None
+    if before:
+        first, early = slice(0, before), {name: gate[:, :before] for name, gate in gates.items()}
+        _, state = function(q=k[:, first], k=k[:, first], v=v[:, first], **early, output_final_state=True)
+    late = {name: gate[:, before:] for name, gate in gates.items()}
+    return function(q=q, k=k[:, before:], v=v[:, before:], **late, initial_state=state)[0].transpose(1, 2)
+
+
+def linear(problem: Problem) -> Tensor:
+    """Dense: a pair is worth the product of its features, and rows are divided by their sums."""
+    p = problem.ungrouped()
+    worth = (_features(p.query.double()) @ _features(p.key.double()).transpose(2, 3)) * p.allowed
+    return worth / worth.sum(-1, keepdim=True) @ p.value.double()
+
+
+def delta(problem: Problem, *, gated: bool) -> Tensor:
+    """Dense: what each key writes solves one triangular system; a query reads what lies at or before it."""
+    p = problem.ungrouped()
+    k, beta, decay = _gates(p.key.double())
+    total = decay.cumsum(-1) if gated else torch.zeros_like(decay)
+    kept = (total[..., :, None] - total[..., None, :]).tril().exp()
+    ahead = (k @ k.transpose(2, 3) * kept).tril(-1) * beta[..., None]
+    eye = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
+    written = torch.linalg.solve_triangular(eye + ahead, beta[..., None] * p.value.double(), upper=False)
+    rows = slice(k.shape[2] - p.query.shape[2], None)
+    read = p.query.double() @ k.transpose(2, 3) * p.query.shape[3] ** -0.5 * kept[:, :, rows]
+    return (read * p.allowed) @ written
+
+
+def _features(x: Tensor) -> Tensor:
+    return F.elu(x) + 1
+
+
+def _gates(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys of length 1, how much each writes, and how much is kept at it: as a layer makes them, of the token."""
+    return F.normalize(key, dim=-1), key[..., 0].sigmoid(), F.logsigmoid(key[..., 1])
+
+
+def _earlier(query: Tensor, key: Tensor, mask: Tensor) -> int:
+    """How many keys come before the first query."""
+    if not bool(causal_with_padding(mask).all()) or query.shape[2] > key.shape[2]:
+        raise NotImplementedError("takes causal masks alone, without padding, and no more queries than keys")
+    return key.shape[2] - query.shape[2]
+
+
+def _cases() -> tuple[Case, ...]:
+    long = Case("causal-70", *rules.CAUSAL, batch=1, num_heads=2, num_kv_heads=1, q_len=70, kv_len=70)
+    return (*named("one-token", "causal", "causal-extend", "causal-decode", "widths-differ"), long)
+
+
+# They are no softmax of a dot product, their weights need not sum to 1, and they compute in float32.
+_NOT_OF_RULES = ("half_precision", "gradcheck", "ones")
+
+
+FLA = Library(
+    "fla",
+    "fla-core",
+    (
+        Peer(
+            "naive_recurrent_linear_attn(q, k, v, normalize=True)",
+            recurrent_linear,
+            dtype=torch.float32,
+            cases=_cases,
+            definition=linear,
+            left_out=("half_precision", "gradcheck"),
+        ),
+        Peer(
+            "delta_rule_recurrence(q, k, v, beta)",
+            recurrent_delta,
+            dtype=torch.float32,
+            cases=_cases,
+            definition=partial(delta, gated=False),
+            left_out=_NOT_OF_RULES,
+        ),
+        *(
+            Peer(
+                f"{form}(q, k, v, beta, g)",
+                partial(gated_delta, form=form),
+                dtype=torch.float32,
+                cases=_cases,
+                definition=partial(delta, gated=True),
+                left_out=_NOT_OF_RULES,
+            )
+            for form in ("naive_recurrent_gated_delta_rule", "naive_chunk_gated_delta_rule")
+        ),
+    ),
+)

@@ -1,0 +1,62 @@
+"""Torch's FlexAttention in the kit's calling convention, as it runs without ``torch.compile``: unfused, on any CPU."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+from saccade.testing.peers.peer import Library, Peer
+
+__all__ = ["FLEX", "attend", "attend_with_lse"]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
+    """The mask is read by a ``mask_mod``, bias and softcap by a ``score_mod``."""
+    return attend_with_lse(query, key, value, mask, **options)[0]
+
+
+def attend_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same with the log-sum-exp that comes beside it."""
+    added = None if bias is None else bias.expand(mask.shape)
+
+    def allows(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return mask[b, h, q, kv]
+
+    def changed(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        return score if added is None else score + added[b, h, q, kv]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is not compiled
+        out, aux = flex_attention(
+            query,
+            key,
+            value,
+            score_mod=None if bias is None and softcap is None else changed,
+            block_mask=create_block_mask(allows, *mask.shape, device=str(mask.device)),
+            scale=scale,
+            enable_gqa=True,
+            return_aux=AuxRequest(lse=True),
+        )
+    return out, aux.lse
+
+
+FLEX = Library(
+    "flex",
+    "torch",
+    (Peer("flex_attention(q, k, v, score_mod, block_mask)", attend, with_lse=attend_with_lse, gqa=True),),
+)
