@@ -25,9 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         made = written(library, find(library.peers))
         for page in given.page:
-            page.write_text(
-                with_generated(page.read_text(encoding="utf-8"), command(library), made), encoding="utf-8"
-            )
+            page.write_text(with_generated(page.read_text(encoding="utf-8"), command(library), made), encoding="utf-8")
         if not given.page:
             print(made)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.testing.peers.expressed import causal_with_padding
+from saccade.testing.peers.imported import imported
 from saccade.testing.peers.peer import Library, Peer
 
 __all__ = ["X_TRANSFORMERS", "eager", "flash"]
@@ -27,12 +28,16 @@ def eager(
     causal: bool = False,
 ) -> Tensor:
     """``Attend()``; with ``causal=True`` the flag says what is causal, and the mask which keys are padding."""
-    more: dict[str, Any] = {} if softcap is None else {"softclamp_logits": True, "logit_softclamp_value": softcap}
-    module = _attend(scale=scale, causal=causal, heads=query.shape[1], head_learned_sink=sink_logit is not None, **more)
+    if softcap is not None and bias is not None:
+        raise NotImplementedError("adds a bias before the softcap, not after it")
+    capped = {} if softcap is None else {"softclamp_logits": True, "logit_softclamp_value": softcap}
+    module = _attend(
+        scale=scale, causal=causal, heads=query.shape[1], head_learned_sink=sink_logit is not None, **capped
+    )
     if sink_logit is not None:
         del module.head_attn_sink  # a parameter, in whose place the logits that are given are read
-        module.head_attn_sink = sink_logit
-    return _asked(module, query, key, value, mask, bias, causal)
+        module.head_attn_sink = _theirs(sink_logit, 0, key.shape[1])
+    return _asked(module, query, key, value, mask, bias)
 
 
 def flash(
@@ -46,48 +51,42 @@ def flash(
     causal: bool = False,
 ) -> Tensor:
     """``Attend(flash=True)``."""
-    return _asked(_attend(scale=scale, causal=causal, flash=True), query, key, value, mask, bias, causal)
+    return _asked(_attend(scale=scale, causal=causal, flash=True), query, key, value, mask, bias)
 
 
-def _asked(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None, causal: bool
-) -> Tensor:
-    given: Tensor | None = mask
-    if causal:
+def _asked(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
+    groups = key.shape[1]
+    given: Tensor | None = _theirs(mask, 1, groups)
+    if module.causal:
         tokens = causal_with_padding(mask)
         given = None if bool(tokens.all()) else tokens
-    groups = key.shape[1]
-    # Head h reads group h % groups here, and h // (heads // groups) with us.
-    theirs = query.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
     if bias is not None and bias.shape[1] > 1:
-        bias = bias.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
-    if given is mask:
-        given = mask.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
-    if getattr(module, "head_learned_sink", False):
-        module.head_attn_sink = module.head_attn_sink.unflatten(0, (groups, -1)).transpose(0, 1).flatten()
-    out, _ = module(theirs, key, value, mask=given, attn_bias=bias)
+        bias = _theirs(bias, 1, groups)
+    out, _ = module(_theirs(query, 1, groups), key, value, mask=given, attn_bias=bias)
     return out.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
 
 
-def _attend(**options: Any) -> Any:
-    from x_transformers.attend import Attend  # noqa: PLC0415  optional
+def _theirs(x: Tensor, axis: int, groups: int) -> Tensor:
+    """The heads in their order: head h reads group ``h % groups`` with them, ``h // (heads // groups)`` with us."""
+    return x.unflatten(axis, (groups, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
-    return Attend(**options)
+
+def _attend(**options: Any) -> Any:
+    return imported("x_transformers.attend").Attend(**options)
+
+
+def _eager(call: str, causal: bool) -> Peer:
+    # Its softmax is computed in float32, whatever it is given.
+    return Peer(call, partial(eager, causal=causal), gqa=True, dtype=torch.float32, left_out=("gradcheck",))
 
 
 X_TRANSFORMERS = Library(
     "x-transformers",
     "x-transformers",
     (
-        Peer("Attend()(q, k, v, mask)", eager, gqa=True, dtype=torch.float32, left_out=("gradcheck",)),
+        _eager("Attend()(q, k, v, mask)", causal=False),
         Peer("Attend(flash=True)(q, k, v, mask)", flash, gqa=True),
-        Peer(
-            "Attend(causal=True)(q, k, v, mask)",
-            partial(eager, causal=True),
-            gqa=True,
-            dtype=torch.float32,
-            left_out=("gradcheck",),
-        ),
+        _eager("Attend(causal=True)(q, k, v, mask)", causal=True),
         Peer("Attend(causal=True, flash=True)(q, k, v, mask)", partial(flash, causal=True), gqa=True),
     ),
 )

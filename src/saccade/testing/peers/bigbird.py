@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from saccade.testing.case import Case, Rule
+from saccade.testing.peers.imported import imported
 from saccade.testing.peers.peer import Library, Peer, ruled
-from saccade.testing.peers.picking import pick, tokens_of, with_heads
+from saccade.testing.peers.picking import pick, picked, tokens_of
 
 __all__ = ["BIGBIRD", "attend", "drawn"]
 
@@ -29,11 +30,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, training:
     if not bool((said == mask).all()):
         raise NotImplementedError("takes its own pattern alone, with padding")
     module = _module(_HEADS * query.shape[3]).train(training)
-    blocked, band, rows, columns = _model().create_masks_for_block_sparse_attn(tokens.to(x.dtype), _BLOCK)
+    blocked, band, rows, columns = imported("transformers").BigBirdModel.create_masks_for_block_sparse_attn(
+        tokens.to(x.dtype), _BLOCK
+    )
     state = np.random.get_state()  # the module seeds NumPy's generator anew
     out, _ = module(x, band, rows, columns, blocked, blocked)
     np.random.set_state(state)
-    return with_heads(out, _HEADS)
+    return picked(out, query)
 
 
 def drawn(length: int) -> list[list[int]]:
@@ -81,21 +84,13 @@ def _cases(training: bool) -> tuple[Case, ...]:
 
 @cache
 def _module(width: int) -> Any:
-    from transformers import BigBirdConfig  # noqa: PLC0415  optional
-    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention  # noqa: PLC0415
-
-    config = BigBirdConfig(
+    config = imported("transformers").BigBirdConfig(
         hidden_size=width, num_attention_heads=_HEADS, block_size=_BLOCK, num_random_blocks=_RANDOM
     )
-    module = BigBirdBlockSparseAttention(config, seed=_SEED)
-    pick(module)
+    big_bird = imported("transformers.models.big_bird.modeling_big_bird")
+    module = big_bird.BigBirdBlockSparseAttention(config, seed=_SEED)
+    pick(module, _HEADS, "", widened=False)
     return module
-
-
-def _model() -> Any:
-    from transformers import BigBirdModel  # noqa: PLC0415  optional
-
-    return BigBirdModel
 
 
 def _peer(call: str, training: bool) -> Peer:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from saccade.testing import rules
 from saccade.testing.case import Case
-from saccade.testing.peers.expressed import causal_with_padding
+from saccade.testing.peers.expressed import causal_with_padding, pairs
 from saccade.testing.peers.peer import Library, Peer, named
 from saccade.testing.problem import Problem
 
@@ -29,10 +29,34 @@ def _naive(name: str) -> ModuleType:
         raise ModuleNotFoundError("fla is not installed: pip install fla-core", name="fla")
     path = Path(found.submodule_search_locations[0], "ops", name, "naive.py")
     spec = importlib.util.spec_from_file_location(f"_fla_{name}_naive", path)
-    assert spec is not None and spec.loader is not None  # it is a file of Python
+    assert spec is not None  # it is a file of Python
+    assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def softmax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    scale: float | None = None,
+    sink_logit: Tensor | None = None,
+) -> Tensor:
+    """``naive_parallel_attn`` with the flag or the window that says the mask."""
+    if query.shape[2] != key.shape[2] or 0 in mask.shape:
+        raise NotImplementedError("takes as many queries as keys, and something of each")
+    q, kv = pairs(*mask.shape[2:], mask)
+    for size in (None, *range(mask.shape[3], 0, -1)):
+        says = torch.ones_like(mask) if size is None else ((kv <= q) & (q - kv < size)).expand_as(mask)
+        if torch.equal(mask, says):
+            tensors = (x.transpose(1, 2) for x in (query, key, value))
+            options = {"causal": size is not None, "window_size": size}
+            out, _ = _naive("attn").naive_parallel_attn(*tensors, scale=scale, sink_bias=sink_logit, **options)
+            return out.transpose(1, 2)
+    raise NotImplementedError("takes causal masks and causal windows alone, or none")
 
 
 def recurrent_linear(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -114,21 +138,24 @@ def _cases() -> tuple[Case, ...]:
     return (*named("one-token", "causal", "causal-extend", "causal-decode", "widths-differ"), long)
 
 
-# They are no softmax of a dot product, their weights need not sum to 1, and they compute in float32.
-_NOT_OF_RULES = ("half_precision", "gradcheck", "ones")
+# They compute in float32, and what they compute is no softmax; under a delta rule weights need not sum to 1, and a key
+# takes away what those before it have written.
+_NOT_OF_SUMS = ("gradcheck", "half_precision")
+_NOT_OF_RULES = (*_NOT_OF_SUMS, "ones", "key_order")
 
 
 FLA = Library(
     "fla",
     "fla-core",
     (
+        Peer("naive_parallel_attn(q, k, v, causal, window_size)", softmax, gqa=True),
         Peer(
             "naive_recurrent_linear_attn(q, k, v, normalize=True)",
             recurrent_linear,
             dtype=torch.float32,
             cases=_cases,
             definition=linear,
-            left_out=("half_precision", "gradcheck"),
+            left_out=_NOT_OF_SUMS,
         ),
         Peer(
             "delta_rule_recurrence(q, k, v, beta)",

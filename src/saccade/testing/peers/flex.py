@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,18 @@ from saccade.testing.peers.peer import Library, Peer
 __all__ = ["FLEX", "attend", "attend_with_lse"]
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """The mask is read by a ``mask_mod``, bias and softcap by a ``score_mod``."""
-    return attend_with_lse(query, key, value, mask, **options)[0]
+    return attend_with_lse(query, key, value, mask, bias=bias, scale=scale, softcap=softcap)[0]
 
 
 def attend_with_lse(

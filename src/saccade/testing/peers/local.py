@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.testing.case import Case, Rule
 from saccade.testing.peers.expressed import pairs, same_for_all_heads
+from saccade.testing.peers.imported import imported
 from saccade.testing.peers.peer import Library, Peer, kit_cases, ruled
 
 __all__ = ["LOCAL_ATTENTION", "attend"]
@@ -31,15 +32,15 @@ def attend(
 
     With ``autopad`` only windows are tried that do not divide the length, so that something is padded.
     """
-    from local_attention import LocalAttention  # noqa: PLC0415  optional
-
     seen = same_for_all_heads(mask)
     if query.shape[2:] != value.shape[2:] or 0 in query.shape:
         raise NotImplementedError("takes as many queries as keys, values as wide as them, and something of each")
     tokens = seen.any(1)
     for setting in _settings(seen.shape[1], autopad):
         if bool((_says(setting, seen) & tokens[:, None] == seen).all()):
-            module = LocalAttention(**setting, scale=scale, autopad=autopad, use_rotary_pos_emb=False)
+            module = imported("local_attention").LocalAttention(
+                **setting, scale=scale, autopad=autopad, use_rotary_pos_emb=False
+            )
             heads = query.shape[1]
             padding = None if bool(tokens.all()) else tokens.repeat_interleave(heads, 0)
             out = module(*(x.flatten(0, 1) for x in (query, key, value)), mask=padding)
@@ -50,7 +51,7 @@ def attend(
 def _settings(length: int, autopad: bool) -> Iterator[_Setting]:
     """Every setting for a length, wide windows first."""
     for size in range(length, 0, -1):
-        if autopad != bool(length % size):
+        if autopad == bool(length % size):
             for back, ahead, exact in itertools.product((1, 0), (1, 0), (True, False)):
                 base = {"window_size": size, "look_backward": back, "exact_windowsize": exact}
                 yield {**base, "causal": False, "look_forward": ahead}

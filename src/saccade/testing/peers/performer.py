@@ -12,12 +12,13 @@ from torch import Tensor
 
 from saccade.testing.case import Case
 from saccade.testing.peers.expressed import causal_with_padding
+from saccade.testing.peers.imported import imported
 from saccade.testing.peers.peer import Library, Peer, named
 from saccade.testing.problem import Problem
 
 __all__ = ["PERFORMER", "attend", "estimate"]
 
-_EPS = 1e-4  # what the package adds to each feature
+_EPS, _CAUSAL_EPS = 1e-4, 1e-6  # what the package adds to each feature, and in a causal row's divisor once more
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, causal: bool) -> Tensor:
@@ -35,7 +36,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, causal: b
     return _module(query.shape[3], False)(query, key, value)
 
 
-def estimate(problem: Problem) -> Tensor:
+def estimate(problem: Problem, *, causal: bool) -> Tensor:
     """Dense: each pair is worth the product of its features, and rows are divided by their sums."""
     projection = _module(problem.query.shape[3], False).projection_matrix.double()
     width = problem.query.shape[3] ** -0.25
@@ -43,18 +44,19 @@ def estimate(problem: Problem) -> Tensor:
     for x, over in ((problem.query, (-1,)), (problem.ungrouped().key, (-1, -2))):
         along = width * x.double() @ projection.T
         size = (width * x.double()).square().sum(-1, keepdim=True) / 2
-        features.append(torch.exp(along - size - along.amax(over, keepdim=True).detach()) + _EPS)
+        features.append(torch.exp(along - size - along.amax(over, keepdim=True)) + _EPS)
     worth = (features[0] @ features[1].transpose(2, 3)) * problem.allowed
-    return worth / worth.sum(-1, keepdim=True) @ problem.ungrouped().value.double()
+    total = worth.sum(-1, keepdim=True)
+    if causal:  # the features lack a factor that falls out of the quotient
+        total = total + _CAUSAL_EPS * projection.shape[0] ** 0.5 * features[0].sum(-1, keepdim=True)
+    return worth / total @ problem.ungrouped().value.double()
 
 
 @cache
 def _module(head_dim: int, causal: bool) -> Any:
-    from performer_pytorch import FastAttention  # noqa: PLC0415  optional
-
     with torch.random.fork_rng(devices=()), contextlib.redirect_stdout(io.StringIO()):  # it says what it cannot import
         torch.manual_seed(0)  # both forms draw the same features
-        return FastAttention(head_dim, nb_features=16, causal=causal)
+        return imported("performer_pytorch").FastAttention(head_dim, nb_features=16, causal=causal)
 
 
 def _cases(causal: bool) -> tuple[Case, ...]:
@@ -68,7 +70,7 @@ def _peer(call: str, causal: bool) -> Peer:
         call,
         partial(attend, causal=causal),
         cases=partial(_cases, causal),
-        definition=estimate,
+        definition=partial(estimate, causal=causal),
         left_out=("half_precision",),
     )
 
