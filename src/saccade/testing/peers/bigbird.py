@@ -14,7 +14,7 @@ from saccade.testing.peers.imported import imported
 from saccade.testing.peers.peer import Library, Peer, ruled
 from saccade.testing.peers.picking import pick, picked, tokens_of
 
-__all__ = ["BIGBIRD", "attend", "drawn"]
+__all__ = ["BIGBIRD", "attend", "drawn", "module"]
 
 _BLOCK, _HEADS, _HEAD_DIM, _RANDOM, _SEED = 2, 4, 8, 1, 0
 _LENGTHS = (18, 24)
@@ -29,22 +29,22 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, training:
     said = _says(length, training).to(mask.device) & tokens[:, None, None] & tokens[:, None, :, None]
     if not bool((said == mask).all()):
         raise NotImplementedError("takes its own pattern alone, with padding")
-    module = _module(_HEADS * query.shape[3]).train(training)
+    block_sparse = module(_HEADS * query.shape[3]).train(training)
     blocked, band, rows, columns = imported("transformers").BigBirdModel.create_masks_for_block_sparse_attn(
         tokens.to(x.dtype), _BLOCK
     )
     state = np.random.get_state()  # the module seeds NumPy's generator anew
-    out, _ = module(x, band, rows, columns, blocked, blocked)
+    out, _ = block_sparse(x, band, rows, columns, blocked, blocked)
     np.random.set_state(state)
     return picked(out, query)
 
 
 def drawn(length: int) -> list[list[int]]:
     """The block that each block of queries draws, for each head: what the module says with its own seed."""
-    module, state = _module(_HEADS * _HEAD_DIM).train(), np.random.get_state()
+    block_sparse, state = module(_HEADS * _HEAD_DIM).train(), np.random.get_state()
     np.random.seed(_SEED)
-    plan = module._get_rand_attn_plan(length, _BLOCK, _RANDOM)
-    blocks = module._bigbird_block_rand_mask_with_head(length, length, _BLOCK, _BLOCK, _HEADS, *plan)
+    plan = block_sparse._get_rand_attn_plan(length, _BLOCK, _RANDOM)
+    blocks = block_sparse._bigbird_block_rand_mask_with_head(length, length, _BLOCK, _BLOCK, _HEADS, *plan)
     np.random.set_state(state)
     return [[int(row[0]) for row in head] for head in blocks]
 
@@ -83,14 +83,15 @@ def _cases(training: bool) -> tuple[Case, ...]:
 
 
 @cache
-def _module(width: int) -> Any:
+def module(width: int) -> Any:
+    """BigBird's attention with four heads, all of them together this wide, in blocks of two tokens."""
     config = imported("transformers").BigBirdConfig(
         hidden_size=width, num_attention_heads=_HEADS, block_size=_BLOCK, num_random_blocks=_RANDOM
     )
     big_bird = imported("transformers.models.big_bird.modeling_big_bird")
-    module = big_bird.BigBirdBlockSparseAttention(config, seed=_SEED)
-    pick(module, _HEADS, "", widened=False)
-    return module
+    made = big_bird.BigBirdBlockSparseAttention(config, seed=_SEED)
+    pick(made, _HEADS, "", widened=False)
+    return made
 
 
 def _peer(call: str, training: bool) -> Peer:

@@ -14,8 +14,8 @@ def causal_with_padding(mask: Tensor) -> Tensor:
     Raises:
         NotImplementedError: the mask is another one.
     """
-    batch, _, q_len, kv_len = mask.shape
-    q, kv = pairs(q_len, kv_len, mask)
+    batch, _, _, kv_len = mask.shape
+    q, kv = pairs(mask)
     # Of a key that comes after all queries nobody can tell: it stays a token.
     tokens = mask.any(2).any(1) | ~(kv <= q).any(0)
     if not bool((mask == ((kv <= q) & tokens.view(batch, 1, 1, kv_len))).all()):
@@ -34,7 +34,8 @@ def same_for_all_heads(mask: Tensor) -> Tensor:
     return mask[:, 0]
 
 
-def pairs(q_len: int, kv_len: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of queries ``[q_len, 1]`` and of keys ``[1, kv_len]``, the last query at the last key."""
-    q = torch.arange(kv_len - q_len, kv_len, device=like.device)
-    return q[:, None], torch.arange(kv_len, device=like.device)[None]
+def pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of a mask's queries ``[q_len, 1]`` and keys ``[1, kv_len]``, the last query at the last key."""
+    q_len, kv_len = mask.shape[-2:]
+    q = torch.arange(kv_len - q_len, kv_len, device=mask.device)
+    return q[:, None], torch.arange(kv_len, device=mask.device)[None]

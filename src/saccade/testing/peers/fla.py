@@ -18,11 +18,11 @@ from saccade.testing.peers.expressed import causal_with_padding, pairs
 from saccade.testing.peers.peer import Library, Peer, named
 from saccade.testing.problem import Problem
 
-__all__ = ["FLA", "delta", "linear"]
+__all__ = ["FLA", "delta", "linear", "naive"]
 
 
 @cache
-def _naive(name: str) -> ModuleType:
+def naive(name: str) -> ModuleType:
     """``fla.ops.<name>.naive`` without the packages around it."""
     found = importlib.util.find_spec("fla")
     if found is None or not found.submodule_search_locations:
@@ -48,20 +48,20 @@ def softmax(
     """``naive_parallel_attn`` with the flag or the window that says the mask."""
     if query.shape[2] != key.shape[2] or 0 in mask.shape:
         raise NotImplementedError("takes as many queries as keys, and something of each")
-    q, kv = pairs(*mask.shape[2:], mask)
+    q, kv = pairs(mask)
     for size in (None, *range(mask.shape[3], 0, -1)):
         says = torch.ones_like(mask) if size is None else ((kv <= q) & (q - kv < size)).expand_as(mask)
         if torch.equal(mask, says):
             tensors = (x.transpose(1, 2) for x in (query, key, value))
             options = {"causal": size is not None, "window_size": size}
-            out, _ = _naive("attn").naive_parallel_attn(*tensors, scale=scale, sink_bias=sink_logit, **options)
+            out, _ = naive("attn").naive_parallel_attn(*tensors, scale=scale, sink_bias=sink_logit, **options)
             return out.transpose(1, 2)
     raise NotImplementedError("takes causal masks and causal windows alone, or none")
 
 
 def recurrent_linear(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """``naive_recurrent_linear_attn(normalize=True)`` of features; earlier keys come in as a state."""
-    function, before = _naive("linear_attn").naive_recurrent_linear_attn, _earlier(query, key, mask)
+    function, before = naive("linear_attn").naive_recurrent_linear_attn, _earlier(query, key, mask)
     q, k, v = (x.transpose(1, 2) for x in (_features(query), _features(key), value))
     state = None
     if before:
@@ -73,7 +73,7 @@ def recurrent_linear(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
 
 def recurrent_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """``delta_rule_recurrence``."""
-    function, before = _naive("delta_rule").delta_rule_recurrence, _earlier(query, key, mask)
+    function, before = naive("delta_rule").delta_rule_recurrence, _earlier(query, key, mask)
     k, beta, _ = _gates(key)
     state = None
     if before:
@@ -84,7 +84,7 @@ def recurrent_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> 
 
 def gated_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, form: str) -> Tensor:
     """``naive_recurrent_gated_delta_rule`` or ``naive_chunk_gated_delta_rule``."""
-    function, before = getattr(_naive("gated_delta_rule"), form), _earlier(query, key, mask)
+    function, before = getattr(naive("gated_delta_rule"), form), _earlier(query, key, mask)
     keys, beta, decay = _gates(key)
     q, k, v = (x.transpose(1, 2) for x in (query, keys, value))
     gates = {"beta": beta.transpose(1, 2), "g": decay.transpose(1, 2)}

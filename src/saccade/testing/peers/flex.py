@@ -38,6 +38,7 @@ def attend_with_lse(
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same with the log-sum-exp that comes beside it."""
+    batch, heads, q_len, kv_len = mask.shape
     added = None if bias is None else bias.expand(mask.shape)
 
     def allows(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -55,11 +56,14 @@ def attend_with_lse(
             key,
             value,
             score_mod=None if bias is None and softcap is None else changed,
-            block_mask=create_block_mask(allows, *mask.shape, device=str(mask.device)),
+            block_mask=create_block_mask(allows, batch, heads, q_len, kv_len, device=str(mask.device))
+            if q_len
+            else None,
             scale=scale,
             enable_gqa=True,
             return_aux=AuxRequest(lse=True),
         )
+    assert aux.lse is not None  # it was asked for
     return out, aux.lse
 
 

@@ -61,7 +61,7 @@ def _settings(length: int, autopad: bool) -> Iterator[_Setting]:
 
 def _says(setting: _Setting, like: Tensor) -> Tensor:
     """Who may attend to whom under a setting, bool ``[len, len]``."""
-    q, kv = pairs(*like.shape[1:], like)
+    q, kv = pairs(like)
     size, back, ahead = setting["window_size"], setting["look_backward"], setting["look_forward"]
     says = (kv // size >= q // size - back) & (kv // size <= q // size + ahead)
     if setting["exact_windowsize"]:

@@ -25,9 +25,7 @@ def _cases() -> tuple[Case, ...]:
         *kit_cases(),
         ruled("window-8", lambda b, h, q, kv: abs(q - kv) <= 2, **sizes),
         ruled("window-12", lambda b, h, q, kv: abs(q - kv) <= 2, q_len=12, kv_len=12),
-        ruled(
-            "longformer-window-only-padding", lambda b, h, q, kv: max(q, kv) < (5, 8)[b] and abs(q - kv) <= 2, **sizes
-        ),
+        ruled("window-padding", lambda b, h, q, kv: max(q, kv) < (5, 8)[b] and abs(q - kv) <= 2, **sizes),
         ruled("longformer-8", lambda b, h, q, kv: _sees(q, kv, (0, 4)), **sizes),
         ruled("longformer-per-item", lambda b, h, q, kv: _sees(q, kv, _GLOBALS[b]), **sizes),
         ruled("longformer-padding", lambda b, h, q, kv: max(q, kv) < (5, 8)[b] and _sees(q, kv, (0,)), **sizes),
@@ -47,7 +45,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     tokens = seen.any(1)
     globals_ = ((seen == tokens[:, None]).all(2) & (seen == tokens[..., None]).all(1)) & tokens
     length = seen.shape[1]
-    q, kv = pairs(length, length, seen)
+    q, kv = pairs(seen)
     for side in range(2, length // 2 + 1):  # of attention_window=2 the module cannot make its chunks
         for marked in (torch.zeros_like(globals_), globals_):
             says = ((q - kv).abs() <= side) | marked[..., None] | marked[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,5 +40,5 @@ class _OwnProblem(Problem):
         return out, out.new_full(out.shape[:3], torch.nan)  # there is no lse, and nobody is asked for it
 
 
-def _fields(of: Case | Problem) -> dict[str, object]:
+def _fields(of: Case | Problem) -> dict[str, Any]:
     return {field.name: getattr(of, field.name) for field in dataclasses.fields(of)}
