@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from saccade import testing
 from saccade.testing.peers import LIBRARIES, PEERS, command, find, written
 from saccade.testing.peers.__main__ import main
+from saccade.testing.peers.local import LOCAL_ATTENTION
 from saccade.testing.peers.torch_attention import TORCH, across, within
 from saccade.text.generated import generated, with_generated
 
@@ -72,6 +73,14 @@ def test_a_sample_of_what_the_documents_show_is_found(library):
     table = of_this_version(PAGES[0], library)
     broken = {(one.law, one.peer) for one in find(library.peers, laws) if one.verdict == "broken"}
     assert broken == {(law, peer) for law, peer in shown_as_broken(table) if law in ("oracle", "ones")}
+
+
+def test_local_attention_is_attention_where_every_row_sees_something():
+    of_this_version(PAGES[0], LOCAL_ATTENTION)
+    (peer, _), oracle = LOCAL_ATTENTION.peers, testing.LAWS[0]
+    for case in peer.cases():
+        if case.name in ("causal", "blocks-of-4-12", "window-of-4-12"):
+            assert [one.verdict for one in find([peer], [oracle], [case])] == ["kept"], case
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)

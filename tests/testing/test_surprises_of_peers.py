@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.testing.peers import bigbird, fla
+from saccade.testing.peers import bigbird, fla, flex
 from saccade.testing.peers.imported import imported
 
 TOKENS = torch.tensor([[False, False, True, True]])  # two tokens, padded on the left
@@ -107,3 +107,15 @@ def test_a_gated_delta_rule_answers_in_float32():
     functions = fla.naive("gated_delta_rule")
     for form in ("naive_recurrent_gated_delta_rule", "naive_chunk_gated_delta_rule"):
         assert getattr(functions, form)(x, x, x, **gates)[0].dtype == torch.float32
+
+
+def test_flex_attention_hides_a_nan_in_a_key_but_not_in_a_value():
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    query, key, value = torch.randn(3, 1, 1, 4, 8, generator=torch.Generator().manual_seed(0))
+    last = torch.zeros(1, 1, 4, 1, dtype=torch.bool)
+    last[:, :, 3] = True
+    for given, reached in (
+        ((key.masked_fill(last, torch.nan), value), [False, False, False, True]),
+        ((key, value.masked_fill(last, torch.nan)), [True, True, True, True]),
+    ):
+        assert flex.attend(query, *given, mask).isnan().any(-1)[0, 0].tolist() == reached
