@@ -37,7 +37,11 @@ class Case(NamedTuple):
 
 
 def _product(
-    length: int, mask: Mask | None, subject: Mechanism | Score | None = None, dtype: torch.dtype = torch.float32, kv: int = HEADS
+    length: int,
+    mask: Mask | None,
+    subject: Mechanism | Score | None = None,
+    dtype: torch.dtype = torch.float32,
+    kv: int = HEADS,
 ) -> Case:
     shapes = [(1, heads, length, DIM) for heads in (HEADS, kv, kv)]
     query, key, value = (torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
@@ -48,7 +52,9 @@ def _product(
         return mechanism(query, key, mask=mask) @ value
 
     held = sum(x.nbytes for x in (query, key, value, *mechanism.parameters(), *mechanism.buffers()))
-    name = told.subject + ("" if dtype == torch.float32 else ", bfloat16") + ("" if kv == HEADS else f", {kv} key heads")
+    name = (
+        told.subject + ("" if dtype == torch.float32 else ", bfloat16") + ("" if kv == HEADS else f", {kv} key heads")
+    )
     return Case(name, length, told, held, *_runs(mechanism, (query, key, value), run, lambda out: out.float().mean()))
 
 

@@ -30,6 +30,7 @@ PACKAGES = (
     ".models",
     ".text",
     ".viz",
+    ".costs",
     ".recording",
     ".auditing",
     ".distributed",

@@ -14,6 +14,7 @@ from saccade.matrix import Matrix
 if TYPE_CHECKING:
     from saccade import integrations, mechanisms, models, nn, text, vision, viz
     from saccade.auditing.audit import audit
+    from saccade.costs.cost import Cost, cost
     from saccade.integrations.replacing import Replaced, replace_attention
     from saccade.mechanisms.comparison import compare
     from saccade.packing import Packed, pack
@@ -29,6 +30,8 @@ __all__ = [
     "Matrix",
     "compare",
     "audit",
+    "cost",
+    "Cost",
     "pack",
     "Packed",
     "record",
@@ -53,6 +56,8 @@ __all__ = [
 # Imported when they are first asked for: half of the package, which a product of attention does not need.
 _HOMES = {
     "audit": "auditing.audit",
+    "cost": "costs.cost",
+    "Cost": "costs.cost",
     "compare": "mechanisms.comparison",
     "pack": "packing",
     "Packed": "packing",

@@ -70,7 +70,9 @@ class Cost:
 
         Cost: what has not been measured of this machine is, once: some seconds for each kind of operation.
         """
-        here = this_machine() if machine is None else instance("Cost.seconds", "machine", machine, Machine, "be a Machine")
+        here = (
+            this_machine() if machine is None else instance("Cost.seconds", "machine", machine, Machine, "be a Machine")
+        )
         decode = None if self.decode is None else here.seconds(self.decode.steps)
         return Seconds(here.seconds(self.forward.steps), here.seconds(self.training.steps), decode)
 
@@ -156,7 +158,9 @@ def cost(
         runs = forward(alone, mode, length), training(alone, mode, length, states)
         decode = None if held is None else decoding(alone, mode, length, held)
     except RuntimeError as error:
-        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException) or "meta tensors" in str(error):
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException) or "meta tensors" in str(
+            error
+        ):
             raise refuse_dry(where, error) from error
         raise
     kinds = {x.dtype for x in alone.module.parameters() if x.is_floating_point()}

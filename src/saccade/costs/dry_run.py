@@ -98,6 +98,8 @@ class DryRun(Watch):
         flops = told.flops * 5 // 2 if is_backward else told.flops
         shape = (told.tiles, given.query.shape[3] + value_dim)
         name = f"attention:{told.kernel}"
+        if given.tile_function is not None or given.modification is not None:
+            name += "/a function of scores"
         dtype = _name_of(given.dtype)
         moved = read * (2 if is_backward else 1) + written
         self.steps.append(Step(name, flops, moved, told.pairs, shape, dtype, is_backward))
@@ -173,7 +175,7 @@ def _step(func: Any, args: Any, kwargs: Any, made: Any) -> Step | None:
     writes = name.endswith("_") or "out" in kwargs
     if not writes and all(id(x.untyped_storage()) in known for x in results):
         return None
-    flops, shape = 0, ()
+    flops, shape = 0, tuple[int, ...]()
     if product in flop_registry:
         options = {key: value for key, value in kwargs.items() if key != "out"}
         flops = int(flop_registry[product](*args, **options, out_val=made))

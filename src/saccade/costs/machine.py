@@ -23,6 +23,7 @@ from saccade.costs.samples import (
     timed,
 )
 from saccade.costs.step import Step
+from saccade.errors import unsupported
 
 __all__ = ["FACTOR", "Machine", "this_machine"]
 
@@ -69,7 +70,7 @@ class Machine:
     def of_step(self, step: Step) -> float:
         """How long one operation takes, its start aside."""
         if step.kernel is not None:
-            return self._attention(step)
+            return self._attention(step, step.kernel)
         if step.flops:
             return max(self._product(step), self._stream(step.moved, step.dtype))
         if step.name in ELEMENTWISE:
@@ -92,11 +93,16 @@ class Machine:
             total, weights = total + weight * math.log(rate), weights + weight
         return step.flops / math.exp(total / weights)
 
-    def _attention(self, step: Step) -> float:
+    def _attention(self, step: Step, kernel: str) -> float:
         """A start, so much for each tile, and for each pair what its width costs."""
         way = "backward" if step.is_backward else "forward"
-        name = f"attention/{step.kernel}/{way}/{step.dtype}"
-        found = self._measured(name, partial(attention_samples, step.kernel, step.dtype, is_backward=step.is_backward))
+        name = f"attention/{kernel}/{way}/{step.dtype}"
+        if "/" in kernel:
+            reason = f"it is measured how long products of a dot product take, not those of {kernel.partition('/')[2]}"
+            raise unsupported(
+                "Cost.seconds", "subject", [reason], hint="its operations and its memory are told all the same"
+            )
+        found = self._measured(name, partial(attention_samples, kernel, step.dtype, is_backward=step.is_backward))
         start, narrow, wide, tile = (row[0] for row in found[:4])
         share = (step.shape[1] - 2 * SIZES[0]) / (2 * SIZES[1] - 2 * SIZES[0])
         slope = wide - narrow

@@ -76,7 +76,7 @@ def forward(subject: Subject, mode: FakeTensorMode, length: int) -> Pass:
 
 
 def training(subject: Subject, mode: FakeTensorMode, length: int, optimizer_tensors: int) -> Pass:
-    """A step of training: forward, the loss and all gradients; the optimizer's own work is not counted, its tensors are.
+    """A step of training: forward, loss and gradients, and the optimizer's tensors, though not its work.
 
     The loss is the cross entropy of the next token for a model of tokens, and a mean for everything else.
     """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from saccade.attention import attention
+from saccade.attention import Impl, attention
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.product import route_of
 from saccade.masks import Causal, Mask, Window
@@ -141,10 +141,9 @@ def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[lis
     for width in SIZES:
         time, count, _ = _attention(kernel, dtype, _LENGTH, width, Causal(), is_backward=is_backward)
         pairs.append(max(0.0, time - start[0]) / max(1, count))
-    middle = sum(pairs) / 2
     time, count, tiles = _attention(kernel, dtype, 4 * _LENGTH, 64, Window(_LENGTH // 16, 0), is_backward=is_backward)
-    width = pairs[0] + (pairs[1] - pairs[0]) * (64 - SIZES[0]) / (SIZES[1] - SIZES[0])
-    tile = max(0.0, time - start[0] - count * width) / max(1, tiles - 1) if tiles > 1 and middle else 0.0
+    pair = pairs[0] + (pairs[1] - pairs[0]) * (64 - SIZES[0]) / (SIZES[1] - SIZES[0])
+    tile = max(0.0, time - start[0] - count * pair) / max(1, tiles - 1)
     return [[start[0]], [pairs[0]], [pairs[1]], [tile]]
 
 
@@ -157,7 +156,8 @@ def _attention(
     cost = route_of(given, 0.0, kernel).kernel.cost(given, width, 0.0)
 
     def forward() -> Tensor:
-        return attention(*tensors, mask, impl=kernel)  # type: ignore[arg-type]
+        query, key, value = tensors
+        return attention(query, key, value, mask=mask, impl=cast("Impl", kernel))
 
     if not is_backward:
         return timed(forward), cost.pairs, cost.tiles

@@ -76,7 +76,7 @@ class Subject(NamedTuple):
 
     def called(self, *given: Tensor, **options: Any) -> Any:
         """What it makes of its tensors."""
-        return self.module(*given, **self.options, **options)
+        return self.module.__call__(*given, **self.options, **options)
 
     def cache_bytes(self, length: int) -> int:
         """What its cache holds after so many tokens."""
@@ -104,9 +104,7 @@ class _Product(nn.Module):
     def new_cache(self) -> LayerCache:
         return self.mechanism.new_cache()
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, cache: LayerCache | None = None
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, cache: LayerCache | None = None) -> Tensor:
         if cache is not None:
             return cache.attend(self.mechanism, query, key, value, mask=mask)
         return self.mechanism(query, key, mask=mask) @ value
@@ -139,11 +137,11 @@ def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None,
 def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: Sizes) -> Subject:
     if isinstance(subject, Mask):
         if mask is not None:
-            rule, hint = "be left out where the subject is a mask", "m1 & m2 is one mask"
-            raise type_error("cost", "mask", rule, mask, hint=hint)
+            where_left = "be left out where the subject is a mask"
+            raise type_error("cost", "mask", where_left, mask, hint="m1 & m2 is one mask")
         subject, mask = None, subject
     mechanism = subject if isinstance(subject, Mechanism) else Softmax(score=subject)
-    rule = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1), where="cost")
+    rule: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1), where="cost")
     shown = subject if subject is None or isinstance(subject, Score) else mechanism
     name = str(rule) if shown is None else f"{type(shown).__name__}, {rule}"
     heads = (sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads)
@@ -154,7 +152,9 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
 
     module = _Product(_without_memory(mechanism, "meta"))
     # What a compressive memory holds beside its sum depends on where the last segment began.
-    return Subject(name, module, inputs, {"mask": rule}, rule.is_causal and not isinstance(mechanism, CompressiveMemory))
+    return Subject(
+        name, module, inputs, {"mask": rule}, rule.is_causal and not isinstance(mechanism, CompressiveMemory)
+    )
 
 
 def _without_memory(module: Any, device: str) -> Any:

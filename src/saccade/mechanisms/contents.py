@@ -18,7 +18,7 @@ _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 @contextmanager
 def taken_as_clean() -> Iterator[None]:
-    """Tensors that nobody may look at are meanwhile taken to be finite, and to mark nothing: in runs of shapes alone."""
+    """Tensors without numbers are meanwhile taken to be finite, and to mark nothing: for runs of shapes alone."""
     token = _is_clean.set(True)
     try:
         yield

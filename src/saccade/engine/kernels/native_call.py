@@ -104,7 +104,7 @@ def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
     of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
     narrow = given.query.dtype.itemsize
     rounded = 0 if narrow == 4 else narrow * (rows * widths[0] + batch * kv_heads * kv_len * sum(widths))
-    return 4 * rows * (widths[0] + 1) + (chunks_of(given) + 1) * of_keys + rounded
+    return 4 * rows * (widths[0] + 1) + max((chunks_of(given) + 1) * of_keys, of_keys + rounded)
 
 
 def _filled(width: int) -> int:
