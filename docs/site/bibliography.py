@@ -22,8 +22,8 @@ cite from: `docs/bibliography.bib`. Which to read first: [the flow of attention]
 """,
     "zh": """# 论文
 
-本库的文档字符串和页面提到的论文、书和报告，按第一作者排列，共 {count} 篇。引用时可用 BibTeX 文件 `docs/bibliography.bib`。\
-先读哪些：见[注意力的流程](flow.md#阅读与课程)。
+本库的文档字符串和页面提到的论文、书和报告，按第一作者排列，共 {count} 篇。\
+引用时可用 BibTeX 文件 `docs/bibliography.bib`。先读哪些：见[注意力的流程](flow.md#阅读与课程)。
 """,
 }
 OTHERS = {"en": "and others", "zh": "等"}
