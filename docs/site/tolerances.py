@@ -18,10 +18,9 @@ from saccade.theory.measurement import SIGMAS
 DOCS = Path(__file__).parents[1]
 LANGUAGES = ("en", "zh")
 COLUMNS = {
-    "en": ("inputs", "what", "allowed", "in units of rounding", "why"),
-    "zh": ("输入", "量", "允许", "合几个舍入单位", "理由"),
+    "en": {"": "inputs", "output": "output", "lse": "lse", "gradient": "gradient", "why": "why"},
+    "zh": {"": "输入", "output": "输出", "lse": "lse", "gradient": "梯度", "why": "理由"},
 }
-QUANTITIES = {"output": "输出", "lse": "lse", "gradient": "梯度"}
 REASONS = {
     "sums of up to 1e4 terms of 1.1e-16 each, in any order; float32 anywhere would show as 1e-8": (
         "至多 1e4 项之和，每项误差 1.1e-16，次序任意；只要有一处用了 float32，就会显出 1e-8"
@@ -47,7 +46,7 @@ _TABLE = re.compile(r"^\|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
 
 def tables(language: str) -> list[str]:
     """The tables of a page, in its order."""
-    return [_laws(language), _elsewhere(language)]
+    return [_limits(language), _reasons(language), _elsewhere(language)]
 
 
 def with_tables(text: str, language: str) -> str:
@@ -56,18 +55,38 @@ def with_tables(text: str, language: str) -> str:
     return _TABLE.sub(lambda _: next(made), text)
 
 
-def _laws(language: str) -> str:
-    lines = [f"| {' | '.join(COLUMNS[language])} |", "|---|---|---|---|---|"]
-    for (dtype, quantity), entry in TOLERANCES.items():
-        what, why = (quantity, entry.reason) if language == "en" else (QUANTITIES[quantity], REASONS[entry.reason])
-        wide = torch.float32 if quantity == "lse" and dtype != torch.float64 else dtype  # the lse is never in half
-        units = float(f"{entry.limit / torch.finfo(wide).eps:.2g}")
-        lines.append(f"| {str(dtype).removeprefix('torch.')} | {what} | {entry.limit:.0e} | {units:,.10g} | {why} |")
+def _limits(language: str) -> str:
+    """Of each dtype what is allowed of each quantity, and how many units of rounding that is."""
+    names = COLUMNS[language]
+    quantities = ("output", "lse", "gradient")
+    lines = [f"| {names['']} | {' | '.join(names[one] for one in quantities)} |", "|---|---|---|---|"]
+    for dtype in dict.fromkeys(dtype for dtype, _ in TOLERANCES):
+        cells = [_limit(dtype, quantity, TOLERANCES[dtype, quantity].limit) for quantity in quantities]
+        lines.append(f"| {_name(dtype)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def _limit(dtype: torch.dtype, quantity: str, limit: float) -> str:
+    computed = torch.float32 if quantity == "lse" and dtype != torch.float64 else dtype  # the lse is never in half
+    units = float(f"{limit / torch.finfo(computed).eps:.2g}")
+    return f"{limit:.0e} ({units:,.10g})"
+
+
+def _reasons(language: str) -> str:
+    names = COLUMNS[language]
+    lines = [f"| {names['']} | {names['why']} |", "|---|---|"]
+    for (dtype, quantity), entry in TOLERANCES.items():
+        why = entry.reason if language == "en" else REASONS[entry.reason]
+        lines.append(f"| {_name(dtype)}, {names[quantity]} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _elsewhere(language: str) -> str:
-    first = ", ".join(f"{str(dtype).removeprefix('torch.')} {limit:g}" for dtype, limit in comparing._LIMITS.items())
+    first = ", ".join(f"{_name(dtype)} {limit:g}" for dtype, limit in comparing._LIMITS.items())
     rows = {
         "en": [
             ("where", "allowed", "of what"),
