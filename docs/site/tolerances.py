@@ -77,7 +77,7 @@ def _reasons(language: str) -> str:
     lines = [f"| {names['']} | {names['why']} |", "|---|---|"]
     for (dtype, quantity), entry in TOLERANCES.items():
         why = entry.reason if language == "en" else REASONS[entry.reason]
-        lines.append(f"| {_name(dtype)}, {names[quantity]} | {why} |")
+        lines.append(f"| {_name(dtype)} {names[quantity]} | {why} |")
     return "\n".join(lines) + "\n"
 
 
