@@ -39,8 +39,8 @@ def read(language):
     for piece in text.split("\n## ")[1:]:
         sections, parts = map(int, re.search(r"^(\d+) \D+(\d+) \D+$", piece, re.MULTILINE).groups())
         rows = []
-        for number, _, here, more in re.findall(r"^\| (\d[\w.]*) \| (.*?) \| (.*) \|(.*)\|$", piece, re.MULTILINE):
-            rows.append(Row(number, re.findall(r"`([^`]+)`", here), re.findall(r"\]\(([^)]+)\)", here + more)))
+        for number, told, here in re.findall(r"^\| (\d[\w.]*) \| (.*?) \| (.*) \|$", piece, re.MULTILINE):
+            rows.append(Row(number, re.findall(r"`([^`]+)`", here), re.findall(r"\]\(([^)]+)\)", told + here)))
         assert len(rows) == len(re.findall(r"^\| (?=\d)", piece, re.MULTILINE))
         documents.append(Document(sections, parts, rows))
     return documents
