@@ -5,6 +5,7 @@ Each table follows its heading; what else the page says is written by hand.
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from saccade.auditing.noise import FACTOR
 from saccade.engine.first_use import comparing
 from saccade.testing import TOLERANCES
-from saccade.theory.measurement import SIGMAS
+from saccade.theory.measurement import SIGMAS, equal
 
 DOCS = Path(__file__).parents[1]
 LANGUAGES = ("en", "zh")
@@ -87,6 +88,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def _elsewhere(language: str) -> str:
     first = ", ".join(f"{_name(dtype)} {limit:g}" for dtype, limit in comparing._LIMITS.items())
+    rounding = f"{inspect.signature(equal).parameters['tolerance'].default:.0e}"
     rows = {
         "en": [
             ("where", "allowed", "of what"),
@@ -105,7 +107,7 @@ def _elsewhere(language: str) -> str:
                 f"{SIGMAS:g} standard errors",
                 "the samples' own; chance exceeds it less than once in a million",
             ),
-            ("numbers of a claim in float64 ([claims](theory.md))", "1e-12", "the number itself"),
+            ("numbers of a claim in float64 ([claims](theory.md))", rounding, "the number itself"),
         ],
         "zh": [
             ("在哪里", "允许", "以什么为单位"),
@@ -116,7 +118,7 @@ def _elsewhere(language: str) -> str:
                 "模型每一部分各舍入一次所引起的变化，在该模型上测得",
             ),
             ("随机样本的平均（[论断](theory.md)）", f"{SIGMAS:g} 个标准误", "样本自己的标准误；偶然超出不到百万分之一"),
-            ("论断里的 float64 数（[论断](theory.md)）", "1e-12", "数本身"),
+            ("论断里的 float64 数（[论断](theory.md)）", rounding, "数本身"),
         ],
     }[language]
     lines = [f"| {' | '.join(row)} |" for row in rows]
