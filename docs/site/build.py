@@ -29,7 +29,7 @@ PACKAGES = [
         for name in (
             *("masks", "scores", "positions", "statistics", "matrix", "mechanisms", "caches", "nn", "vision", "models"),
             *("text", "viz", "recording", "auditing", "distributed", "integrations.transformers", "integrations.flex"),
-            *("learning", "tasks", "testing", "theory"),
+            *("costs", "learning", "tasks", "testing", "theory"),
         )
     ),
 ]

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+import saccade as sc
 from saccade import masks
 from saccade.cli.app import app
 from saccade.distributed import drawing, exchange
@@ -41,16 +42,37 @@ def test_json_is_the_plan(cost):
     ("arguments", "message"),
     [
         (["windw(3)", "--tokens", "9"], "saccade cost: RULE: masks.parse: text must name masks that it knows"),
-        (["causal", "--tokens", "9", "--kv-heads", "5"], "saccade cost: kv_heads must divide the 32 heads"),
+        (
+            ["causal", "--tokens", "9", "--kv-heads", "5", "--ranks", "8"],
+            "saccade cost: kv_heads must divide the 32 heads",
+        ),
+        (["causal", "--tokens", "9", "--kv-heads", "5"], "saccade cost: num_kv_heads must divide num_heads=32"),
+        (["causal", "--tokens", "9", "--picture"], "--picture must come with --ranks"),
+        (["--tokens", "9"], "RULE must be given, or --model instead of it"),
+        (["causal", "--tokens", "9", "--ranks", "8", "--seconds"], "--seconds must be left out where --ranks"),
         (["causal", "--tokens", "9", "--ranks", "64", "--strategy", "ulysses"], "64 ranks do not divide 32 heads"),
         (["causal", "--tokens", "99999", "--ranks", "5000", "--picture"], "--picture must have at most 4,096 ranks"),
-        (["causal", "--tokens", "9", "--json", "--picture"], "--json"),
+        (["causal", "--tokens", "9", "--ranks", "8", "--json", "--picture"], "--json"),
     ],
 )
 def test_what_cannot_be_planned(cost, arguments, message):
     result = cost(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_one_machine(cost):
+    result = cost("causal & window(255, 0)", "--tokens", "4096", "--dtype", "float32", "--memory", "0.5")
+    assert result.exit_code == 0, result.output
+    told = sc.cost(masks.sliding_window(256), 4096, num_heads=32, head_dim=128)
+    assert result.stdout.startswith(str(told))
+    assert "in 0.5 GiB: a run fits, a training step does not fit" in result.stdout
+    assert told.forward.peak_bytes <= 2**29 < told.training.peak_bytes
+
+
+def test_a_model_on_one_machine(cost):
+    result = cost("--model", "small-decoder", "--tokens", "256")
+    assert result.stdout.startswith("cost of Decoder at 256 tokens, batch 1, float32"), result.output
 
 
 @pytest.mark.parametrize("strategy", ["fetch", "gather", "ulysses"])

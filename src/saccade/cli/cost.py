@@ -1,4 +1,4 @@
-"""``saccade cost``: what attention over ranks sends and computes, before anything is run."""
+"""``saccade cost``: what attention or a model computes and holds, here or over ranks, before anything is run."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import torch
 import typer
 
-from saccade.cli.refusal import refuse, refuse_beside
+from saccade.cli.cost_here import here
+from saccade.cli.refusal import refuse, refuse_beside, refuse_without
 from saccade.cli.writing import put
 from saccade.distributed import drawing, exchange
 from saccade.distributed.exchange import Exchange
@@ -19,9 +20,19 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 _DRAWN = 4096  # ranks, of which each row and column is looked at
 
-_Rule = Annotated[str, typer.Argument(metavar="RULE", help='Who may see whom, as in "causal & window(4095, 0)".')]
+_Rule = Annotated[
+    str | None, typer.Argument(metavar="RULE", help='Who may see whom, as in "causal & window(4095, 0)".')
+]
 _Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Of the whole sequence.")]
-_Ranks = Annotated[int, typer.Option(min=1, max=65_536, help="Devices that the sequence is split over.")]
+_Ranks = Annotated[
+    int | None,
+    typer.Option(min=1, max=65_536, help="Devices that the sequence is split over; one machine when left out."),
+]
+_Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME|FOLDER", help="A model, instead of a rule; on one machine.")
+]
+_Memory = Annotated[float | None, typer.Option(min=0, metavar="GIB", help="Say what fits; on one machine.")]
+_Seconds = Annotated[bool, typer.Option("--seconds", help="Say how long it takes; on one machine.")]
 _Heads = Annotated[int, typer.Option(min=1, help="Of queries.")]
 _KVHeads = Annotated[int | None, typer.Option(min=1, help="Of keys and values; as many when left out.")]
 _HeadDim = Annotated[int, typer.Option(min=1, help="Width of a head.")]
@@ -37,9 +48,13 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON, ran
 
 def cost(
     context: typer.Context,
-    rule: _Rule,
+    rule: _Rule = None,
+    *,
     tokens: _Tokens,
-    ranks: _Ranks = 8,
+    ranks: _Ranks = None,
+    model: _Model = None,
+    memory: _Memory = None,
+    seconds: _Seconds = False,
     heads: _Heads = 32,
     kv_heads: _KVHeads = None,
     head_dim: _HeadDim = 128,
@@ -50,10 +65,20 @@ def cost(
     out: _Out = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what attention over a sequence on many ranks sends, holds and computes, forward, by rank.
+    """Say what attention or a model computes, moves and holds, before it is run.
 
-    Nothing is run: the plan is read off the mask. The fastest one is chosen for a machine that is assumed.
+    With --ranks: what attention over a sequence on many ranks sends, holds and computes, forward, by rank. The fastest
+    plan is chosen for a machine that is assumed.
     """
+    if (rule is None) == (model is None):
+        refuse("cost", "RULE must be given, or --model instead of it")
+    if ranks is None:
+        refuse_without(context, "--ranks", ("--layout", "--strategy", "--picture", "--out", "--json"))
+        size = (heads, heads if kv_heads is None else kv_heads, head_dim)
+        here("cost", rule, model, tokens, size, _DTYPES[dtype], memory=memory, asks_seconds=seconds)
+        return
+    refuse_beside(context, "--ranks", ("--model", "--memory", "--seconds"), "plans attention over many machines")
+    assert rule is not None
     if as_json:
         refuse_beside(context, "--json", ("--picture", "--out"), "prints all as one object")
     if (picture or out) and ranks > _DRAWN:

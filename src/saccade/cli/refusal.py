@@ -10,7 +10,7 @@ from saccade.cli.loading import check_name, check_numbers
 from saccade.cli.transformers_model import TransformersModel
 from saccade.text import visible
 
-__all__ = ["STATUSES", "fail", "loaded", "refuse", "refuse_beside"]
+__all__ = ["STATUSES", "fail", "loaded", "refuse", "refuse_beside", "refuse_without"]
 
 STATUSES = (
     "Exit status: 0 when all went well, 2 when what was typed cannot be done, 1 when something failed on the way (a "
@@ -45,11 +45,20 @@ def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], wh
         others: options, as they are written.
         why: what ``chosen`` does, in a few words.
     """
+    for option in _typed(context, others):
+        refuse(context.info_name or "", f"{option} must be left out where {chosen} is given, which {why}")
+
+
+def refuse_without(context: typer.Context, needed: str, others: Sequence[str]) -> None:
+    """End where an option was given that says something only beside ``needed``, which was not."""
+    for option in _typed(context, others):
+        refuse(context.info_name or "", f"{option} must come with {needed}")
+
+
+def _typed(context: typer.Context, options: Sequence[str]) -> list[str]:
     names = {name: parameter.name for parameter in context.command.params for name in parameter.opts}
-    for option in others:
-        source = context.get_parameter_source(names[option] or "")
-        if source is not None and source.name == "COMMANDLINE":
-            refuse(context.info_name or "", f"{option} must be left out where {chosen} is given, which {why}")
+    sources = {option: context.get_parameter_source(names[option] or "") for option in options}
+    return [option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:

@@ -4,6 +4,5 @@ from saccade.costs.cost import Cost, cost
 from saccade.costs.machine import FACTOR, Machine, this_machine
 from saccade.costs.passes import Pass, Share
 from saccade.costs.seconds import Seconds
-from saccade.costs.step import Step
 
-__all__ = ["cost", "Cost", "Pass", "Share", "Seconds", "Step", "Machine", "this_machine", "FACTOR"]
+__all__ = ["cost", "Cost", "Pass", "Share", "Seconds", "Machine", "this_machine", "FACTOR"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,12 +76,12 @@ class Subject(NamedTuple):
 
     def called(self, *given: Tensor, **options: Any) -> Any:
         """What it makes of its tensors."""
-        return self.module.__call__(*given, **self.options, **options)
+        return self.module(*given, **self.options, **options)
 
     def cache_bytes(self, length: int) -> int:
         """What its cache holds after so many tokens."""
         if hasattr(self.module, "new_cache"):
-            cache: Cache | LayerCache = self.module.new_cache()
+            cache: Cache | LayerCache = cast("Any", self.module).new_cache()
             self.called(*self.given(length), cache=cache)
             return cache.nbytes
         held = self.filled(length)["past_key_values"]

@@ -1,0 +1,117 @@
+"""The page of papers, in both languages, from docs/bibliography.bib: ``python docs/site/bibliography.py``.
+
+The file is BibTeX with one field a line, and whatever else it holds is refused, so that nothing is lost unnoticed.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+DOCS = Path(__file__).parents[1]
+FILE = DOCS / "bibliography.bib"
+HEAD = {
+    "en": """# Papers
+
+What the docstrings and pages of this library name, by first author: {count} papers, books and reports. In BibTeX, to
+cite from: `docs/bibliography.bib`. Which to read first: [the flow of attention](flow.md#to-read-and-to-watch).
+""",
+    "zh": """# 论文
+
+本库的文档字符串和页面提到的论文、书和报告，按第一作者排列，共 {count} 篇。\
+引用时可用 BibTeX 文件 `docs/bibliography.bib`。先读哪些：见[注意力的流程](flow.md#阅读与课程)。
+""",
+}
+OTHERS = {"en": "and others", "zh": "等"}
+
+_BEGIN = re.compile(r"@(?P<kind>\w+)\{(?P<key>\w+),")
+_FIELD = re.compile(r"  (?P<name>\w+) = \{(?P<value>.*)\},")
+_VENUES = ("booktitle", "journal", "publisher", "howpublished")
+_FIELDS = {"author", "title", "year", "eprint", "archiveprefix", "volume", "pages", "edition", "doi", "url", *_VENUES}
+
+
+class Entry(NamedTuple):
+    """A paper: its kind and key in BibTeX, and its fields."""
+
+    kind: str
+    key: str
+    fields: dict[str, str]
+
+    @property
+    def last_name(self) -> str:
+        """The first author's, or the team that wrote it."""
+        return self.authors[0].partition(",")[0]
+
+    @property
+    def authors(self) -> list[str]:
+        """In their order, last names first; "others" may be the last."""
+        return [author.strip("{}") for author in self.fields["author"].split(" and ")]
+
+
+def read(text: str) -> list[Entry]:
+    """All entries of a file, as they stand."""
+    entries: list[Entry] = []
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        begins, field = _BEGIN.fullmatch(line), _FIELD.fullmatch(line)
+        if begins and not inside:
+            entries.append(Entry(begins["kind"], begins["key"], {}))
+            inside = True
+        elif field and inside and field["name"] in _FIELDS and field["name"] not in entries[-1].fields:
+            value = field["value"].replace("\\&", "&")
+            entries[-1].fields[field["name"]] = value[1:-1] if field["name"] == "title" else value
+        elif line == "}" and inside:
+            inside = False
+        elif inside or (line and not line.startswith("%")):
+            raise ValueError(f"{FILE.name}, line {number}: no entry, and no field on a line of its own: {line}")
+    return entries
+
+
+def page(entries: Sequence[Entry], language: str) -> str:
+    """The page of a language."""
+    lines = [HEAD[language].format(count=len(entries))]
+    for initial, own in groupby(sorted(entries, key=_order), lambda entry: _order(entry)[0][0].upper()):
+        lines += [f"## {initial}", "", *(f"- {_told(entry, language)}" for entry in own), ""]
+    return "\n".join(lines)
+
+
+def _order(entry: Entry) -> tuple[str, str, str]:
+    last = unicodedata.normalize("NFKD", entry.last_name).casefold().removeprefix("van den ")
+    return "".join(filter(str.isalpha, last)), entry.fields["year"], entry.fields["title"].casefold()
+
+
+def _told(entry: Entry, language: str) -> str:
+    fields = entry.fields
+    names = [OTHERS[language] if author == "others" else _name(author) for author in entry.authors]
+    venue = next((fields[name] for name in _VENUES if name in fields), "")
+    places = [venue] if venue else []
+    if "eprint" in fields:
+        places.append(f"[arXiv:{fields['eprint']}](https://arxiv.org/abs/{fields['eprint']})")
+    if "doi" in fields:
+        places.append(f"[doi:{fields['doi']}](https://doi.org/{fields['doi']})")
+    if "url" in fields:
+        places.append(f"<{fields['url']}>")
+    title = fields["title"].rstrip(".")
+    joined = ", ".join(names).replace(f", {OTHERS[language]}", f" {OTHERS[language]}")
+    return f"{joined}: *{title}*. {fields['year']}" + "".join(f". {place}" for place in places)
+
+
+def _name(author: str) -> str:
+    last, _, first = author.partition(", ")
+    return f"{first} {last}".strip()
+
+
+def main() -> None:
+    """Write both pages."""
+    entries = read(FILE.read_text(encoding="utf-8"))
+    for language in ("en", "zh"):
+        (DOCS / language / "bibliography.md").write_text(page(entries, language), encoding="utf-8")
+    print(f"{len(entries)} entries")
+
+
+if __name__ == "__main__":
+    main()
