@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
 from torch import Tensor
 
 from saccade.finite import is_finite
@@ -37,9 +38,14 @@ def is_readable(*tensors: Tensor) -> bool:
 
 def is_surely_finite(x: Tensor) -> bool:
     """True if a tensor holds neither NaN nor inf; False where nobody may look."""
-    return is_finite(x) if is_readable(x) else _is_clean.get()
+    return is_finite(x) if is_readable(x) else _takes_as_clean()
 
 
 def unless_none(marks: Tensor) -> Tensor | None:
     """Marks, bool; None where nothing is marked. Where nobody may look they are kept, and hide nothing."""
-    return None if (not bool(marks.any()) if is_readable(marks) else _is_clean.get()) else marks
+    return None if (not bool(marks.any()) if is_readable(marks) else _takes_as_clean()) else marks
+
+
+def _takes_as_clean() -> bool:
+    # torch.compile cannot trace a context variable, and no dry run compiles
+    return not torch.compiler.is_dynamo_compiling() and _is_clean.get()
