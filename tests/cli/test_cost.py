@@ -48,6 +48,7 @@ def test_json_is_the_plan(cost):
         ),
         (["causal", "--tokens", "9", "--kv-heads", "5"], "saccade cost: num_kv_heads must divide num_heads=32"),
         (["causal", "--tokens", "9", "--picture"], "--picture must come with --ranks"),
+        (["causal", "--tokens", "1", "--out", "cost.png"], "--out must come with two tokens or more; got --tokens 1"),
         (["--tokens", "9"], "RULE must be given, or --model instead of it"),
         (["causal", "--tokens", "9", "--ranks", "8", "--seconds"], "--seconds must be left out where --ranks"),
         (["causal", "--tokens", "9", "--ranks", "64", "--strategy", "ulysses"], "64 ranks do not divide 32 heads"),
@@ -68,6 +69,14 @@ def test_one_machine(cost):
     assert result.stdout.startswith(str(told))
     assert "in 0.5 GiB: a run fits, a training step does not fit" in result.stdout
     assert told.forward.peak_bytes <= 2**29 < told.training.peak_bytes
+
+
+def test_memory_is_drawn_against_length(cost, tmp_path):
+    file = tmp_path / "cost.png"
+    result = cost("causal", "--tokens", "512", "--heads", "2", "--head-dim", "16", "--out", str(file))
+    assert result.exit_code == 0, result.output
+    assert f"wrote {file}" in result.stdout.replace("\n", "")
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_model_on_one_machine(cost):

@@ -13,7 +13,7 @@ from test_documents import ROOT, said_by
 from saccade import viz
 from saccade.theory.pictures_in_chinese import in_chinese
 
-PAGES = ("figures", "findings", "audit")
+PAGES = ("figures", "findings", "audit", "cost")
 CHINESE = {
     # figures
     "Head 2 of 8,000 tokens": "8,000 个词元的第 2 个头",
@@ -44,6 +44,14 @@ CHINESE = {
     "hidden": "遮住",
     "leak: hidden, but seen (576)": "泄漏：遮住了，却看得见（576）",
     "blind: allowed, but not seen (0)": "盲区：允许，却看不见（0）",
+    # cost
+    "Causal(), batch 1, float32": "Causal()，批大小 1，float32",
+    "tokens": "词元",
+    "forward": "前向",
+    "training": "训练",
+    "decode": "解码",
+    "cache": "缓存",
+    "room": "空间",
 } | {f"head {number}": f"第 {number} 个头" for number in range(5)}
 
 

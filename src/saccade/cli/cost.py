@@ -42,7 +42,14 @@ _Layout = Annotated[
 ]
 _Strategy = Annotated[Literal["auto", "fetch", "gather", "ulysses"], typer.Option(help="How queries and keys meet.")]
 _Picture = Annotated[bool, typer.Option("--picture", help="Draw who gets keys from whom.")]
-_Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The file for a figure of it: .png, .svg or .pdf.")]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The file for a figure, .png, .svg or .pdf: memory against length, or time with --seconds; with --ranks, "
+        "who gets keys from whom.",
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON, rank by rank.")]
 
 
@@ -73,9 +80,9 @@ def cost(
     if (rule is None) == (model is None):
         refuse("cost", "RULE must be given, or --model instead of it")
     if ranks is None:
-        refuse_without(context, "--ranks", ("--layout", "--strategy", "--picture", "--out", "--json"))
+        refuse_without(context, "--ranks", ("--layout", "--strategy", "--picture", "--json"))
         size = (heads, heads if kv_heads is None else kv_heads, head_dim)
-        here("cost", rule, model, tokens, size, _DTYPES[dtype], memory=memory, asks_seconds=seconds)
+        here("cost", rule, model, tokens, size, _DTYPES[dtype], memory=memory, asks_seconds=seconds, out=out)
         return
     refuse_beside(context, "--ranks", ("--model", "--memory", "--seconds"), "plans attention over many machines")
     assert rule is not None
