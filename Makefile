@@ -9,7 +9,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test check check-all examples site bench fmt lint type imports clean
+.PHONY: help demo report verify test check check-all coverage examples site bench fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -49,6 +49,12 @@ check: lint type imports test  ## what CI runs: style, types, import rules, test
 check-all: check  ## check, the tests once more where `auto` asks the compiled kernels first, and the slow proofs
 	SACCADE_CPU=on $(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 	$(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu'
+
+coverage: $(VENV)/.dev  ## run the tests and say which lines and branches none of them reaches (half an hour)
+	$(BIN)/coverage erase
+	$(OFFLINE) $(ALONE) $(BIN)/coverage run -m pytest -q -n 2 -m 'not slow and not gpu'
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 examples: $(VENV)/.dev  ## train all examples on real data (two hours of one core; goes on where it was stopped)
 	$(OFFLINE) $(BIN)/python examples
