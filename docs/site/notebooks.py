@@ -51,6 +51,9 @@ def run(notebook: Any) -> Any:
             resources={"metadata": {"path": str(work)}},
         )
         client.execute(env=_environment(own))
+    for output in (output for cell in new.cells for output in cell.get("outputs", [])):
+        if "image/png" in output.get("data", {}):
+            output.data = {"image/png": smaller(output.data["image/png"])}
     return tidied(new)
 
 
@@ -64,8 +67,6 @@ def tidied(notebook: Any) -> Any:
         for output in cell.get("outputs", []):
             if "data" in output:
                 output.metadata = {}
-            if "image/png" in output.get("data", {}):
-                output.data = {"image/png": smaller(output.data["image/png"])}
     return notebook
 
 
