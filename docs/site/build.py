@@ -55,6 +55,7 @@ def write_source(language: str, source: Path) -> None:
     source.mkdir(parents=True)
     for page in (DOCS / language).glob("*.md"):
         (source / page.name).write_text(_rewritten(page.read_text(encoding="utf-8"), language), encoding="utf-8")
+    shutil.copytree(DOCS / language / "notebooks", source / "notebooks")
     (source / "decisions").mkdir()
     for page in (DOCS / "decisions").glob("*.md"):
         (source / "decisions" / page.name).write_text(page.read_text(encoding="utf-8"), encoding="utf-8")

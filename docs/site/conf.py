@@ -10,7 +10,7 @@ from latex2mathml.converter import convert
 project = "saccade"
 author = "The saccade contributors"
 project_copyright = author
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "index"
 exclude_patterns = ["examples", "images"]
 templates_path = ["templates"]
@@ -35,6 +35,8 @@ math_renderer = "mathml"
 html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # what notebooks show is kept in them, and a test says that it is current
+nb_ipywidgets_js = {}
 default_role = "py:obj"
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

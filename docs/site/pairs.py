@@ -1,8 +1,9 @@
-"""Which pages have been read beside one another in both languages: ``python docs/site/pairs.py``.
+"""Which pages and notebooks have been read beside one another in both languages: ``python docs/site/pairs.py``.
 
 Keeps a mark of each page of docs/en and docs/zh in pairs.json, and refuses where one of a pair has changed and the
-other has not. ``--alone masks`` says that the change of masks.md has no counterpart in the other language, a spelling
-mistake for instance. A test fails until the marks are those of the pages.
+other has not. Of a notebook the cells count, not what they print or draw. ``--alone masks`` says that the change of
+masks.md has no counterpart in the other language, a spelling mistake for instance. A test fails until the marks are
+those of the pages.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ Marks = dict[str, list[str]]
 
 def marks() -> Marks:
     """Of the pages as they are: ``{name: [English, Chinese]}``."""
-    names = sorted(path.stem for path in (DOCS / "en").glob("*.md"))
-    return {name: [_mark(DOCS / language / f"{name}.md") for language in ("en", "zh")] for name in names}
+    english = DOCS / "en"
+    names = sorted(path.relative_to(english) for kind in ("*.md", "notebooks/*.ipynb") for path in english.glob(kind))
+    return {
+        name.with_suffix("").as_posix(): [_mark(DOCS / language / name) for language in ("en", "zh")] for name in names
+    }
 
 
 def recorded() -> Marks:
@@ -44,7 +48,11 @@ def main(allowed: list[str]) -> None:
 
 
 def _mark(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    content = path.read_bytes()
+    if path.suffix == ".ipynb":
+        cells = json.loads(content)["cells"]
+        content = json.dumps([[cell["cell_type"], "".join(cell["source"])] for cell in cells]).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 if __name__ == "__main__":

@@ -121,14 +121,15 @@ def whole_pixels(inches: float) -> float:
 
 
 def blank(where: str) -> Canvas:
-    """Make an empty figure outside pyplot's global list, so that nobody has to close it.
+    """Make an empty figure outside pyplot's global list, so that nobody has to close it; notebooks show it.
 
     Raises:
         ImportError: matplotlib is not installed; ``where`` is named.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
-        from matplotlib.figure import Figure  # noqa: PLC0415
+
+        from saccade.viz.shown import Figure  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra(where, "matplotlib", "viz") from None
     figure = Figure(dpi=DPI, facecolor="white")
