@@ -121,7 +121,7 @@ def test_what_pictures_say_in_chinese_leaves_names_alone():
     words = set(re.findall("[A-Za-z][A-Za-z_]{2,}", " ".join(chinese.of(drawn).values())))
     names = "float bfloat dropout wheel flex fused tiled sdpa mask GPU SDPA enable_gqa transformers Mistral MiB BigBird"
     names += " bigbird Longformer longformer ALiBi Performer performer pytorch scikit image Causal install local"
-    names += " attention Llama"
+    names += " attention Llama saccade cost"
     assert words <= set(names.split())
 
 
