@@ -141,7 +141,7 @@ def _inputs() -> list[Input]:
     return [
         Input("gradients", "梯度"),
         Input("the lse, and its gradient", "lse 及其梯度", needs_lse=True),
-        Input("a sink logit", "汇聚项 `sink_logit`", {"sink_logit": torch.zeros(2)}),
+        Input("a sink logit", "汇点 `sink_logit`", {"sink_logit": torch.zeros(2)}),
         Input("a softcap", "`softcap`", {"softcap": 30.0}),
         Input("dropout", "dropout", dropout_p=0.1),
         Input("a bias in a tensor", "张量形式的偏置", {"bias": bias}),
