@@ -731,13 +731,15 @@ def _known_of_masks(language: str) -> str:
 
 def _mechanisms(language: str) -> str:
     head = {
-        "en": ("mechanism", "its matrix", "softmax of all keys", "rows sum to 1", "`lse`", "`explain()`"),
-        "zh": ("机制", "矩阵", "对全部键的 softmax", "每行之和为 1", "`lse`", "`explain()`"),
+        "en": ("mechanism", "its matrix", "softmax of all keys", "rows sum to 1", "lse, `explain()`", "decodes with"),
+        "zh": ("机制", "矩阵", "对全部键的 softmax", "每行之和为 1", "lse、`explain()`", "解码用"),
     }[language]
     words, rows = WORDS[language], []
     for name, one in mechanisms_told().items():
-        known = (one.is_softmax, one.is_stochastic, one.has_lse, one.explains)
-        rows.append((_code(MECHANISMS[name]), _code(one.matrix), *(words["yes" if x else "no"] for x in known)))
+        known = (one.is_softmax, one.is_stochastic, one.has_lse and one.explains)
+        cells = [words["yes" if x else "no"] for x in known]
+        cells.append(_code(one.cache) if "Causal" in one.taken else words["no"])
+        rows.append((_code(MECHANISMS[name]), _code(one.matrix), *cells))
     return _table(head, *rows)
 
 
