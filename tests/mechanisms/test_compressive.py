@@ -232,8 +232,9 @@ def test_what_it_cannot_do_is_said() -> None:
         cache.attend(memory, q, k, v, mask=sliding_window(3))
     with pytest.raises(sc.UnsupportedError, match="Full is not causal: a segment is read after it was written"):
         cache.attend(memory, q, k, v)
-    with pytest.raises(sc.UnsupportedError, match="a AttentionMatrix is no sum over segments that could be carried on"):
-        cache.attend(Softmax(), q, k, v, mask=Causal())
+    for other, name in ((Softmax(), "AttentionMatrix"), (Linear(), "FeatureMatrix")):
+        with pytest.raises(sc.UnsupportedError, match=f"- {name} is no sum over segments that could be carried on"):
+            cache.attend(other, q, k, v, mask=Causal())
     with pytest.raises(sc.UnsupportedError, match="single weights of earlier tokens cannot be dropped from a sum"):
         cache.attend(memory, q, k, v, mask=Causal(), dropout_p=0.1)
     with pytest.raises(ValueError, match="CompressiveMemory: heads of query must be num_heads 4; got 2"):

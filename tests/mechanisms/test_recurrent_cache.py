@@ -14,7 +14,7 @@ import saccade as sc
 from saccade import masks
 from saccade.caches import Cache, KVCache, RecurrentCache, load_cache, padded_positions, save_cache
 from saccade.masks import Causal, Documents, Mask, Padding
-from saccade.mechanisms import Delta, GatedLinear, Linear, Mechanism, Performer, Softmax
+from saccade.mechanisms import CompressiveMemory, Delta, GatedLinear, Linear, Mechanism, Performer, Softmax
 from saccade.nn import MultiHeadAttention
 from saccade.positions import Rotary
 
@@ -196,8 +196,9 @@ def test_what_it_cannot_do_is_said() -> None:
     cache, linear = RecurrentCache(), Linear()
     with pytest.raises(ValueError, match=r"FeatureMatrix\.advance: mask must be causal"):
         cache.attend(linear, q, k, v)
-    with pytest.raises(sc.UnsupportedError, match="a AttentionMatrix is no sum over keys that could be carried on"):
-        cache.attend(Softmax(), q, k, v, mask=Causal())
+    for other, name in ((Softmax(), "AttentionMatrix"), (CompressiveMemory(2, 2), "CompressiveMatrix")):
+        with pytest.raises(sc.UnsupportedError, match=f"- {name} is no sum over keys that could be carried on"):
+            cache.attend(other, q, k, v, mask=Causal())
     with pytest.raises(sc.UnsupportedError, match="single weights of earlier tokens cannot be dropped from a sum"):
         cache.attend(linear, q, k, v, mask=Causal(), dropout_p=0.1)
     assert cache.length == 0

@@ -301,6 +301,7 @@ def test_a_sink_leaves_rows_that_are_no_distributions() -> None:
         matrix = sc.AttentionMatrix(q.requires_grad_(wants_grad), k, masks.Causal(), sink_logit=sink)
         torch.testing.assert_close(matrix.to_dense(), want)
         torch.testing.assert_close(matrix.received(), want.sum(2))
+        torch.testing.assert_close(matrix.lse, torch.logaddexp(scores.logsumexp(-1), sink[None, :, None]))
     with pytest.raises(sc.UnsupportedError, match="do not sum to 1"):
         matrix.entropy()
 

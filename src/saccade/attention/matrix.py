@@ -144,7 +144,7 @@ class AttentionMatrix(OfIngredients):
     def lse(self) -> Tensor:
         """Natural log of each row's denominator, ``[batch, heads, q_len]``; -inf for an empty row.
 
-        A sink's term is not in it: with one, the denominator is ``exp(lse) + exp(sink_logit)``.
+        A sink's term is in it: results over disjoint keys are merged without one, and the sink's share is taken last.
 
         float32, or float64 for float64 inputs. Cost: one product the first time, kept after that (with gradients,
         one product each time).

@@ -23,7 +23,7 @@ __all__ = ["CompressiveCache", "RemembersSegments"]
 class RemembersSegments(Protocol):
     """A matrix of the open segment's tokens and new ones, to which a memory stands for all segments before."""
 
-    def advance(
+    def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """The product; the memory after these tokens; where it holds a NaN or inf; and who is to be held."""
@@ -95,9 +95,9 @@ class CompressiveCache(LayerCache):
             where = _joined(held["table"], call.table)
         matrix = call.mechanism(call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=where)
         if not isinstance(matrix, RemembersSegments):
-            reason = f"a {type(matrix).__name__} is no sum over segments that could be carried on"
+            reason = f"{type(matrix).__name__} is no sum over segments that could be carried on"
             raise unsupported(call.where, kind, [reason], hint="KVCache() fits every mechanism")
-        out, memory, tainted, is_open = matrix.advance(values, held.get("memory"), held.get("tainted"))
+        out, memory, tainted, is_open = matrix.advance_segments(values, held.get("memory"), held.get("tainted"))
         self._traffic = Traffic(
             sum(x.nbytes for x in (keys, values, memory) if x is not None), call.key.nbytes + call.value.nbytes
         )

@@ -114,7 +114,7 @@ class RecurrentCache(LayerCache):
             call.query, call.key, mask=call.mask, q_positions=call.positions, kv_positions=call.positions
         )
         if not isinstance(matrix, Recurrent):
-            reason = f"a {type(matrix).__name__} is no sum over keys that could be carried on"
+            reason = f"{type(matrix).__name__} is no sum over keys that could be carried on"
             hint = "KVCache() fits every mechanism"
             raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
         out, memory = matrix.advance(call.value, self._memory)

@@ -38,16 +38,16 @@ class CompressiveMatrix(Sum):
     def __init__(self, own: AttentionMatrix, earlier: EarlierSegments, gate: Tensor):
         super().__init__((1.0 - gate, own), (gate, earlier))
 
-    def advance(
+    def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """The product where ``memory`` stands for all tokens before these, and what is to be remembered.
 
-        See `saccade.mechanisms.segments.matrix.EarlierSegments.advance`.
+        See `saccade.mechanisms.segments.matrix.EarlierSegments.advance_segments`.
         """
         (rest, own), (gate, earlier) = self.terms
         assert isinstance(earlier, EarlierSegments)
-        out, memory, tainted, is_open = earlier.advance(value, memory, tainted)
+        out, memory, tainted, is_open = earlier.advance_segments(value, memory, tainted)
         return (own.matmul(value) * rest + out * gate).to(value.dtype), memory, tainted, is_open
 
 

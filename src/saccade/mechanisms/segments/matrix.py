@@ -65,7 +65,7 @@ class EarlierSegments(LinearTimeMatrix):
         """Whether rows are distributions: with the linear update; those of the first segment are 0."""
         return not self._is_delta
 
-    def advance(
+    def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """The product where a memory stands for all tokens before these, and what is to be remembered.
