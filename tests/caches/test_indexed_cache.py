@@ -66,3 +66,16 @@ def test_an_indexed_cache_wants_index_keys() -> None:
         caches.IndexedCache().attend(mechanisms.TopK(BlockMeans(), 2, 2), q, k, v)
     with pytest.raises(UnsupportedError, match="index keys would be missing"):
         caches.IndexedCache().fill(k, v)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_step_reads_what_is_chosen_and_all_index_keys(size: int) -> None:
+    n = 38  # the last block is short
+    its, cache = Indexer(n), caches.IndexedCache()
+    its.call(cache, slice(0, n - 1), 3, size)
+    its.call(cache, slice(n - 1, n), 3, size)
+    full = mechanisms.TopK(LightningIndexer(*its.index), 3, size)(its.q, its.k, mask=masks.Causal()).to_dense()
+    chosen = (full[:, :, -1] > 0).unflatten(1, (2, 2)).any(2)  # by some query head of each key head
+    a_key = 2 * its.k.shape[3] * its.k.element_size()
+    assert cache.index_key is not None
+    assert cache.traffic == (int(chosen.sum()) * a_key + cache.index_key.nbytes, 2 * 2 * a_key)

@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from saccade.attention import AttentionMatrix
 from saccade.caches.cache import Leaf
 from saccade.caches.call import Call
 from saccade.caches.files.contents import Contents
 from saccade.caches.kv_cache import KVCache
+from saccade.engine.chosen import Chosen
 from saccade.errors import unsupported
 
 __all__ = ["IndexedCache"]
@@ -57,7 +59,15 @@ class IndexedCache(KVCache):
             hint = "mechanisms.TopK(scorers.LightningIndexer(...), k) brings some; KVCache() needs none"
             raise unsupported(call.where, type(mechanism).__name__, [reason], hint=hint)
         known = self._written("index_key", len(self._tokens), new)
-        return super().advance(call._replace(mechanism=mechanism.with_index_key(known)))
+        out = super().advance(call._replace(mechanism=mechanism.with_index_key(known)))
+        self._traffic = self._traffic._replace(bytes_read=self._traffic.bytes_read + known.nbytes)
+        return out
+
+    def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
+        rule, (_, groups, kv_len, _) = matrix.ingredients.rule, matrix.ingredients.key.shape
+        if not isinstance(rule, Chosen):
+            return super()._bytes_read(matrix, held)
+        return held * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
         reason = "index keys would be missing"

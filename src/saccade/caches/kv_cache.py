@@ -105,10 +105,20 @@ class KVCache(LayerCache):
         read = keys.nbytes + values.nbytes
         if key.shape[2] != 1:
             read = read if key.shape[2] else 0
-        elif isinstance(matrix, AttentionMatrix) and not matrix.ingredients.plan.is_full:
-            read = _bytes_read(matrix, read)
+        elif isinstance(matrix, AttentionMatrix):
+            read = self._bytes_read(matrix, read)
         self._traffic = Traffic(read, key.nbytes + value.nbytes)
         return out
+
+    def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
+        """How many of the bytes held the query of a step needs. Under a causal rule several queries need nearly all."""
+        batch, _, _, kv_len = matrix.shape
+        plan = matrix.ingredients.plan
+        if plan.is_full:
+            return held
+        needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in plan.tiles for strip in tile.columns}
+        columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
+        return held * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
         """Remember tokens whose keys and values are known, such as those of a prefix, without attending to them.
@@ -191,12 +201,3 @@ def check_softmax(matrix: Matrix, call: Call) -> None:
         reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
         hint = "KVCache() fits every mechanism"
         raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
-
-
-def _bytes_read(matrix: AttentionMatrix, held: int) -> int:
-    """How many of the bytes held the query of a step needs. Under a causal rule several queries need nearly all."""
-    batch, _, _, kv_len = matrix.shape
-    tiles = matrix.ingredients.plan.tiles
-    needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
-    columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
-    return held * min(batch * kv_len, columns) // max(1, batch * kv_len)

@@ -71,6 +71,16 @@ class Chosen(Mask):
             return table[..., block.reshape(-1)]
         return (own == block[..., None]).any(-1)
 
+    def keys_read(self, groups: int, kv_len: int) -> int:
+        """How many keys of so many key heads some query reads, in all items of the index."""
+        items, sharing, _, _ = self.index.shape
+        table = torch.zeros(items, sharing, self.blocks + 1, dtype=torch.bool, device=self.index.device)
+        table = table.scatter_(-1, self.index.flatten(2).long(), True)[..., : self.blocks]
+        if sharing > groups:
+            table = table.unflatten(1, (groups, -1)).any(2)
+        left_out = table[..., -1].sum() * (self.blocks * self.size - kv_len)  # the last block may be short
+        return int(table.sum() * self.size - left_out) * (groups // table.shape[1])
+
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         return Bounds(self.rule.bounds(groups, keys).needed, Spans.nothing(keys))
 
