@@ -1,5 +1,6 @@
 """The commands and the options that all of them share."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -19,7 +20,9 @@ app = typer.Typer(
     name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
-_COMMANDS = {  # each said in the list of commands, where a terminal of 80 columns holds 64 of them
+_COMMANDS: dict[
+    Callable[..., None], str
+] = {  # each said in the list of commands, where a terminal of 80 columns holds 64 of them
     look: "Show what a trained model attends to in a text.",
     compare: "Compare other ways to mix tokens with exact attention.",
     generate: "Continue a text with a language model.",
