@@ -1,5 +1,6 @@
 """The wheel and the source archive, built once, and an environment in which nothing of saccade but the wheel is."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -29,7 +30,10 @@ class Installed(NamedTuple):
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
         """What a program of the environment prints; its errors fail the test."""
         program = [self.folder / "bin" / command[0], *command[1:]]
-        done = subprocess.run(program, cwd=cwd or self.empty, capture_output=True, text=True, check=False)
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(
+            program, cwd=cwd or self.empty, env=variables, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

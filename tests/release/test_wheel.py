@@ -78,7 +78,6 @@ def test_versions_agree():
     assert re.findall(r"^  - ((?:Apache|OFL).+)$", citation, re.MULTILINE) == PROJECT["license"].split(" AND ")
     native = tomllib.loads((ROOT / "native/pyproject.toml").read_text("utf-8"))["project"]
     assert native["requires-python"] == PROJECT["requires-python"]
-    assert f"\n## {VERSION}" in (ROOT / "CHANGELOG.md").read_text("utf-8").replace("[", "")
 
 
 def test_the_package_runs_outside_of_the_checkout(installed):
@@ -93,7 +92,7 @@ def test_the_package_runs_outside_of_the_checkout(installed):
 def test_the_command_runs(installed):
     assert "Usage: saccade" in installed.run("saccade", "--help")
     assert installed.run("saccade", "--version") == f"saccade {VERSION}\n"
-    assert "self-attention" in installed.run("saccade", "verify", "--list").lower()
+    assert len(installed.run("saccade", "verify", "--list").splitlines()) > 90
     installed.run("saccade", "look", "--model", "small-decoder", "The cat sat on the mat.")
     assert sorted(path.suffix for path in (installed.empty / "out/look").iterdir()) == [".png", ".png"]
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import saccade as sc
 from saccade import caches, models, positions, scores, statistics
 from saccade.matrix import Matrix
+from saccade.mechanisms.comparison import Comparison
 from saccade.recording.run import Run
 
 query, key, value = torch.zeros(1, 4, 8, 16), torch.zeros(1, 2, 8, 16), torch.zeros(1, 2, 8, 16)
@@ -42,7 +43,7 @@ either: Matrix = A
 
 # What it costs, and what a model attends to.
 assert_type(sc.cost(causal, 1024), sc.Cost)
-assert_type(sc.compare(query, key, value, [sc.mechanisms.Linear()]), sc.mechanisms.Comparison)
+assert_type(sc.compare(query, key, value, [sc.mechanisms.Linear()]), Comparison)
 model = nn.Linear(4, 4)
 assert_type(sc.record(model), AbstractContextManager[sc.Recording])
 with sc.record(model) as recording:
