@@ -7,8 +7,8 @@ import saccade as sc
 from saccade import masks
 
 torch.manual_seed(0)
-sizes = {"vocab_size": 100, "n_positions": 512, "n_embd": 64, "n_layer": 2, "n_head": 4}
-model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+config = GPT2Config(vocab_size=100, n_positions=512, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+model = GPT2LMHeadModel(config).eval()
 tokens = torch.randint(0, 100, (1, 512))
 
 before = model(tokens, labels=tokens).loss

@@ -11,6 +11,7 @@ import saccade as sc
 from saccade import models, viz
 
 model = models.small_decoder()
+assert model.tokenizer  # it comes with the weights
 text = "\n".join(topics.topics.values())  # the documentation that comes with Python
 tokens = torch.tensor([model.tokenizer.encode(text).ids[:8000]])
 

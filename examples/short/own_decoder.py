@@ -1,21 +1,21 @@
 """A decoder of one's own with a cache: what is generated token by token is what the full run says."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import saccade as sc
+from saccade import caches
 
 
 class Decoder(nn.Module):  # noqa: D101
-    def __init__(self, vocab=50, dim=32):
+    def __init__(self, vocab: int = 50, dim: int = 32) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, dim)
-        parts = {"mask": sc.masks.streaming(4, 16), "rotary": sc.positions.Rotary(8)}  # four sinks, and the last 16
-        self.attention = sc.nn.MultiHeadAttention(dim, 4, num_kv_heads=2, **parts)
-        self.head = nn.Linear(dim, vocab)
+        mask = sc.masks.streaming(4, 16)  # four sinks, and the last 16
+        self.attention = sc.nn.MultiHeadAttention(dim, 4, num_kv_heads=2, mask=mask, rotary=sc.positions.Rotary(8))
 
-    def forward(self, tokens, cache=None):
-        return self.head(self.attention(self.embedding(tokens), cache=cache))
+    def forward(self, tokens: Tensor, cache: caches.LayerCache | None = None) -> Tensor:
+        return nn.functional.linear(self.attention(self.embedding(tokens), cache=cache), self.embedding.weight)
 
 
 torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Train a classifier on a padded batch: an attention_mask says which tokens are real."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import saccade as sc
 
@@ -12,15 +12,15 @@ labels = (tokens == 7).any(1).long()  # does the text hold token 7?
 
 
 class Classifier(nn.Module):  # noqa: D101
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(20, 32), nn.Linear(32, 2)
+        self.embedding, self.pool, self.head = nn.Embedding(20, 32), sc.nn.AttentionPool(32), nn.Linear(32, 2)
         self.layer = sc.nn.EncoderLayer(sc.nn.MultiHeadAttention(32, 4), sc.nn.FeedForward(32, 64))
-        self.pool = sc.nn.AttentionPool(32)
 
-    def forward(self, tokens, attention_mask):
+    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         real = sc.masks.from_attention_mask(attention_mask)
-        return self.head(self.pool(self.layer(self.embedding(tokens), mask=real), mask=real))
+        logits: Tensor = self.head(self.pool(self.layer(self.embedding(tokens), mask=real), mask=real))
+        return logits
 
 
 optimizer = torch.optim.AdamW((model := Classifier()).parameters(), lr=3e-3)

@@ -3,12 +3,12 @@
 The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from saccade import masks, positions, scores, statistics
 from saccade.attention import AttentionMatrix, attention, attention_with_lse
 from saccade.errors import UnsupportedError
+from saccade.lazily import lazily
 from saccade.matrix import Matrix
 
 if TYPE_CHECKING:
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from saccade.packing import Packed, pack
     from saccade.recording.record import record
     from saccade.recording.recording import Recording
+else:  # half of the package, which a product of attention does not need
+    _HOMES = {
+        "": "integrations mechanisms models nn text vision viz",
+        "auditing.audit": "audit",
+        "costs.cost": "Cost cost",
+        "integrations.replacing": "Replaced replace_attention",
+        "mechanisms.comparison": "compare",
+        "packing": "Packed pack",
+        "recording.record": "record",
+        "recording.recording": "Recording",
+    }
+    __getattr__, __dir__ = lazily(__name__, _HOMES)
 
 __version__ = "0.1.0"
 
@@ -52,29 +64,3 @@ __all__ = [
     "UnsupportedError",
     "__version__",
 ]
-
-# Imported when they are first asked for: half of the package, which a product of attention does not need.
-_HOMES = {
-    "audit": "auditing.audit",
-    "cost": "costs.cost",
-    "Cost": "costs.cost",
-    "compare": "mechanisms.comparison",
-    "pack": "packing",
-    "Packed": "packing",
-    "record": "recording.record",
-    "Recording": "recording.recording",
-    "replace_attention": "integrations.replacing",
-    "Replaced": "integrations.replacing",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    if name in __all__:
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -110,7 +110,8 @@ def hidden_by_vmap(where: str, name: str) -> UnsupportedError:
 def missing_extra(where: str, package: str, extra: str) -> ImportError:
     """An ``ImportError`` that says which extra of saccade brings a package that is not installed."""
     return ImportError(
-        f"{where}: {package} must be installed; got no such package.\nHint: pip install 'saccade[{extra}]'"
+        f"{where}: {package} must be installed; got no such package.\nHint: pip install 'saccade[{extra}]'",
+        name=package,
     )
 
 

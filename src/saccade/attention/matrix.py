@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from saccade.attention.base import OfIngredients
 from saccade.attention.scores import ScoreMatrix
 from saccade.calls import answers
 from saccade.engine import dropout, tracing
-from saccade.engine.explanation import Explanation
 from saccade.engine.grouping import joined
 from saccade.engine.guard import is_clean, isolate
 from saccade.engine.ingredients import Ingredients
@@ -29,10 +28,12 @@ from saccade.scores import Score
 from saccade.scores.base import ScoreMod
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.parts import Parts
-from saccade.statistics.summary import Summary, summary_of
 from saccade.statistics.sweep import answers_by_sweep
 from saccade.transforms import without_autocast
+
+if TYPE_CHECKING:
+    from saccade.engine.explanation import Explanation
+    from saccade.statistics import Parts, Summary
 
 __all__ = ["AttentionMatrix", "Impl", "from_ingredients"]
 
@@ -172,10 +173,14 @@ class AttentionMatrix(OfIngredients):
         return self.ingredients.sink_logit is None
 
     def summary(self, parts: Parts | None = None) -> Summary:
+        from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
+
         return summary_of(self, self.ingredients.current(), parts)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
+        from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
+
         dropout.check(dropout_p, "AttentionMatrix.explain")
         given = self.ingredients.current()
         route = route_of(given, dropout_p, self.impl)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 __all__ = ["main"]
 
-_NEEDED = ("typer", "rich")
+_NEEDED = ("typer", "rich", "tokenizers", "safetensors", "matplotlib")
 
 
 def main() -> None:
@@ -44,13 +44,18 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
 def _run() -> None:
     try:
         from saccade.cli.app import app  # noqa: PLC0415  typer and rich are optional
-    except ModuleNotFoundError as error:
+
+        _escape_what_a_terminal_lacks()
+        app()
+    except ImportError as error:  # also of what a command imports when it needs it
         package = (error.name or "").partition(".")[0]
         if package not in _NEEDED:
             raise
         sys.exit(f"saccade: the command line needs {package}; pip install 'saccade[cli]'")
+
+
+def _escape_what_a_terminal_lacks() -> None:
+    """Better than no answer at all."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its escape: better than no answer at all.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    app()

@@ -1,5 +1,6 @@
 """The commands and the options that all of them share."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -18,8 +19,19 @@ __all__ = ["app"]
 app = typer.Typer(
     name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (look, compare, generate, verify, audit, cost):
-    app.command(epilog=STATUSES)(command)
+
+_COMMANDS: dict[
+    Callable[..., None], str
+] = {  # each said in the list of commands, where a terminal of 80 columns holds 64 of them
+    look: "Show what a trained model attends to in a text.",
+    compare: "Compare other ways to mix tokens with exact attention.",
+    generate: "Continue a text with a language model.",
+    verify: "Check what is said about attention, theorem by theorem.",
+    audit: "Hold a model against a rule: which token reaches which.",
+    cost: "Say what attention or a model costs, before it is run.",
+}
+for command, said in _COMMANDS.items():
+    app.command(short_help=said, epilog=STATUSES)(command)
 
 
 def _print_version(asked: bool) -> None:

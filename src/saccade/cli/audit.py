@@ -30,7 +30,8 @@ _Rule = Annotated[
     ),
 ]
 _Packed = Annotated[
-    str | None, typer.Option(metavar="N,N,...", help="Lengths of texts; packed, each must say what it says alone.")
+    str | None,
+    typer.Option(metavar="N,N,...", help="Lengths of texts, in tokens; packed, each must say what it says alone."),
 ]
 _Padded = Annotated[bool, typer.Option("--padded", help="Padding, left and right, must change nothing.")]
 _Cache = Annotated[bool, typer.Option("--cache", help="A prompt and steps must say what the whole text does.")]

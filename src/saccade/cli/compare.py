@@ -36,18 +36,22 @@ def compare(
     features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
     landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
     out: Annotated[
-        Path | None, typer.Option(help="The file for a picture: error against time, or what was learned.")
+        Path | None,
+        typer.Option(help="The file for a picture: error against time, or what was learned; else none is drawn."),
     ] = None,
     train: Annotated[
         bool, typer.Option("--train", help="Train small models on recall instead, one for each way to mix tokens.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Train this mixer, or for this task; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Train this mixer, or for this task, else all; may be repeated."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many times each is trained.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Most steps of a training.")] = DEFAULT.steps,
+    seeds: Annotated[int, typer.Option(min=1, help="How many times each is trained, with a seed of its own.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Most steps of a training, a batch each.")] = DEFAULT.steps,
     runs: Annotated[Path, typer.Option(help="The folder that keeps what was trained; a later call goes on.")] = _RUNS,
-    workers: Annotated[int | None, typer.Option(min=1, help="Trainings at a time; as many as cores.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trainings at a time; by default as many as cores.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print what was learned as Markdown.")] = False,
 ) -> None:
     """Compare Linear, Performer, Linformer and Nystrom with exact attention, or train all that mix tokens.

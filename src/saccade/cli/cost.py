@@ -23,7 +23,7 @@ _DRAWN = 4096  # ranks, of which each row and column is looked at
 _Rule = Annotated[
     str | None, typer.Argument(metavar="RULE", help='Who may see whom, as in "causal & window(4095, 0)".')
 ]
-_Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Of the whole sequence.")]
+_Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Length of the whole sequence, in tokens.")]
 _Ranks = Annotated[
     int | None,
     typer.Option(min=1, max=65_536, help="Devices that the sequence is split over; one machine when left out."),
@@ -31,12 +31,19 @@ _Ranks = Annotated[
 _Model = Annotated[
     str | None, typer.Option("--model", metavar="NAME|FOLDER", help="A model, instead of a rule; on one machine.")
 ]
-_Memory = Annotated[float | None, typer.Option(min=0, metavar="GIB", help="Say what fits; on one machine.")]
+_Memory = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="GIB", help="Memory in GiB: say what fits, by default nothing of it; on one machine."),
+]
 _Seconds = Annotated[bool, typer.Option("--seconds", help="Say how long it takes; on one machine.")]
-_Heads = Annotated[int, typer.Option(min=1, help="Of queries.")]
-_KVHeads = Annotated[int | None, typer.Option(min=1, help="Of keys and values; as many when left out.")]
-_HeadDim = Annotated[int, typer.Option(min=1, help="Width of a head.")]
-_Dtype = Annotated[Literal["bfloat16", "float16", "float32", "float64"], typer.Option(help="Of keys and values.")]
+_Heads = Annotated[int, typer.Option(min=1, help="Heads of queries.")]
+_KVHeads = Annotated[
+    int | None, typer.Option(min=1, help="Heads of keys and values; as many as of queries when left out.")
+]
+_HeadDim = Annotated[int, typer.Option(min=1, help="Width of a head, in numbers.")]
+_Dtype = Annotated[
+    Literal["bfloat16", "float16", "float32", "float64"], typer.Option(help="Number format of keys and values.")
+]
 _Layout = Annotated[
     Literal["auto", "contiguous", "zigzag", "striped", "balanced"], typer.Option(help="Which rank holds which tokens.")
 ]

@@ -29,10 +29,15 @@ _Count = Annotated[int, typer.Option(min=1, help="Most tokens to add.")]
 _Temperature = Annotated[
     float | None, typer.Option(help="Draw tokens; below 1 the likely becomes likelier. By default the likeliest.")
 ]
-_TopK = Annotated[int | None, typer.Option(help="Draw among so many of the likeliest tokens.")]
-_TopP = Annotated[float | None, typer.Option(help="Draw among the likeliest tokens that sum to it.")]
+_TopK = Annotated[int | None, typer.Option(help="Draw among so many of the likeliest tokens; by default among all.")]
+_TopP = Annotated[
+    float | None,
+    typer.Option(help="Draw among the likeliest tokens whose probabilities sum to it; by default among all."),
+]
 _Beams = Annotated[int, typer.Option(min=1, help="Search with so many texts side by side.")]
-_Seed = Annotated[int | None, typer.Option(min=0, help="Of the draws; the same seed draws the same.")]
+_Seed = Annotated[
+    int | None, typer.Option(min=0, help="Of the draws; the same seed draws the same. By default each run draws anew.")
+]
 _Trace = Annotated[bool, typer.Option("--trace", help="Say of every step what was read and kept of keys and values.")]
 
 

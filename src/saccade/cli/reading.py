@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from tokenizers import Tokenizer
 
 from saccade.cli.loading import NAMED, load
 from saccade.cli.transformers_model import TransformersModel, load_transformers
@@ -18,6 +17,9 @@ from saccade.models import Decoder, Encoder, EncoderDecoder
 from saccade.models.folder import read_config
 from saccade.models.pair_format import PairFormat
 from saccade.text import Word, words
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ["Model", "Subject", "load_model", "subject_of"]
 

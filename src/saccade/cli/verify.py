@@ -32,7 +32,7 @@ _STYLES = {"holds": "green", "holds if": "yellow", "refuted": "red"}
 
 _Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="NAME|TOPIC", help="Check this claim or topic; may be repeated."),
+    typer.Option("--only", metavar="NAME|TOPIC", help="Check this claim or topic, else all; may be repeated."),
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="The first seed of the random numbers.")]
 _Seeds = Annotated[int, typer.Option(min=1, help="How many seeds to run, one after the other.")]

@@ -21,7 +21,6 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.product import product, route_of
 from saccade.masks import Mask
-from saccade.masks.transposed import transposed
 from saccade.transforms import is_plain
 
 __all__ = ["NAMES", "can_ask", "numbers"]
@@ -58,7 +57,7 @@ def numbers(given: Ingredients, impl: str | Kernel, names: Collection[str]) -> d
     Cost: one product, and one more for "received", with a copy of the keys for each head.
     """
     wide, found = _wide(given), {}
-    exchanged = transposed(given.rule) if "received" in names else None
+    exchanged = _transposed(given.rule) if "received" in names else None
     if "entropy" in names:
         seen, lse = product(wide, wide.key, impl=impl)
         entropy = lse - given.scale * (wide.query * seen).sum(-1)
@@ -92,3 +91,9 @@ def _wide(given: Ingredients) -> Ingredients:
 
 def _tensors(given: Ingredients) -> tuple[Tensor, Tensor]:
     return given.query, given.key
+
+
+def _transposed(rule: Mask) -> Mask | None:
+    from saccade.masks.transposed import transposed  # noqa: PLC0415  knows masks that a product need not
+
+    return transposed(rule)

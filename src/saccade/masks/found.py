@@ -17,7 +17,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from saccade.masks.dense import Dense
 from saccade.masks.key_ranges import KeyRanges
 from saccade.masks.mask import Mask
-from saccade.masks.naming import RowRanges, named
 from saccade.plan.spans import Ints
 from saccade.transforms import is_plain
 
@@ -115,6 +114,8 @@ def _look(allowed: Tensor) -> Mask | None:
     table = table[:, :1] if (table == table[:, :1]).all() else table
     table = table[:, :, :1] if (table == table[:, :, :1]).all() else table
     starts, ends = np.ascontiguousarray(table)
+    from saccade.masks.naming import RowRanges, named  # noqa: PLC0415  knows masks that a product need not
+
     rule = named(RowRanges(starts[..., 0], ends[..., 0], allowed.shape[3])) if starts.shape[2] == 1 else None
     return KeyRanges(starts, ends, allowed.shape[3]) if rule is None else rule
 

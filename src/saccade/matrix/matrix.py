@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
+from saccade import statistics
 from saccade.arguments import instance, is_integer
 from saccade.engine import dropout
 from saccade.engine.checks import autocast
@@ -21,16 +22,13 @@ from saccade.matrix.indexing import Index, part_of
 from saccade.matrix.operators import Operators
 from saccade.plan import Ranges
 from saccade.statistics.block import Block, as_slice
-from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline, blocks_for
-from saccade.statistics.parts import Parts
-from saccade.statistics.pooled import How, Pooled
-from saccade.statistics.received import Received
 from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
-from saccade.statistics.summary import Summary, summary_of
-from saccade.statistics.topk import Strongest, TopK
 from saccade.statistics.transposed import Transposed
 from saccade.transforms import without_autocast
+
+if TYPE_CHECKING:
+    from saccade.statistics.pooled import How
 
 __all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
 
@@ -182,21 +180,21 @@ class Matrix(Operators, ABC):
 
     def entropy(self) -> Tensor:
         """Over how many keys a query spreads, in nats, ``[batch, heads, q_len]``; see `saccade.statistics.Entropy`."""
-        return self.ask(Entropy())[0]
+        return self.ask(statistics.Entropy())[0]
 
-    def topk(self, k: int) -> Strongest:
+    def topk(self, k: int) -> statistics.Strongest:
         """A query's strongest keys and their weights, ``[batch, heads, q_len, k]``; see `saccade.statistics.TopK`."""
-        return self.ask(TopK(k))[0]
+        return self.ask(statistics.TopK(k))[0]
 
     def received(self) -> Tensor:
         """How much attention each key gets, ``[batch, heads, kv_len]``; see `saccade.statistics.Received`."""
-        return self.ask(Received())[0]
+        return self.ask(statistics.Received())[0]
 
     def pooled(self, bins: int, *, how: How = "mean") -> Tensor:
         """A map of at most ``bins`` × ``bins`` cells for each batch item and head; see `saccade.statistics.Pooled`."""
-        return self.ask(Pooled(bins, how))[0]
+        return self.ask(statistics.Pooled(bins, how))[0]
 
-    def summary(self, parts: Parts | None = None) -> Summary:
+    def summary(self, parts: statistics.Parts | None = None) -> statistics.Summary:
         """Statistics of every head beside those of uniform attention; see `saccade.statistics.Summary`.
 
         Raises:
@@ -205,6 +203,8 @@ class Matrix(Operators, ABC):
 
         Cost: about two sweeps of `blocks`; parts take one more, and one of uniform attention.
         """
+        from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
+
         return summary_of(self, parts=parts)
 
     def to_sparse(self, *, limit: int = SPARSE_LIMIT) -> Tensor:

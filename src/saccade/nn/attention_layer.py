@@ -14,13 +14,14 @@ from saccade.masks import Mask, as_mask
 from saccade.masks.documents import with_facts
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.nn.layer import Layer
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 
 __all__ = ["AttentionLayer"]
 
 
-class AttentionLayer(AnswersCalls, nn.Module):
+class AttentionLayer(AnswersCalls, Layer):
     """From ``[batch, len, embed_dim]`` to the same, by projections around a mechanism.
 
     Args:

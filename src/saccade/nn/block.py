@@ -12,6 +12,7 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.layer import Layer
 from saccade.positions import Bias, Rotary
 from saccade.positions.tokens import GivenPositions
 
@@ -27,7 +28,7 @@ class Facts(TypedDict, total=False):
     bias: Tensor | Bias | None
 
 
-class AttentionBlock(AnswersCalls, nn.Module):
+class AttentionBlock(AnswersCalls, Layer):
     """Post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
 
     Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, encoded)``.

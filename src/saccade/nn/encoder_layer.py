@@ -14,6 +14,7 @@ from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.attention_layer import AttentionLayer
+from saccade.nn.layer import Layer
 from saccade.nn.norms import Norm, make_norm
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
@@ -21,7 +22,7 @@ from saccade.positions.tokens import GivenPositions
 __all__ = ["EncoderLayer", "ResidualLayer"]
 
 
-class ResidualLayer(AnswersCalls, nn.Module):
+class ResidualLayer(AnswersCalls, Layer):
     """The base of `EncoderLayer` and `DecoderLayer`: parts with a norm each, whose results are added to what went in.
 
     Args:

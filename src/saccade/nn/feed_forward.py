@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from saccade.arguments import flag, integer, one_of
 from saccade.calls import AnswersCalls
 from saccade.engine import dropout
+from saccade.nn.layer import Layer
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
 
@@ -33,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FeedForward(AnswersCalls, nn.Module):
+class FeedForward(AnswersCalls, Layer):
     r"""Widen each token, apply an activation, and narrow it again; tokens do not see one another.
 
     .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad

@@ -14,6 +14,7 @@ from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.layer import Layer
 
 __all__ = ["AttentionPool"]
 
@@ -22,7 +23,7 @@ _ONE_QUERY = Shapes("x [batch, len, embed_dim]", "query [batch, query_dim]")
 _QUERIES = Shapes("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
 
 
-class AttentionPool(AnswersCalls, nn.Module):
+class AttentionPool(AnswersCalls, Layer):
     r"""A weighted average of a sequence; the weights say how well each token answers a query.
 
     .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)

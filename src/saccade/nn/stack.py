@@ -15,6 +15,7 @@ from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
+from saccade.nn.layer import Layer
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
 
@@ -31,7 +32,7 @@ class Facts(TypedDict, total=False):
     bias: Tensor | Bias | None
 
 
-class EncoderStack(AnswersCalls, nn.Module):
+class EncoderStack(AnswersCalls, Layer):
     """A stack of encoder layers.
 
     Args:
@@ -81,7 +82,7 @@ class EncoderStack(AnswersCalls, nn.Module):
         return [layer.matrix(x, **facts) for layer, x in with_inputs(self.layers, x, **facts)]
 
 
-class DecoderStack(AnswersCalls, nn.Module):
+class DecoderStack(AnswersCalls, Layer):
     """A stack of decoder layers.
 
     Args:

@@ -10,6 +10,7 @@ from saccade.calls import AnswersCalls
 from saccade.errors import describe, type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.layer import Layer
 from saccade.nn.projections import weight_of
 
 __all__ = ["ColumnAttention", "RowAttention", "TableAttention"]
@@ -19,7 +20,7 @@ _REAL = Shapes("real [batch, rows, columns]")
 _PAIRS = Shapes("pairs [batch, columns, columns, pair_dim]")
 
 
-class TableAttention(AnswersCalls, nn.Module):
+class TableAttention(AnswersCalls, Layer):
     """A norm, and gated multi-head attention within each row of a table. The base of the layers of the Evoformer.
 
     Rows are the batch of one product, and the heads of all items stand side by side in it: so the bias of an item is

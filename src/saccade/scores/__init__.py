@@ -1,11 +1,27 @@
 """HOW ALIKE are a query and a key."""
 
-from saccade.scores.additive import Additive
-from saccade.scores.base import Prepared, Score
-from saccade.scores.bilinear import Bilinear
-from saccade.scores.cosine import Cosine
-from saccade.scores.dot import Dot
-from saccade.scores.gaussian import Gaussian
-from saccade.scores.modified import Modified
+from typing import TYPE_CHECKING
+
+from saccade.lazily import lazily
+
+if TYPE_CHECKING:
+    from saccade.scores.additive import Additive
+    from saccade.scores.base import Prepared, Score
+    from saccade.scores.bilinear import Bilinear
+    from saccade.scores.cosine import Cosine
+    from saccade.scores.dot import Dot
+    from saccade.scores.gaussian import Gaussian
+    from saccade.scores.modified import Modified
+else:
+    _HOMES = {
+        "additive": "Additive",
+        "base": "Prepared Score",
+        "bilinear": "Bilinear",
+        "cosine": "Cosine",
+        "dot": "Dot",
+        "gaussian": "Gaussian",
+        "modified": "Modified",
+    }
+    __getattr__, __dir__ = lazily(__name__, _HOMES)
 
 __all__ = ["Additive", "Bilinear", "Cosine", "Dot", "Gaussian", "Modified", "Prepared", "Score"]

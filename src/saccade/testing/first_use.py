@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import one_of
-from saccade.engine import first_use as checks
 from saccade.engine.checks import check_value
 from saccade.engine.dropout import Dropped
 from saccade.engine.first_use import FirstUse
+from saccade.engine.first_use.comparing import look
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.product import KERNELS
@@ -92,7 +92,7 @@ def first_use(
     reasons = asked.reasons(given, 0.0)
     if reasons:
         raise unsupported("first_use", asked.name, reasons)
-    return checks.look(asked, given, tensors[2].to(given.query.dtype), gradients=gradients)
+    return look(asked, given, tensors[2].to(given.query.dtype), gradients=gradients)
 
 
 def _asked(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[str, Any]) -> Kernel:

@@ -14,6 +14,7 @@ from typing import Any
 
 from saccade.auditing.survey.table import written
 from saccade.caches.files.tensor_files import write_whole
+from saccade.errors import missing_extra
 from saccade.text.generated import with_generated
 
 __all__ = ["COMMAND", "main"]
@@ -43,7 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> dict[str, Any]:
     import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415  # an extra
+
+    try:
+        import transformers  # noqa: PLC0415  # an extra
+    except ModuleNotFoundError:
+        raise missing_extra("survey", "transformers", "transformers") from None
 
     from saccade.auditing.survey.architectures import architectures  # noqa: PLC0415
     from saccade.auditing.survey.cell import Cell, measure  # noqa: PLC0415

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.first_use.comparing import after_error, look
 from saccade.engine.first_use.verdict import FirstUse
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel
@@ -70,6 +69,8 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
     if not is_finite(given.query, given.key, value):
         return True  # of these rows the definition is NaN; a later product will do
     try:
+        from saccade.engine.first_use.comparing import look  # noqa: PLC0415  no processor's kernel needs it
+
         found = look(kernel, own, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
         return True  # the product may fit without a look; a smaller one of its kind will do
@@ -79,6 +80,8 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
 
 def failed(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients, error: Exception) -> None:
     """Note that a kernel raised in a product whose kind had been seen to hold, and warn."""
+    from saccade.engine.first_use.comparing import after_error  # noqa: PLC0415  as above
+
     _keep(_kind_of(kernel, given), _Record(after_error(kernel, own, value, error), frozenset()))
 
 

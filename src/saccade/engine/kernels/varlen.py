@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.kernels.on_gpu import left_out
 from saccade.engine.memory import Cost, Held
-from saccade.masks.packed import Packed, packed_of
 from saccade.transforms import is_transformed
+
+if TYPE_CHECKING:
+    from saccade.masks.packed import Packed
 
 __all__ = ["Varlen"]
 
@@ -139,6 +141,8 @@ class _Texts(NamedTuple):
 
 def _packed(given: Ingredients) -> Packed | None:
     """The lengths of a mask's texts, and their window; None if it is no mask of texts with windows."""
+    from saccade.masks.packed import packed_of  # noqa: PLC0415  knows masks that a product need not
+
     _, _, q_len, kv_len = given.shape
     is_square = q_len == kv_len and given.origin == (0, 0) and given.row_positions is None
     return packed_of(given.rule, q_len) if is_square else None

@@ -1,0 +1,44 @@
+"""How much longer than ``import torch`` does ``import saccade`` take? In fresh processes, in turns.
+
+``python -m benchmarks.imports [ROUNDS]`` prints medians, in milliseconds of the clock and of the processor. Other
+processes disturb the first more than the second. The end of the process, which collects garbage once more, is left out.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+CODES = {
+    "import torch": "import torch",
+    "import torch, saccade": "import torch, saccade",
+    "the same, collecting no garbage": "import torch, gc; gc.disable(); import saccade",
+}
+
+
+def once(code: str) -> tuple[float, float]:
+    """Milliseconds of one process, by the clock and of the processor."""
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-c", f"{code}; import os; os._exit(0)"])
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"failed: {code}")
+    return 1000 * (time.perf_counter() - start), 1000 * (used.ru_utime + used.ru_stime)
+
+
+def main(rounds: int = 20) -> None:
+    """Measure and print."""
+    for code in CODES.values():  # writes and reads what Python caches
+        once(code)
+    found = [{name: once(code) for name, code in CODES.items()} for _ in range(rounds)]
+    for name in CODES:
+        clock, processor = (statistics.median(each[name][place] for each in found) for place in (0, 1))
+        more, much = (
+            statistics.median(each[name][place] - each["import torch"][place] for each in found) for place in (0, 1)
+        )
+        print(f"{name:32} {clock:6.0f} ms, {processor:6.0f} of the processor; {more:+5.0f}, {much:+5.0f} beside torch")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))
