@@ -78,6 +78,7 @@ lint: $(VENV)/.dev
 
 type: $(VENV)/.dev
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typed/public_calls.py
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
