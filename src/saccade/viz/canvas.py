@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saccade.errors import missing_extra
+from saccade.errors import missing_extra, value_error
 from saccade.viz.arrays import Array
 from saccade.viz.fonts import drawable_title
 
@@ -159,8 +159,12 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     """
     destination = Path(path)
     beside = destination.with_name(f".{destination.name}.{os.getpid()}.part")
+    known = figure.canvas.get_supported_filetypes()
+    ending = destination.suffix.removeprefix(".").lower() or "png"
+    if ending not in known:
+        raise value_error("save", "path", f"end in one of {', '.join(sorted(known))}", path)
     try:
-        figure.savefig(beside, format=destination.suffix.removeprefix(".") or "png")
+        figure.savefig(beside, format=ending)
         os.replace(beside, destination)
     finally:
         beside.unlink(missing_ok=True)
