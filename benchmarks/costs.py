@@ -87,9 +87,10 @@ def _runs(
 
     def training() -> object:
         module.train()
+        loss(run()).backward()
         for x in (*leaves, *module.parameters()):
-            x.grad = None
-        return loss(run()).backward()
+            x.grad = None  # here, so that a profile of the next step does not begin with memory that it has not seen
+        return None
 
     return forward, training
 
@@ -145,16 +146,25 @@ def measure(referee: Referee) -> Iterator[Row]:
     """Rows of this question."""
     rounds = 1 if referee.most_rounds == 1 else 7
     for case in cases():
-        predicted = case.told.seconds()
+        try:
+            predicted = case.told.seconds()
+        except NotImplementedError:  # of products whose score is no dot product
+            predicted = None
         for name in ("forward", "training"):
             run: Call = getattr(case, name)
             memory = getattr(case.told, name).peak_bytes / (case.held + measured_bytes(run))
-            seconds = measured_seconds(run, rounds)
-            time_ratio = getattr(predicted, name) / seconds
+            close, told = abs(memory - 1) <= SHARE, f"memory {memory:.3f}"
+            figures = {"memory_ratio": memory}
+            if predicted is not None:
+                seconds = measured_seconds(run, rounds)
+                ratio = getattr(predicted, name) / seconds
+                close &= 1 / FACTOR <= ratio <= FACTOR
+                told += f", time {ratio:.2f} of {1e3 * seconds:.3g} ms"
+                figures |= {"time_ratio": ratio, "measured_s": seconds}
             yield Row(
                 f"{case.name}, {case.length:,} tokens, {name}",
-                f"memory {memory:.3f}, time {time_ratio:.2f} of {1e3 * seconds:.3g} ms",
+                told,
                 f"memory within {SHARE:.0%}, time within a factor of {FACTOR:g}",
-                abs(memory - 1) <= SHARE and 1 / FACTOR <= time_ratio <= FACTOR,
-                {"memory_ratio": memory, "time_ratio": time_ratio, "measured_s": seconds},
+                close,
+                figures,
             )

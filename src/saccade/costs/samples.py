@@ -46,6 +46,8 @@ _BATCHED = (
     (8, 1, 64, 512),
 )
 
+_LOOK, _LOOKS, _PATIENCE = 0.002, 7, 0.15  # seconds of a look, how many at least, and seconds of all
+
 _aten: Any = torch.ops.aten
 
 
@@ -87,14 +89,16 @@ def _layer_norm_backward(x: Tensor) -> object:
     return _aten.native_layer_norm_backward(x, x, [x.shape[1]], number, number, x[0], x[0], [True, True, True])
 
 
-def timed(run: Callable[[], object], *, least: float = 0.02) -> float:
-    """Seconds of a call: the least of several, since only a disturbance makes one longer."""
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of a call: the least of many short looks, since a disturbance only makes one longer, and not all."""
     run()
     start = time.perf_counter()
     run()
     once = max(1e-7, time.perf_counter() - start)
-    times, number = [], max(1, min(1000, int(least / once)))
-    for _ in range(7):
+    times: list[float] = []
+    number = max(1, min(1000, int(_LOOK / once)))
+    end = time.perf_counter() + _PATIENCE
+    while len(times) < _LOOKS or time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(number):
             run()

@@ -48,6 +48,7 @@ def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
             is_copied = item < wide or len(joined(piece.spans)) > 1
             entries, sides = items * own * piece.height, columns * piece.width * widths
             extra = _times(given) * entries * piece.width + entries * widths + (2 if is_copied else 1) * sides
+            extra += _of_function(given, entries * piece.width)
             most = max(most, extra)
     rounded = 0 if item == wide else (of_query + of_keys) * item
     looked = rows * value_dim * wide  # the products that are summed to what softmax takes off each gradient
@@ -57,6 +58,14 @@ def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
 def _times(given: Ingredients) -> int:
     """Blocks of scores that are held at once: weights and their gradients, and what slopes and functions keep."""
     return 2 + (given.softcap is not None) + 2 * (given.modification is not None)
+
+
+def _of_function(given: Ingredients, pairs: int) -> int:
+    """Numbers that a score's own function holds on the way back: a gradient that is scaled, and what it makes of it."""
+    if given.tile_function is None:
+        return 0
+    told = getattr(given.tile_function, "held_bytes", None)
+    return pairs + (2 * pairs if told is None else 2 * told(1))  # what is told is held, and its product with a gradient
 
 
 class _Run:
