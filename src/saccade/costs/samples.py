@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -59,7 +61,7 @@ def _twice(run: Callable[[Tensor, Tensor], object], x: Tensor) -> object:
     return run(x, x)
 
 
-ELEMENTWISE: dict[str, Callable[[Tensor], object]] = {
+ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
     **{
         name: getattr(_aten, name)
         for name in ("exp", "log", "sin", "cos", "tanh", "sigmoid", "erf", "silu", "gelu", "rsqrt", "sum", "mean")
@@ -113,19 +115,25 @@ def small_operations() -> Tensor:
 
 
 def streams() -> list[list[float]]:
-    """``[bytes moved, seconds]`` of sums of two tensors: memory is taken anew for each, as it is elsewhere."""
+    """``[bytes moved, seconds]`` of sums of two tensors."""
     found = []
     for moved in _BYTES:
-        a, b = (torch.ones(moved // 12) for _ in range(2))
-        found.append([float(moved), timed(lambda a=a, b=b: a + b)])  # type: ignore[misc]
+        pairs = [(torch.ones(moved // 12), torch.ones(moved // 12)) for _ in range(4)]
+        found.append([float(moved), timed(_in_turns(torch.add, pairs))])
     return found
+
+
+def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Callable[[], None]:
+    """As in a model: what is read was not read just now, and what is written is not what was just given back."""
+    turns, held = itertools.cycle(inputs), deque[Tensor](maxlen=8)
+    return lambda: held.append(run(*next(turns)))
 
 
 def elementwise(name: str, dtype: str) -> list[list[float]]:
     """``[numbers, seconds]`` of an operation."""
     run = ELEMENTWISE[name]
-    inputs = [torch.rand(count).add_(0.1).to(getattr(torch, dtype)) for count in _COUNTS]
-    return [[float(x.numel()), timed(lambda x=x: run(x))] for x in inputs]  # type: ignore[misc]
+    inputs = [torch.rand(4, count).add_(0.1).to(getattr(torch, dtype)) for count in _COUNTS]
+    return [[float(x.shape[1]), timed(_in_turns(run, [(each,) for each in x]))] for x in inputs]
 
 
 def products(kind: str, dtype: str) -> list[list[float]]:
