@@ -5,7 +5,10 @@ Whatever is raised is left alone, whole; so are the texts a check is told to say
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import libcst as cst
+from accepted import accepted, is_whole
 from mutmut.mutation import file_mutation
 from mutmut.mutation.file_mutation import Mutation
 
@@ -29,13 +32,18 @@ _CHECKS = frozenset(
 
 def install() -> None:
     """Make mutmut leave them out."""
-    create = file_mutation.create_mutations
+    create, entries = file_mutation.create_mutations, accepted()
 
-    def heard(*args: object) -> tuple[cst.Module, list[Mutation], set[str], set[str]]:
-        module, mutations, classes, functions = create(*args)  # type: ignore[arg-type]
-        words = _Words()
+    def heard(name: str, *args: object) -> tuple[cst.Module, list[Mutation], set[str], set[str]]:
+        module, mutations, classes, functions = create(name, *args)  # type: ignore[arg-type]
+        words, file = _Words(), name.removeprefix("src/saccade/")
         module.visit(words)
-        kept = [mutation for mutation in mutations if not words.holds(mutation)]
+        whole = {node for node, own in _named(module) if is_whole(entries, file, own)}
+        kept = [
+            mutation
+            for mutation in mutations
+            if mutation.contained_by_top_level_function not in whole and not words.holds(mutation)
+        ]
         return module, kept, classes, functions
 
     file_mutation.create_mutations = heard
@@ -81,6 +89,17 @@ class _Words(cst.CSTVisitor):
         self.said.add(node)
         for child in node.children:
             self._say(child)
+
+
+def _named(module: cst.Module) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Functions and methods by their names."""
+    for node in module.body:
+        if isinstance(node, cst.FunctionDef):
+            yield node, node.name.value
+        elif isinstance(node, cst.ClassDef):
+            for method in node.body.body:
+                if isinstance(method, cst.FunctionDef):
+                    yield method, f"{node.name.value}.{method.name.value}"
 
 
 def _name(function: cst.BaseExpression) -> str:
