@@ -34,7 +34,7 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    "masks": Package(("masks", "plan"), ("tests/masks", "tests/test_plan.py")),
+    "masks": Package(("masks", "plan"), ("tests/masks", "tests/test_plan.py", "tests/test_spans.py", "tests/test_written_down.py")),
     "engine": Package(("engine",), ("tests/mutation/test_engine.py",)),
     "caches": Package(("caches",), ("tests/caches",)),
 }
@@ -43,7 +43,7 @@ _SETTINGS = """
 source_paths = ["src"]
 only_mutate = {files}
 pytest_add_cli_args_test_selection = {tests}
-pytest_add_cli_args = ["-m", "not slow and not gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not compiled"]
+pytest_add_cli_args = ["-m", "not slow and not gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not compile and not process"]
 process_isolation = "forkserver"
 use_git_change_detection = false
 track_dependencies = false
