@@ -1,5 +1,6 @@
 """Sets of keys as ranges, against Python's own sets."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ def _is(spans: Spans, sets: list[set[int]]) -> None:
     assert spans.sizes().tolist() == [len(own) for own in sets]
     for ranges, own in zip(spans.ranges(rows), sets, strict=True):
         assert [key for part in ranges for key in part] == sorted(own)
-        assert all(left.stop < right.start for left, right in zip(ranges, ranges[1:], strict=False))
+        assert all(left.stop < right.start for left, right in itertools.pairwise(ranges))
     is_empty = spans.starts >= spans.ends
     assert not (is_empty[:, :-1] & ~is_empty[:, 1:]).any()
 
@@ -101,7 +102,9 @@ def test_bounds_of_a_formula_hold_what_their_parts_do(of: Drawn, data: st.DataOb
     _are(left.both(right, universe), [(x | y) & y for x, y in pairs], [x & y for x, y in pairs])
     _are(left.either(right, universe), [x | y for x, y in pairs], [x | y for x, y in pairs])
     outside = list(zip(keys, pairs, strict=True))
-    _are(left.inverted(universe), [every - x for every, (x, _) in outside], [every - x - y for every, (x, y) in outside])
+    _are(
+        left.inverted(universe), [every - x for every, (x, _) in outside], [every - x - y for every, (x, y) in outside]
+    )
     _are(Bounds.unknown(universe), keys, [set() for _ in keys])
     choose = data.draw(st.lists(st.booleans(), min_size=len(keys), max_size=len(keys)))
     chosen = left.where(np.asarray(choose), right)

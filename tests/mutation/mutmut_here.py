@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import sys
-from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+import collected
+import mutmut.__main__ as mutmut
+import properties
+import typed
+import words
 
-import mutmut.__main__ as mutmut  # noqa: E402
 
-import collected  # noqa: E402
-import properties  # noqa: E402
-import words  # noqa: E402
+def _seldom(every: int = 200) -> None:
+    """Count what has been done now and then: mutmut counts all mutants before each."""
+    tell, calls = mutmut.print_stats, itertools.count()
+
+    def told(found: Any, force_output: bool = False) -> None:
+        if force_output or next(calls) % every == 0:
+            tell(found, force_output=True)
+
+    mutmut.print_stats = told
+
 
 if __name__ == "__main__":
+    _seldom()
     words.install()
     if os.environ.get("MUTATION_PROPERTIES"):
         properties.install()
+    typed.install()
     collected.install(float(os.environ.get("MUTATION_SECONDS", "10")))
     mutmut.cli()

@@ -28,7 +28,7 @@ def install() -> None:
 
 
 class _Rewritten(cst.CSTTransformer):
-    def leave_FunctionDef(self, original: cst.FunctionDef, updated: cst.FunctionDef) -> cst.CSTNode:  # noqa: N802
+    def leave_FunctionDef(self, original: cst.FunctionDef, updated: cst.FunctionDef) -> cst.CSTNode:
         kind = _kind(updated)
         if kind is None:
             return updated
@@ -41,7 +41,7 @@ class _Properties(cst.CSTVisitor):
     def __init__(self) -> None:
         self.found: set[cst.CSTNode] = set()
 
-    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> None:  # noqa: N802
+    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> None:
         for function, after in zip(node.body, node.body[1:], strict=False):
             match function, after:
                 case cst.FunctionDef(), cst.SimpleStatementLine(body=[cst.Assign(value=cst.Call(func=cst.Name(kind)))]):
