@@ -9,7 +9,7 @@ from saccade import masks
 from saccade.masks.causality import sees_later
 
 FEW = torch.tensor([[3, 4, -1], [0, 1, 2]])
-PLACES = [range(4), range(2, 5), range(8, 9), torch.tensor([4, 0, 2]), FEW, torch.tensor([[-1, -1], [5, -1]])]
+PLACES = [range(1), range(4), range(2, 5), range(8, 9), torch.tensor([4, 0, 2]), FEW, torch.tensor([[-1, -1], [5, -1]])]
 MORE = [
     masks.Window(0, 1) & masks.Prefix(5),
     masks.Causal() | masks.Global([6], sees=False),
@@ -19,6 +19,7 @@ MORE = [
     masks.PerItem([masks.Window(1, 2), masks.Causal()]),
     masks.Predicate(lambda b, h, q, kv: kv <= q),
     masks.Predicate(lambda b, h, q, kv: (kv <= q) | (kv == 20)),
+    masks.Predicate(lambda b, h, q, kv: (kv <= q) | (kv == q + 63)),
     masks.Predicate(lambda b, h, q, kv: (kv <= q) | ((b == 1) & (kv == q + 3))),
     ~masks.Predicate(lambda b, h, q, kv: kv >= q - 1) | masks.Causal(),
 ]
@@ -35,7 +36,7 @@ def _rows(mask: masks.Mask, positions: range | torch.Tensor) -> list[list[int]]:
 def test_a_rule_sees_later_keys_where_one_of_them_is_allowed(mask: masks.Mask, positions: range | torch.Tensor) -> None:
     allows = brute_force.rule(mask)
     expected = any(
-        allows(b, q, kv) for b, row in enumerate(_rows(mask, positions)) for q in row for kv in range(max(row) + 1, 60)
+        allows(b, q, kv) for b, row in enumerate(_rows(mask, positions)) for q in row for kv in range(max(row) + 1, 75)
     )
     assert sees_later(mask, positions) == expected
 
@@ -58,6 +59,8 @@ def test_far_keys_are_sampled_too() -> None:
 
 def test_no_rule_sees_all_that_comes_unless_nobody_asks() -> None:
     assert sees_later(None, range(3))
+    assert sees_later(None, range(1))
+    assert sees_later(None, torch.zeros(1, 1, dtype=torch.int64))
     assert sees_later(None, torch.zeros(1, 2, dtype=torch.int64))
     assert not sees_later(None, range(0))
     assert not sees_later(None, torch.zeros(1, 0, dtype=torch.int64))

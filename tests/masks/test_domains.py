@@ -77,6 +77,12 @@ def test_a_rule_in_documents_is_about_the_longest_of_them():
     assert sc.attention(x, x, x, masks.Documents([3, 2, 3], rule=masks.Dense(SQUARE))).shape == x.shape
 
 
+def test_a_rule_on_blocks_is_about_the_positions_in_them():
+    last_row = masks.Coarse(masks.Dense(torch.ones(2, 3, dtype=torch.bool)), 4)
+    assert last_row.domain == Domain(range(4, 12), range(12))
+    assert masks.Coarse(masks.Dense(torch.ones(1, 3, dtype=torch.bool)), 2).domain == Domain(None, range(6))
+
+
 def test_a_union_is_about_all_that_one_of_its_rules_is_about():
     assert (masks.Neighborhood(2, 2, 1) | masks.Global([4])).domain == EVERYWHERE
     assert (masks.Dense(SQUARE) | masks.Documents([2, 2])).domain == Domain(range(4), range(4))

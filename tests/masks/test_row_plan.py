@@ -14,12 +14,15 @@ def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tens
     """bool [kv_len], read off the tiles; a key that is allowed in two of them would count twice."""
     row, times = torch.zeros(kv_len, dtype=torch.bool), torch.zeros(kv_len)
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    contents: dict[object, torch.Tensor] = {}
     for tile in plan.tiles:
         assert tile.rows == range(1) or list(tile.rows) == [0]
         for strip in tile.columns:
             keys = torch.tensor(list(strip.keys))
             asked = tile.rule.allows(zero, zero, zero + position, keys + kv_first).expand(1, 1, 1, len(keys))
             allowed = torch.ones(len(keys), dtype=torch.bool) if strip.residual is True else asked.flatten()
+            if strip.residual is not True:
+                assert torch.equal(contents.setdefault(strip.residual, allowed), allowed)
             times[keys] += allowed
             row[keys] |= allowed
     assert times.max() <= 1

@@ -9,6 +9,7 @@ from typing import Any
 import collected
 import mutmut.__main__ as mutmut
 import properties
+import sample
 import typed
 import words
 
@@ -30,5 +31,6 @@ if __name__ == "__main__":
     if os.environ.get("MUTATION_PROPERTIES"):
         properties.install()
     typed.install()
+    sample.install(int(os.environ.get("MUTATION_SHARE", "100")))
     collected.install(float(os.environ.get("MUTATION_SECONDS", "10")))
     mutmut.cli()

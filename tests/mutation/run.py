@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=ROOT / "out" / "mutants", help="where the copies are made")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10.0, help="of tests for a mutant, of the most telling ones")
+    parser.add_argument("--share", type=int, default=100, help="of a hundred mutants; a larger one goes on later")
     parser.add_argument("--only", choices=["functions", "properties"], help="one half of the run")
     parser.add_argument("--look", action="store_true", help="run nothing, tell what has been found so far")
     options = parser.parse_args()
@@ -69,7 +70,7 @@ def main() -> None:
             scratch = (options.scratch / (package + "-properties" * properties)).resolve()
             if not options.look:
                 _prepare(package, scratch, properties=properties)
-                _run(scratch, options.processes, options.seconds, properties=properties)
+                _run(scratch, options, properties=properties)
             if (scratch / "mutants").exists():
                 own = list(_unaccepted(scratch))
                 rows.append((scratch.name, counts(scratch), len(own)))
@@ -118,9 +119,10 @@ def _copy(source: Path, target: Path) -> None:
                 shutil.copyfile(path, own)
 
 
-def _run(scratch: Path, processes: int, seconds: float, *, properties: bool) -> None:
-    command = [sys.executable, str(HERE / "mutmut_here.py"), "run", "--max-children", str(processes)]
-    own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": "", "MUTATION_SECONDS": str(seconds)}
+def _run(scratch: Path, options: argparse.Namespace, *, properties: bool) -> None:
+    command = [sys.executable, str(HERE / "mutmut_here.py"), "run", "--max-children", str(options.processes)]
+    own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": ""}
+    own |= {"MUTATION_SECONDS": str(options.seconds), "MUTATION_SHARE": str(options.share)}
     own |= {"MUTATION_PROPERTIES": "1"} if properties else {}
     subprocess.run(command, cwd=scratch, env=os.environ | own, check=False)
 
