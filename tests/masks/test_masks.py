@@ -87,6 +87,23 @@ def test_density_is_the_share_of_allowed_pairs(mask: masks.Mask, q_len: int, kv_
     assert mask.density(q_len, kv_len, batch=2, heads=3) == pytest.approx(expected, abs=1e-12)
 
 
+def test_density_counts_items_that_are_planned_apart() -> None:
+    odd = masks.Predicate(lambda b, h, q, kv: (q + kv + b) % 3 == 0)
+    mask = masks.PerItem([masks.Window(40, 0), masks.Causal(), masks.Window(700, 0)]) & odd
+    assert {(tile.batch.start, tile.batch.stop) for tile in mask.plan(900).tiles} == {(0, 1), (1, 2), (2, 3)}
+    expected = mask.to_dense(900, heads=2).double().mean().item()
+    assert mask.density(900, heads=2) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(9, 9), (2, 9), (9, 2)])
+def test_the_last_query_of_a_plan_stands_at_the_last_key(q_len: int, kv_len: int) -> None:
+    plan = (masks.Causal() & masks.Window(1, 0)).plan(q_len, kv_len)
+    held = {(row, key) for tile in plan.tiles for row in tile.rows for keys in tile.spans for key in keys}
+    assert held >= {
+        (row, row + kv_len - q_len - by) for row in range(q_len) for by in (0, 1) if row + kv_len - q_len >= by
+    }
+
+
 def test_a_layout_per_head() -> None:
     generator = torch.Generator().manual_seed(0)
     layout = torch.rand(3, 4, 4, generator=generator) < 0.4

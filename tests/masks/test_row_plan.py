@@ -15,8 +15,11 @@ def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tens
     row, times = torch.zeros(kv_len, dtype=torch.bool), torch.zeros(kv_len)
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     contents: dict[object, torch.Tensor] = {}
+    assert plan.overlaps == (len(plan.tiles) > 1)
     for tile in plan.tiles:
-        assert tile.rows == range(1) or list(tile.rows) == [0]
+        assert list(tile.rows) == [0]
+        assert (tile.batch, tile.heads) == (slice(0, plan.shape[0]), slice(0, plan.shape[1]))
+        assert [strip.keys.start for strip in tile.columns] == sorted(strip.keys.start for strip in tile.columns)
         for strip in tile.columns:
             keys = torch.tensor(list(strip.keys))
             asked = tile.rule.allows(zero, zero, zero + position, keys + kv_first).expand(1, 1, 1, len(keys))
@@ -34,13 +37,21 @@ def test_every_row_ahead_is_the_rule(mask: masks.Mask, kv_first: int, first: int
     first = max(first, kv_first)
     position = first + ahead - 1
     kv_len = position - kv_first + 1
-    plan = RowPlan(RowsAhead(mask, first, kv_first, rows=30), position, (1, 2, 1, kv_len))
+    plan = RowPlan(RowsAhead(mask, first, kv_first, rows=30), position, (3, 2, 1, kv_len))
     expected = mask.to_dense(
         1, kv_len, q_positions=torch.tensor([position]), kv_positions=torch.arange(kv_first, position + 1)
     )
     assert torch.equal(_row(plan, position, kv_first, kv_len), expected[0, 0, 0])
-    assert plan.pairs >= 2 * int(expected.sum())
+    assert plan.pairs == 6 * sum(len(keys) for tile in plan.tiles for keys in tile.spans)
     assert not plan.is_full or bool(expected.all())
+
+
+@given(st.integers(2, 6), st.integers(0, 5), st.integers(1, 30))
+def test_every_so_manieth_key_is_read_and_no_other(step: int, kv_first: int, ahead: int) -> None:
+    position = kv_first + ahead - 1
+    plan = RowPlan(RowsAhead(masks.Strided(step), kv_first, kv_first, rows=30), position, (1, 1, 1, ahead))
+    assert plan.pairs == len(range(ahead - 1, -1, -step))
+    assert plan.is_full == (ahead == 1)
 
 
 def test_a_decode_step_is_planned_with_its_neighbours() -> None:
