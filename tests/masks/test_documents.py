@@ -44,7 +44,7 @@ FACTS: list[tuple[masks.Mask, Callable[[int, int, int], bool]]] = [
 ]
 
 
-@pytest.mark.parametrize("facts, besides", FACTS, ids=str)
+@pytest.mark.parametrize("facts, besides", FACTS, ids=[str(facts) for facts, _ in FACTS])
 def test_a_pattern_begins_anew_with_each_text(facts: masks.Mask, besides: Callable[[int, int, int], bool]) -> None:
     inside = brute_force.rule(PATTERN)
 

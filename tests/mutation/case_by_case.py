@@ -17,9 +17,8 @@ DTYPES = {"tiled": torch.float64, "fused": torch.float32, "reference": torch.flo
 
 def _trials(cases, every):
     """A kernel and a case: each kernel on every so-manieth."""
-    for impl, step in every.items():
-        for case in cases[::step]:
-            yield pytest.param(impl, case, id=f"{impl}-{case}")
+    pairs = [(impl, case) for impl, step in every.items() for case in cases[::step]]
+    return [pytest.param(impl, case, id=f"{impl}-{case}") for impl, case in pairs]
 
 
 def _faults(impl, laws, case, dtype):

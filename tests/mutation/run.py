@@ -27,22 +27,54 @@ ROOT = HERE.parent.parent
 
 
 class Package(NamedTuple):
-    """What is changed, and the tests that are run for it: few of all, and fast ones."""
+    """What is changed, and the tests that are run for it: few of all, and fast ones.
+
+    Attributes:
+        parts: packages of saccade.
+        without: files of them that are left out: what they compute is no result, or has no test that is fast enough.
+        tests: as pytest takes them.
+    """
 
     parts: tuple[str, ...]
+    without: tuple[str, ...]
     tests: tuple[str, ...]
 
 
 _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_tensors"
+_COSTS = ("engine/kernels/*_cost.py", "engine/memory.py", "engine/explanation.py")
+_DEVICES = (
+    "engine/kernels/native*.py",
+    "engine/kernels/flex.py",
+    "engine/kernels/varlen.py",
+    "engine/kernels/on_gpu.py",
+)
+_BESIDE = ("engine/first_use/*", "engine/kernels/block_mask.py", "engine/kernels/probe.py", "engine/tracing.py")
 PACKAGES = {
-    "masks": Package(("masks", "plan"), ("tests/masks", "tests/test_plan.py", "tests/test_spans.py", _WRITTEN_DOWN)),
-    "engine": Package(("engine",), ("tests/mutation/test_engine.py",)),
-    "caches": Package(("caches",), ("tests/caches",)),
+    "masks": Package(
+        ("masks", "plan"), (), ("tests/masks", "tests/test_plan.py", "tests/test_spans.py", _WRITTEN_DOWN)
+    ),
+    "engine": Package(
+        ("engine",),
+        (*_COSTS, *_DEVICES, *_BESIDE),
+        (
+            "tests/mutation/case_by_case.py",
+            "tests/test_dropout.py",
+            "tests/test_grouping.py",
+            "tests/test_token_positions.py",
+            "tests/kernels/test_few_rows.py",
+        ),
+    ),
+    "caches": Package(
+        ("caches",),
+        ("caches/files/*", "caches/memory.py"),
+        ("tests/caches/test_law.py", "tests/caches/test_conduct.py", "tests/caches/test_sink_window.py"),
+    ),
 }
 _SETTINGS = """
 [tool.mutmut]
 source_paths = ["src"]
 only_mutate = {files}
+do_not_mutate = {without}
 pytest_add_cli_args_test_selection = {tests}
 pytest_add_cli_args = ["-m", "not slow and not gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not compiled"]
 process_isolation = "forkserver"
@@ -101,11 +133,12 @@ def _prepare(package: str, scratch: Path, *, properties: bool) -> None:
         _copy(ROOT / name, scratch / name)
     if (scratch / "mutants" / "tests").exists():
         _copy(ROOT / "tests", scratch / "mutants" / "tests")
-    parts, tests = PACKAGES[package]
+    parts, without, tests = PACKAGES[package]
     types = [sys.executable, "-m", "mypy", "--output=json", "--no-warn-unused-ignores"]
     types = [] if properties else types + [word for part in parts for word in ("-p", f"saccade.{part}")]
     files = [f"src/saccade/{part}/*" for part in parts]
-    settings = _SETTINGS.format(files=files, tests=list(tests), types=types)
+    others = [f"src/saccade/{name}" for name in without]
+    settings = _SETTINGS.format(files=files, without=others, tests=list(tests), types=types)
     (scratch / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
 
 
