@@ -10,6 +10,7 @@ from tests.masks import brute_force
 from tests.masks.test_masks import ATOMS
 
 from saccade import masks
+from saccade.masks.key_ranges import KeyRanges
 from saccade.plan import ALL, Box, Groups, Triangle
 from saccade.plan.spans import Spans, Universe
 
@@ -34,7 +35,20 @@ MORE = [
     masks.Window(None, 2) & masks.Window(4, None),
     masks.Prefix(5) | masks.Window(1, -1 + 1).after(6),
 ]
-RULES = [*ATOMS, *MORE]
+
+
+def _ranges(items: int, rows: int, columns: int) -> KeyRanges:
+    """Two ranges of keys a row, or one, or none."""
+    draw = np.random.default_rng(items + rows)
+    edges = np.sort(draw.integers(0, columns + 1, (items, rows, 2, 2)).reshape(items, rows, 4), -1)
+    starts, ends = edges[..., ::2].copy(), edges[..., 1::2].copy()
+    ends[starts >= ends], starts[starts >= ends] = 0, columns
+    order = np.argsort(starts, -1, kind="stable")
+    return KeyRanges(np.take_along_axis(starts, order, -1), np.take_along_axis(ends, order, -1), columns)
+
+
+RANGES = [_ranges(1, 5, 9), _ranges(2, 12, 12), _ranges(2, 1, 7), _ranges(1, 1, 10), _ranges(2, 4, 4).after(3)]
+RULES = [*ATOMS, *MORE, *RANGES]
 
 
 def _table(mask: masks.Mask) -> np.ndarray:
@@ -117,3 +131,17 @@ def test_terms_are_disjoint_and_keep_to_their_steps(mask: masks.Mask) -> None:
         assert not (own & (distance % step != 0)).any()
         times += own
     assert torch.equal(times, allowed.float())
+
+
+def test_ranges_are_equal_where_they_hold_the_same_keys() -> None:
+    one, other = _ranges(2, 12, 12), _ranges(2, 12, 12)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert len({one, other, _ranges(1, 5, 9)}) == 2
+    for changed in (
+        KeyRanges(one.starts, one.ends, 13),
+        KeyRanges(one.starts, np.where(one.ends == one.ends.max(), one.ends - 1, one.ends), 12),
+        KeyRanges(np.where(one.starts == 0, 1, one.starts), one.ends, 12),
+        masks.Full(),
+    ):
+        assert one != changed

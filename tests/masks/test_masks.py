@@ -12,7 +12,8 @@ from tests.masks.expressions import MAX_LEN, expressions
 
 import saccade as sc
 from saccade import masks
-from saccade.plan import ALL, Triangle, make
+from saccade.plan import ALL, Groups, Triangle, make
+from saccade.plan.spans import Bounds, Spans, Universe
 
 ATOMS = [
     masks.Full(),
@@ -283,6 +284,9 @@ def test_a_mask_that_can_change_keeps_no_plan() -> None:
 
         def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
             return (kv < self.limit).expand(torch.broadcast_shapes(q.shape, kv.shape))
+
+        def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+            return Bounds.exactly(Spans.within(keys, keys.first, self.limit))
 
     mask, x = Below(2), torch.randn(1, 1, 8, 4)
     assert not mask.is_value

@@ -68,13 +68,15 @@ class Collected(PytestRunner):
         function = mangled_name_from_mutant_name(mutant_name) if mutant_name else ""
         caught = _Caught(function)
         first = caught.read()
-        # Of many parameters of one test the first few come first: they differ less than tests do.
+        # Of many parameters of one test the first few come first: they differ less than tests do. What has caught
+        # something before comes first of all, unless it takes so long that others would not be run.
         times: dict[str, int] = {}
         order: dict[str, tuple[float, float]] = {}
         for item in items:
-            test = item.nodeid.partition("[")[0]
+            test, own = item.nodeid.partition("[")[0], durations.get(item.nodeid, 0.0)
             times[test] = times.get(test, 0) + 1
-            order[item.nodeid] = (-first.get(item.nodeid, 0), durations.get(item.nodeid, 0.0) + 0.005 * times[test])
+            before = first.get(item.nodeid, 0) if own < self._seconds / 8 else 0
+            order[item.nodeid] = (-before, own + 0.005 * times[test])
         items.sort(key=lambda item: order[item.nodeid])
         if mutant_name:
             signal.signal(signal.SIGPROF, lambda *_: os._exit(_TIMEOUT))

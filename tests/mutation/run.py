@@ -30,43 +30,48 @@ class Package(NamedTuple):
     """What is changed, and the tests that are run for it: few of all, and fast ones.
 
     Attributes:
-        parts: packages of saccade.
-        without: files of them that are left out: what they compute is no result, or has no test that is fast enough.
+        files: of saccade, as patterns.
+        types: packages that the type checker reads.
         tests: as pytest takes them.
     """
 
-    parts: tuple[str, ...]
-    without: tuple[str, ...]
+    files: tuple[str, ...]
+    types: tuple[str, ...]
     tests: tuple[str, ...]
 
 
 _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_tensors"
-_COSTS = ("engine/kernels/*_cost.py", "engine/memory.py", "engine/explanation.py")
-_DEVICES = (
-    "engine/kernels/native*.py",
-    "engine/kernels/flex.py",
-    "engine/kernels/varlen.py",
-    "engine/kernels/on_gpu.py",
-)
-_BESIDE = ("engine/first_use/*", "engine/kernels/block_mask.py", "engine/kernels/probe.py", "engine/tracing.py")
+_NUMBERS = "ingredients product guard autograd dropout tiles grouping sink bias bias_terms pieces modification moving"
+_KERNELS = "tiled tiled_blocks fused fused_terms fused_calls reference sdpa"
+_BY_CASE = "tests/mutation/case_by_case.py"
 PACKAGES = {
     "masks": Package(
-        ("masks", "plan"), (), ("tests/masks", "tests/test_plan.py", "tests/test_spans.py", _WRITTEN_DOWN)
+        ("masks/*", "plan/*"),
+        ("masks", "plan"),
+        ("tests/masks", "tests/test_plan.py", "tests/test_spans.py", _WRITTEN_DOWN),
     ),
     "engine": Package(
-        ("engine",),
-        (*_COSTS, *_DEVICES, *_BESIDE),
         (
-            "tests/mutation/case_by_case.py",
-            "tests/test_dropout.py",
-            "tests/test_grouping.py",
-            "tests/test_token_positions.py",
-            "tests/kernels/test_few_rows.py",
+            *(f"engine/{name}.py" for name in _NUMBERS.split()),
+            *(f"engine/kernels/{name}.py" for name in _KERNELS.split()),
         ),
+        ("engine",),
+        (_BY_CASE, "tests/test_dropout.py", "tests/test_grouping.py", "tests/kernels/test_few_rows.py"),
+    ),
+    "positions": Package(
+        (
+            "engine/at_positions.py",
+            "engine/token_order.py",
+            "engine/row_order.py",
+            "engine/chosen.py",
+            "engine/distance_bias.py",
+        ),
+        ("engine",),
+        (_BY_CASE, "tests/test_token_positions.py", "tests/test_row_order.py"),
     ),
     "caches": Package(
+        ("caches/*.py",),
         ("caches",),
-        ("caches/files/*", "caches/memory.py"),
         ("tests/caches/test_law.py", "tests/caches/test_conduct.py", "tests/caches/test_sink_window.py"),
     ),
 }
@@ -74,7 +79,6 @@ _SETTINGS = """
 [tool.mutmut]
 source_paths = ["src"]
 only_mutate = {files}
-do_not_mutate = {without}
 pytest_add_cli_args_test_selection = {tests}
 pytest_add_cli_args = ["-m", "not slow and not gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not compiled"]
 process_isolation = "forkserver"
@@ -93,6 +97,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10.0, help="of tests for a mutant, of the most telling ones")
     parser.add_argument("--share", type=int, default=100, help="of a hundred mutants; a larger one goes on later")
+    parser.add_argument("--no-types", dest="types", action="store_false", help="do not ask the type checker first")
     parser.add_argument("--only", choices=["functions", "properties"], help="one half of the run")
     parser.add_argument("--look", action="store_true", help="run nothing, tell what has been found so far")
     options = parser.parse_args()
@@ -101,7 +106,7 @@ def main() -> None:
         for properties in {"functions": (False,), "properties": (True,)}.get(options.only, (False, True)):
             scratch = (options.scratch / (package + "-properties" * properties)).resolve()
             if not options.look:
-                _prepare(package, scratch, properties=properties)
+                _prepare(package, scratch, types_too=options.types and not properties)
                 _run(scratch, options, properties=properties)
             if (scratch / "mutants").exists():
                 own = list(_unaccepted(scratch))
@@ -126,19 +131,18 @@ def _unaccepted(scratch: Path) -> Iterator[Survivor]:
                 yield survivor
 
 
-def _prepare(package: str, scratch: Path, *, properties: bool) -> None:
+def _prepare(package: str, scratch: Path, *, types_too: bool) -> None:
     """Bring the scratch copy up to date; what mutmut has found in it stays."""
     scratch.mkdir(parents=True, exist_ok=True)
     for name in ("src", "tests"):
         _copy(ROOT / name, scratch / name)
     if (scratch / "mutants" / "tests").exists():
         _copy(ROOT / "tests", scratch / "mutants" / "tests")
-    parts, without, tests = PACKAGES[package]
+    own = PACKAGES[package]
     types = [sys.executable, "-m", "mypy", "--output=json", "--no-warn-unused-ignores"]
-    types = [] if properties else types + [word for part in parts for word in ("-p", f"saccade.{part}")]
-    files = [f"src/saccade/{part}/*" for part in parts]
-    others = [f"src/saccade/{name}" for name in without]
-    settings = _SETTINGS.format(files=files, without=others, tests=list(tests), types=types)
+    types = types + [word for name in own.types for word in ("-p", f"saccade.{name}")] if types_too else []
+    files = [f"src/saccade/{name}" for name in own.files]
+    settings = _SETTINGS.format(files=files, tests=list(own.tests), types=types)
     (scratch / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
 
 

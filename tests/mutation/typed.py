@@ -42,7 +42,7 @@ def _caught() -> dict[str, Any]:
         errors = [(str(x.file_path.relative_to(root)), x.line_number, x.error_description) for x in found]
         kept = {"times": now, "errors": errors}
         _KEPT.write_text(json.dumps(kept))
-    return _of_mutants(kept["errors"]) if config().type_check_command else {}
+    return _of_mutants(kept["errors"])
 
 
 def _of_mutants(errors: list[tuple[str, int, str]]) -> dict[str, Any]:
