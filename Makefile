@@ -44,9 +44,9 @@ verify: $(VENV)/.native  ## check what is said about attention by running it (un
 test: $(VENV)/.dev  ## run the tests (twelve minutes on two cores)
 	$(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
 
-mutants: $(VENV)/.dev  ## change the code a line at a time and see that a test notices (hours; goes on where it was stopped)
+mutants: $(VENV)/.dev  ## change the code in one place at a time, and see that a test notices (hours)
 	$(PIP) --editable '.[all,dev,mutants]'
-	$(OFFLINE) $(BIN)/python tests/mutation/run.py $(PACKAGES)
+	$(OFFLINE) $(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 check: lint type imports test  ## what CI runs: style, types, import rules, tests
 
