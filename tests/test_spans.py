@@ -4,7 +4,7 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.plan.spans import Bounds, Spans, Universe
@@ -53,6 +53,7 @@ def _is(spans: Spans, sets: list[set[int]]) -> None:
     assert not (is_empty[:, :-1] & ~is_empty[:, 1:]).any()
 
 
+@settings(deadline=None, max_examples=50)
 @given(drawn())
 def test_sets_are_joined_as_sets_are(of: Drawn) -> None:
     universe, keys, (one, two), (a, b) = of
@@ -65,6 +66,7 @@ def test_sets_are_joined_as_sets_are(of: Drawn) -> None:
     _is(one.complement(universe), [every - x for every, x in zip(keys, a, strict=True)])
 
 
+@settings(deadline=None, max_examples=50)
 @given(drawn(), st.data())
 def test_sets_are_chosen_and_moved_group_by_group(of: Drawn, data: st.DataObject) -> None:
     universe, keys, (one, two), (a, b) = of
@@ -77,6 +79,7 @@ def test_sets_are_chosen_and_moved_group_by_group(of: Drawn, data: st.DataObject
     _is(one.at(np.asarray(which)), [a[i] for i in which])
 
 
+@settings(deadline=None, max_examples=50)
 @given(drawn(), st.data())
 def test_one_range_is_cut_to_the_keys_that_there_are(of: Drawn, data: st.DataObject) -> None:
     first, stop = (data.draw(st.lists(PLACES, min_size=len(of.keys), max_size=len(of.keys))) for _ in range(2))
@@ -85,6 +88,7 @@ def test_one_range_is_cut_to_the_keys_that_there_are(of: Drawn, data: st.DataObj
     _is(Spans.within(of.universe, first[0], stop[0]), [every & set(range(first[0], stop[0])) for every in of.keys])
 
 
+@settings(deadline=None, max_examples=50)
 @given(drawn(), st.integers(1, 5), st.data())
 def test_ranges_part_by_a_step_hold_the_keys_at_multiples_of_it(of: Drawn, step: int, data: st.DataObject) -> None:
     rows = data.draw(st.lists(PLACES, min_size=len(of.keys), max_size=len(of.keys)))
@@ -93,6 +97,7 @@ def test_ranges_part_by_a_step_hold_the_keys_at_multiples_of_it(of: Drawn, step:
         assert all(part and part.step == step for part in ranges)
 
 
+@settings(deadline=None, max_examples=50)
 @given(drawn(), st.data())
 def test_bounds_of_a_formula_hold_what_their_parts_do(of: Drawn, data: st.DataObject) -> None:
     universe, keys, (one, two), (a, b) = of

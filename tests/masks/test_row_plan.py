@@ -1,7 +1,7 @@
 """The plan of a last row holds what the rule says, whichever row of those asked for ahead it is."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.masks.expressions import expressions
 
@@ -32,6 +32,7 @@ def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tens
     return row
 
 
+@settings(deadline=None)
 @given(expressions(1), st.integers(0, 5), st.integers(0, 30), st.integers(1, 30))
 def test_every_row_ahead_is_the_rule(mask: masks.Mask, kv_first: int, first: int, ahead: int) -> None:
     first = max(first, kv_first)
@@ -46,6 +47,7 @@ def test_every_row_ahead_is_the_rule(mask: masks.Mask, kv_first: int, first: int
     assert not plan.is_full or bool(expected.all())
 
 
+@settings(deadline=None)
 @given(st.integers(2, 6), st.integers(0, 5), st.integers(1, 30))
 def test_every_so_manieth_key_is_read_and_no_other(step: int, kv_first: int, ahead: int) -> None:
     position = kv_first + ahead - 1
