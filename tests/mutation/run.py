@@ -56,7 +56,14 @@ PACKAGES = {
             *(f"engine/kernels/{name}.py" for name in _KERNELS.split()),
         ),
         ("engine",),
-        (_BY_CASE, "tests/test_dropout.py", "tests/test_grouping.py", "tests/kernels/test_few_rows.py"),
+        (
+            _BY_CASE,
+            "tests/test_dropout.py",
+            "tests/test_grouping.py",
+            "tests/test_pieces.py",
+            "tests/test_bias_terms.py",
+            "tests/kernels/test_few_rows.py",
+        ),
     ),
     "positions": Package(
         (
