@@ -140,3 +140,12 @@ def test_what_is_no_mask_is_refused_with_the_rule(name):
     make, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         make()
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 9, 9), (1, 4, 9, 9), (2, 3, 9, 9)], ids=str)
+def test_a_mask_for_other_items_or_heads_is_refused(shape: tuple[int, int, int, int]) -> None:
+    heads = masks.Blocks(torch.ones(4, 5, 5, dtype=torch.bool), 2)
+    mask = masks.Padding([3, 4]) & heads
+    assert masks.as_mask(mask, (2, 4, 9, 9), where="test") is mask
+    with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or [13] (batch items|heads)"):
+        masks.as_mask(mask, shape, where="test")

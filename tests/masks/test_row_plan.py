@@ -1,7 +1,7 @@
 """The plan of a last row holds what the rule says, whichever row of those asked for ahead it is."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.masks.expressions import expressions
 
@@ -32,7 +32,11 @@ def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tens
     return row
 
 
+ODD = masks.Predicate(lambda b, h, q, kv: (q + kv) % 2 == 0)
+
+
 @settings(deadline=None)
+@example(masks.Window(2, 0) | (masks.Prefix(3) & ODD), 0, 0, 12)  # what is unsure stands before what is sure
 @given(expressions(1), st.integers(0, 5), st.integers(0, 30), st.integers(1, 30))
 def test_every_row_ahead_is_the_rule(mask: masks.Mask, kv_first: int, first: int, ahead: int) -> None:
     first = max(first, kv_first)
