@@ -93,6 +93,10 @@ def test_a_union_is_about_all_that_one_of_its_rules_is_about():
     assert (masks.Neighborhood(2, 2, 1) | masks.Global([4])).domain == EVERYWHERE
     assert (masks.Dense(SQUARE) | masks.Documents([2, 2])).domain == Domain(range(4), range(4))
     assert (masks.Dense(SQUARE[:2]) & masks.Documents([2, 2])).domain == Domain(range(1, 3), range(3))
+    assert (masks.Documents([2, 2]) & masks.Dense(SQUARE[:2])).domain == Domain(range(1, 3), range(3))
+    for joined in (masks.Dense(SQUARE) & masks.Causal(), masks.Causal() & masks.Dense(SQUARE)):
+        assert joined.domain == Domain(range(3), range(3))
+    assert masks.Dense(SQUARE).after(2).domain == Domain(range(5), range(5))
     longer = masks.Dense(torch.ones(2, 4, dtype=torch.bool))
     assert (masks.Dense(SQUARE[:2]) | longer).domain == (longer | masks.Dense(SQUARE[:2])).domain
     assert (masks.Dense(SQUARE[:2]) | longer).domain == Domain(range(1, 4), range(4))

@@ -149,3 +149,17 @@ def test_a_mask_for_other_items_or_heads_is_refused(shape: tuple[int, int, int, 
     assert masks.as_mask(mask, (2, 4, 9, 9), where="test") is mask
     with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or [13] (batch items|heads)"):
         masks.as_mask(mask, shape, where="test")
+    with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or 3 batch items"):
+        masks.as_mask(masks.Padding([3, 4]), (3, *shape[1:]), where="test")
+
+
+def test_blocks_of_one_item_are_not_those_of_all() -> None:
+    def rule(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return (q // 128 == kv // 128) ^ (b == 1)
+
+    given = create_block_mask(rule, 2, None, 256, 256, device="cpu", BLOCK_SIZE=128)
+    at = [
+        torch.arange(size).view([-1 if i == axis else 1 for i in range(4)])
+        for axis, size in enumerate((2, 1, 256, 256))
+    ]
+    assert torch.equal(masks.from_block_mask(given).to_dense(256, batch=2), rule(*at))

@@ -229,6 +229,24 @@ def test_large_plans_do_not_look_at_pairs() -> None:
         assert plan.pairs <= n * n if mask == masks.Causal() else plan.pairs < 3000 * n
 
 
+def test_rules_of_items_tell_no_items_apart_themselves() -> None:
+    heads = masks.Blocks(torch.rand(2, 3, 3) < 0.5, 3)
+    both = masks.PerItem([heads, masks.Causal()]).to_dense(9)
+    assert torch.equal(both, torch.cat([heads.to_dense(9), masks.Causal().to_dense(9, heads=2)]))
+    with pytest.raises(ValueError, match="PerItem: rules must be masks of one batch item each"):
+        masks.PerItem([masks.Causal(), masks.Padding([1, 2])])
+
+
+def test_a_large_tensor_is_read_along_whatever_axes_are_asked_about() -> None:
+    table = torch.rand(300, 300) < 0.5
+    mask, index, zero = masks.Dense(table), torch.arange(300), torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    along, across = index[None, None, :, None], index[None, None, None, :]
+    assert torch.equal(mask.allows(zero, zero, along, across)[0, 0], table)
+    assert torch.equal(mask.allows(zero, zero, across, along)[0, 0], table.T)
+    assert torch.equal(mask.allows(zero, zero, index[:, None], index).expand(1, 1, 300, 300)[0, 0], table)
+    assert torch.equal(mask.allows(zero, zero, along.flip(2), across)[0, 0], table.flip(0))
+
+
 def test_zero_lengths() -> None:
     for q_len, kv_len in ((0, 5), (5, 0), (0, 0)):
         assert masks.Causal().to_dense(q_len, kv_len).shape == (1, 1, q_len, kv_len)

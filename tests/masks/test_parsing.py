@@ -158,3 +158,5 @@ def test_brackets_are_counted_one_inside_the_other() -> None:
     assert parse("(" * 64 + "causal" + ")" * 64) == Causal()
     with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
         parse("(" * 65 + "causal" + ")" * 65)
+    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+        parse("(causal) & " * 3 + "(" * 65 + "causal" + ")" * 65)

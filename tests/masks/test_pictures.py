@@ -31,7 +31,7 @@ def test_what_is_not_there_has_no_picture() -> None:
     for options, name in (({"batch": 3}, "batch"), ({"head": 2}, "head")):
         with pytest.raises(ValueError, match=rf"Mask\.picture: {name} must be below"):
             (ITEMS if name == "batch" else HEADS).picture(4, **options)
-    for sizes in ((129,), (4, 129)):
+    for sizes in ((129,), (4, 129), (129, 4)):
         with pytest.raises(ValueError, match=r"Mask\.picture: q_len and kv_len must be 0 to 128"):
             masks.Causal().picture(*sizes)
     assert masks.Causal().picture(128).count("\n") == 127
