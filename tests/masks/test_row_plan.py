@@ -1,5 +1,9 @@
 """The plan of a last row holds what the rule says, whichever row of those asked for ahead it is."""
 
+import dataclasses
+from collections.abc import Hashable
+
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -7,6 +11,7 @@ from tests.masks.expressions import expressions
 
 from saccade import masks
 from saccade.masks.plans import plan_of
+from saccade.plan import Box
 from saccade.plan.last_row import RowPlan, RowsAhead
 
 
@@ -75,3 +80,25 @@ def test_other_rows_are_planned_alone() -> None:
     assert not isinstance(plan_of(masks.Causal(), (1, 1, 1, 9), 4, 0), RowPlan)
     assert not isinstance(plan_of(masks.Causal(), (1, 1, 2, 9), 7, 0), RowPlan)
     assert not isinstance(plan_of(masks.Causal() & masks.Padding([4, 7]), (2, 1, 1, 9), 8, 0), RowPlan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Before(masks.Mask):
+    """A rule of a user's own that knows no bounds, and of a box whether all of it is allowed."""
+
+    position: int
+
+    def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return (kv < self.position).expand(torch.broadcast_shapes(q.shape, kv.shape))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        if box.keys[0] >= self.position:
+            return False
+        return True if box.keys[-1] < self.position else (self, box)
+
+
+@pytest.mark.parametrize("position", [0, 3, 6, 9])
+def test_what_only_a_residual_knows_is_read_too(position: int) -> None:
+    plan = RowPlan(RowsAhead(Before(position), 5, 0, rows=30), 5, (1, 1, 1, 6))
+    assert _row(plan, 5, 0, 6).tolist() == [key < position for key in range(6)]
+    assert plan.pairs == (6 if position else 0)
