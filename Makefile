@@ -9,7 +9,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test check check-all coverage examples site bench fmt lint type imports clean
+.PHONY: help demo report verify test mutants check check-all coverage examples site bench fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -43,6 +43,10 @@ verify: $(VENV)/.native  ## check what is said about attention by running it (un
 
 test: $(VENV)/.dev  ## run the tests (twelve minutes on two cores)
 	$(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
+
+mutants: $(VENV)/.dev  ## change the code in one place at a time, and see that a test notices (hours)
+	$(PIP) --editable '.[all,dev,mutants]'
+	$(OFFLINE) $(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 check: lint type imports test  ## what CI runs: style, types, import rules, tests
 

@@ -98,3 +98,13 @@ def test_a_key_out_of_sight_reaches_no_row(kv_heads: int) -> None:
     k[:, :, 3], v[:, :, 7] = math.nan, math.inf
     torch.testing.assert_close(sc.attention(q, k, v, masks.sliding_window(5)), clean)
     assert sc.attention(q, k, v, masks.Causal()).isnan().all()
+
+
+@pytest.mark.parametrize("impl", ["tiled", "auto"])
+@pytest.mark.parametrize("heads, kv_heads, q_len, kv_len", [(14, 2, 5, 40_000), (12, 4, 2, 70_000), (10, 2, 3, 60_000)])
+def test_few_rows_of_many_keys_are_taken_in_whole_groups(heads, kv_heads, q_len, kv_len, impl):
+    q = torch.randn(1, heads, q_len, 4)
+    k, v = (torch.randn(1, kv_heads, kv_len, 4) for _ in range(2))
+    scores = 3 * torch.tanh(q @ k.repeat_interleave(heads // kv_heads, 1).mT / 6)
+    expected = scores.softmax(-1) @ v.repeat_interleave(heads // kv_heads, 1)
+    torch.testing.assert_close(sc.attention(q, k, v, softcap=3.0, impl=impl), expected, atol=1e-5, rtol=1e-5)

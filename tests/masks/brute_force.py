@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from saccade import masks
+from saccade.masks.key_ranges import KeyRanges
 
 Rule = Callable[[int, int, int], bool]
 
@@ -111,6 +112,17 @@ def _dense(mask: masks.Dense) -> Rule:
     return allows
 
 
+def _key_ranges(mask: KeyRanges) -> Rule:
+    items, rows, _ = mask.starts.shape
+
+    def allows(b: int, i: int, j: int) -> bool:
+        row, item = (0 if rows == 1 else i - (mask.columns - rows)), (b if items > 1 else 0)
+        ranges = zip(mask.starts[item, row], mask.ends[item, row], strict=True) if 0 <= row < rows else ()
+        return any(start <= j < end for start, end in ranges)
+
+    return allows
+
+
 def _predicate(mask: masks.Predicate) -> Rule:
     return lambda b, i, j: bool(mask.function(*map(torch.tensor, (b, 0, i, j))))
 
@@ -177,6 +189,7 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
     masks.PerItem: _per_item,
     masks.Documents: _documents,
     masks.Dense: _dense,
+    KeyRanges: _key_ranges,
     masks.Predicate: _predicate,
     masks.And: _joined(all),
     masks.Or: _joined(any),

@@ -77,10 +77,29 @@ def test_a_rule_in_documents_is_about_the_longest_of_them():
     assert sc.attention(x, x, x, masks.Documents([3, 2, 3], rule=masks.Dense(SQUARE))).shape == x.shape
 
 
+def test_a_rule_on_blocks_is_about_the_positions_in_them():
+    last_row = masks.Coarse(masks.Dense(torch.ones(2, 3, dtype=torch.bool)), 4)
+    assert last_row.domain == Domain(range(4, 12), range(12))
+    assert masks.Coarse(masks.Dense(torch.ones(1, 3, dtype=torch.bool)), 2).domain == Domain(None, range(6))
+
+
+def test_a_rule_that_begins_later_leaves_out_the_start_of_each_document():
+    last_rows = masks.Dense(torch.ones(2, 3, dtype=torch.bool))
+    assert masks.Documents([3], rule=last_rows).domain == Domain(range(0), range(3))
+    assert masks.Documents([0, 3], rule=last_rows).domain == Domain(range(0), range(3))
+
+
 def test_a_union_is_about_all_that_one_of_its_rules_is_about():
     assert (masks.Neighborhood(2, 2, 1) | masks.Global([4])).domain == EVERYWHERE
     assert (masks.Dense(SQUARE) | masks.Documents([2, 2])).domain == Domain(range(4), range(4))
     assert (masks.Dense(SQUARE[:2]) & masks.Documents([2, 2])).domain == Domain(range(1, 3), range(3))
+    assert (masks.Documents([2, 2]) & masks.Dense(SQUARE[:2])).domain == Domain(range(1, 3), range(3))
+    for joined in (masks.Dense(SQUARE) & masks.Causal(), masks.Causal() & masks.Dense(SQUARE)):
+        assert joined.domain == Domain(range(3), range(3))
+    assert masks.Dense(SQUARE).after(2).domain == Domain(range(5), range(5))
+    longer = masks.Dense(torch.ones(2, 4, dtype=torch.bool))
+    assert (masks.Dense(SQUARE[:2]) | longer).domain == (longer | masks.Dense(SQUARE[:2])).domain
+    assert (masks.Dense(SQUARE[:2]) | longer).domain == Domain(range(1, 4), range(4))
 
 
 @pytest.mark.parametrize("case", [case for case in (*CASES, *LARGE_CASES) if case.mask is not None], ids=str)

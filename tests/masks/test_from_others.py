@@ -140,3 +140,26 @@ def test_what_is_no_mask_is_refused_with_the_rule(name):
     make, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         make()
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 9, 9), (1, 4, 9, 9), (2, 3, 9, 9)], ids=str)
+def test_a_mask_for_other_items_or_heads_is_refused(shape: tuple[int, int, int, int]) -> None:
+    heads = masks.Blocks(torch.ones(4, 5, 5, dtype=torch.bool), 2)
+    mask = masks.Padding([3, 4]) & heads
+    assert masks.as_mask(mask, (2, 4, 9, 9), where="test") is mask
+    with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or [13] (batch items|heads)"):
+        masks.as_mask(mask, shape, where="test")
+    with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or 3 batch items"):
+        masks.as_mask(masks.Padding([3, 4]), (3, *shape[1:]), where="test")
+
+
+def test_blocks_of_one_item_are_not_those_of_all() -> None:
+    def rule(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return (q // 128 == kv // 128) ^ (b == 1)
+
+    given = create_block_mask(rule, 2, None, 256, 256, device="cpu", BLOCK_SIZE=128)
+    at = [
+        torch.arange(size).view([-1 if i == axis else 1 for i in range(4)])
+        for axis, size in enumerate((2, 1, 256, 256))
+    ]
+    assert torch.equal(masks.from_block_mask(given).to_dense(256, batch=2), rule(*at))

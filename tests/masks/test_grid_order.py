@@ -11,7 +11,8 @@ from tests.masks.test_masks import _covered
 from saccade import masks
 from saccade.masks.grid.grid import Squares
 from saccade.masks.grid.squares import Grounds, InOrder, RowOrder, in_order, wanted_order
-from saccade.plan import Box, make
+from saccade.plan import ALL, Box, Groups, make
+from saccade.plan.spans import Universe
 
 
 def test_squares_follow_one_another() -> None:
@@ -145,3 +146,39 @@ def test_equal_residual_keys_mean_equal_contents_on_every_box(grid: masks.Mask, 
                     assert (part == same.flatten()[0]).all() if is_constant else torch.equal(part, same)
     assert contents[True].all()
     assert not contents[False].any()
+
+
+ORDERED = [
+    masks.Neighborhood(4, 5, 1).after(2),
+    masks.Neighborhood(4, 5, (0, 2)).after(2),
+    masks.Axial(4, 5, "rows").after(2),
+    masks.Axial(4, 5, "columns").after(2),
+    masks.ShiftedWindows(4, 5, 2, shift=1).after(2),
+    masks.Neighborhood(4, 5, 1),  # a grid that lies elsewhere
+    masks.Causal() & masks.Window(6, 0),
+    masks.Global([0, 3, 9]),
+    masks.Padding([11, 20]),
+]
+
+
+@pytest.mark.parametrize("q_first, q_len", [(0, 24), (1, 20), (7, 9)])
+@pytest.mark.parametrize("squares", [Squares(2, 3), Squares(2, 2, 1, 1), Squares(8, 8)], ids=str)
+@pytest.mark.parametrize("mask", ORDERED, ids=str)
+def test_groups_of_rows_in_any_order_need_what_some_of_them_see(
+    mask: masks.Mask, squares: Squares, q_first: int, q_len: int
+) -> None:
+    order = RowOrder(Grounds(4, 5, 2), squares, q_first, q_len)
+    table = mask.to_dense(q_len, 24, batch=2, q_positions=torch.from_numpy(order.rows + q_first))[:, 0].numpy()
+    ordered = in_order(mask, order)
+    pairs = [(first, last) for first in range(q_len) for last in range(first, q_len)]
+    first, last = np.asarray(pairs).T
+    for item, universe in ((ALL, (0, 24)), (1, (4, 19))):
+        edges = Universe(*(np.full(len(pairs), edge) for edge in universe))
+        bounds = ordered.bounds(Groups(np.full(len(pairs), item), first, last), edges)
+        part = table if item == ALL else table[item : item + 1]
+        for (start, stop), *found in zip(pairs, *(list(x.ranges(first)) for x in bounds), strict=True):
+            needed, sure = ({key for span in ranges for key in span} for ranges in found)
+            rows = part[:, start : stop + 1, universe[0] : universe[1]]
+            assert needed >= {universe[0] + key for key in np.flatnonzero(rows.any((0, 1)))}
+            assert sure <= {universe[0] + key for key in np.flatnonzero(rows.all((0, 1)))}
+            assert sure == needed or not bounds.is_exact

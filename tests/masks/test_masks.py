@@ -12,7 +12,8 @@ from tests.masks.expressions import MAX_LEN, expressions
 
 import saccade as sc
 from saccade import masks
-from saccade.plan import ALL, Triangle, make
+from saccade.plan import ALL, Groups, Triangle, make
+from saccade.plan.spans import Bounds, Spans, Universe
 
 ATOMS = [
     masks.Full(),
@@ -85,6 +86,23 @@ def test_density_is_the_share_of_allowed_pairs(mask: masks.Mask, q_len: int, kv_
     dense = mask.to_dense(q_len, kv_len, batch=2, heads=3)
     expected = dense.double().mean().item() if dense.numel() else 0.0
     assert mask.density(q_len, kv_len, batch=2, heads=3) == pytest.approx(expected, abs=1e-12)
+
+
+def test_density_counts_items_that_are_planned_apart() -> None:
+    odd = masks.Predicate(lambda b, h, q, kv: (q + kv + b) % 3 == 0)
+    mask = masks.PerItem([masks.Window(40, 0), masks.Causal(), masks.Window(700, 0)]) & odd
+    assert {(tile.batch.start, tile.batch.stop) for tile in mask.plan(900).tiles} == {(0, 1), (1, 2), (2, 3)}
+    expected = mask.to_dense(900, heads=2).double().mean().item()
+    assert mask.density(900, heads=2) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(9, 9), (2, 9), (9, 2)])
+def test_the_last_query_of_a_plan_stands_at_the_last_key(q_len: int, kv_len: int) -> None:
+    plan = (masks.Causal() & masks.Window(1, 0)).plan(q_len, kv_len)
+    held = {(row, key) for tile in plan.tiles for row in tile.rows for keys in tile.spans for key in keys}
+    assert held >= {
+        (row, row + kv_len - q_len - by) for row in range(q_len) for by in (0, 1) if row + kv_len - q_len >= by
+    }
 
 
 def test_a_layout_per_head() -> None:
@@ -211,6 +229,24 @@ def test_large_plans_do_not_look_at_pairs() -> None:
         assert plan.pairs <= n * n if mask == masks.Causal() else plan.pairs < 3000 * n
 
 
+def test_rules_of_items_tell_no_items_apart_themselves() -> None:
+    heads = masks.Blocks(torch.rand(2, 3, 3) < 0.5, 3)
+    both = masks.PerItem([heads, masks.Causal()]).to_dense(9)
+    assert torch.equal(both, torch.cat([heads.to_dense(9), masks.Causal().to_dense(9, heads=2)]))
+    with pytest.raises(ValueError, match="PerItem: rules must be masks of one batch item each"):
+        masks.PerItem([masks.Causal(), masks.Padding([1, 2])])
+
+
+def test_a_large_tensor_is_read_along_whatever_axes_are_asked_about() -> None:
+    table = torch.rand(300, 300) < 0.5
+    mask, index, zero = masks.Dense(table), torch.arange(300), torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    along, across = index[None, None, :, None], index[None, None, None, :]
+    assert torch.equal(mask.allows(zero, zero, along, across)[0, 0], table)
+    assert torch.equal(mask.allows(zero, zero, across, along)[0, 0], table.T)
+    assert torch.equal(mask.allows(zero, zero, index[:, None], index).expand(1, 1, 300, 300)[0, 0], table)
+    assert torch.equal(mask.allows(zero, zero, along.flip(2), across)[0, 0], table.flip(0))
+
+
 def test_zero_lengths() -> None:
     for q_len, kv_len in ((0, 5), (5, 0), (0, 0)):
         assert masks.Causal().to_dense(q_len, kv_len).shape == (1, 1, q_len, kv_len)
@@ -266,6 +302,9 @@ def test_a_mask_that_can_change_keeps_no_plan() -> None:
 
         def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
             return (kv < self.limit).expand(torch.broadcast_shapes(q.shape, kv.shape))
+
+        def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+            return Bounds.exactly(Spans.within(keys, keys.first, self.limit))
 
     mask, x = Below(2), torch.randn(1, 1, 8, 4)
     assert not mask.is_value

@@ -151,3 +151,12 @@ def test_any_other_text_is_refused_in_a_sentence(text: str) -> None:
     except ValueError as error:
         found = str(error)
     assert isinstance(found, Mask) or str(found).startswith("masks.parse: text must ")
+
+
+def test_brackets_are_counted_one_inside_the_other() -> None:
+    assert parse(" & ".join(["(causal)"] * 100)) == masks.And((Causal(),) * 100)
+    assert parse("(" * 64 + "causal" + ")" * 64) == Causal()
+    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+        parse("(" * 65 + "causal" + ")" * 65)
+    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+        parse("(causal) & " * 3 + "(" * 65 + "causal" + ")" * 65)

@@ -112,6 +112,8 @@ STEPS = [
 ]
 EXACT = [*WINDOWS, *PREORDERS, *NOT_REFLEXIVE, *IN_TEXTS, *HUBS, *SINKS, *STEPS]
 REFUSED = [
+    Causal() & (Strided(2) | Global([3])),
+    Causal() & (Window(1, 0) | Global([0])) & (Window(3, 0) | Prefix(2)),
     Window(2, 2) | Global([3]),
     Global([3]),
     Window(2, 2) | Global([0], sees=False),

@@ -1,0 +1,62 @@
+"""Packed texts: where their tokens stand in them, and a layer's pattern that begins anew with each."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.masks import brute_force
+
+from saccade import masks
+from saccade.masks.documents import with_facts
+
+TEXTS = [[2, 0, 3], [4, 1], [1]]
+
+
+def _place(lengths: list[int], position: int) -> tuple[int, int] | None:
+    """Number of a text, and the place in it; None in none."""
+    begins = [sum(lengths[:number]) for number in range(len(lengths))]
+    own = [(number, position - begin) for number, begin in enumerate(begins) if 0 <= position - begin < lengths[number]]
+    return own[0] if own else None
+
+
+def _places(lengths: list[int], row: list[int]) -> list[int]:
+    return [-1 if place is None else place[1] for place in (_place(lengths, at) for at in row)]
+
+
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1], [[0]]], ids=str)
+@pytest.mark.parametrize("table", [[[-3, -1, 0, 1, 2, 3, 4, 5, 9]], [[0, 4, 2], [-1, 3, 5], [1, 0, 0]]], ids=str)
+def test_positions_are_counted_from_the_start_of_the_own_text(texts: list[list[int]], table: list[list[int]]) -> None:
+    items = max(len(texts), len(table))
+    rows, lengths = (x * items if len(x) == 1 else x for x in (table, texts))
+    found = masks.Documents(texts).places(torch.tensor(table))
+    assert found.tolist() == [_places(own, row) for own, row in zip(lengths, rows, strict=True)]
+    assert found.dtype == torch.int64
+
+
+PATTERN = masks.Causal() & (masks.Window(1, 0) | masks.Global([0]))
+PADDING, ODD = masks.Padding([5, 4]), masks.Window(0, None) | masks.Strided(2)
+FACTS: list[tuple[masks.Mask, Callable[[int, int, int], bool]]] = [
+    (masks.Documents([3, 4]), lambda b, i, j: True),
+    (masks.Documents([3, 4], rule=ODD), brute_force.rule(masks.Documents([3, 4], rule=ODD))),
+    (masks.Documents([3, 4]) & PADDING, brute_force.rule(PADDING)),
+    (PADDING & masks.Documents([3, 4]), brute_force.rule(PADDING)),
+    (PADDING & masks.Documents([3, 4]) & ODD & masks.Prefix(6), brute_force.rule(PADDING & ODD & masks.Prefix(6))),
+]
+
+
+@pytest.mark.parametrize("facts, besides", FACTS, ids=[str(facts) for facts, _ in FACTS])
+def test_a_pattern_begins_anew_with_each_text(facts: masks.Mask, besides: Callable[[int, int, int], bool]) -> None:
+    inside = brute_force.rule(PATTERN)
+
+    def allows(b: int, i: int, j: int) -> bool:
+        one, other = (_place([3, 4], at) for at in (i, j))
+        same = one is not None and other is not None and one[0] == other[0]
+        return same and inside(b, one[1], other[1]) and besides(b, i, j)
+
+    expected = torch.tensor([[[allows(b, i, j) for j in range(7)] for i in range(7)] for b in range(2)])
+    assert torch.equal(with_facts(PATTERN, facts).to_dense(7, batch=2)[:, 0], expected)
+
+
+@pytest.mark.parametrize("facts", [PADDING, masks.Causal() & PADDING, masks.Documents([3, 4]) | PADDING], ids=str)
+def test_other_facts_are_joined_with_the_pattern(facts: masks.Mask) -> None:
+    assert with_facts(PATTERN, facts) == PATTERN & facts
