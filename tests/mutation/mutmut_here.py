@@ -10,8 +10,9 @@ import collected
 import mutmut.__main__ as mutmut
 import properties
 import sample
-import typed
 import words
+
+import typed
 
 
 def _seldom(every: int = 200) -> None:
