@@ -1,13 +1,14 @@
 """Caches in use: memory, what they share, gradients, and what they refuse before anything is written."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import Cache, CrossCache, KVCache, LayerCache, padded_positions
+from saccade.caches import Cache, CrossCache, KVCache, LayerCache, SinkWindowCache, padded_positions
 from saccade.mechanisms import Softmax
 from saccade.nn import AttentionBlock, MultiHeadAttention
 
@@ -40,6 +41,44 @@ def test_bytes_are_those_of_the_tensors() -> None:
     ragged = KVCache(10)
     ragged.attend(SOFTMAX, *_qkv(), mask=CAUSAL, positions=padded_positions([3, 1]))
     assert ragged.nbytes == 10 * token + 2 * 3 * 8  # and where the tokens stand
+
+
+def test_room_is_doubled_and_what_is_filled_counts_as_appended() -> None:
+    token, cache, sizes = 2 * 2 * 8 * 4 * 2, KVCache(), []
+    for _ in range(34):
+        cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+        sizes.append(cache.nbytes // token)
+    assert sizes == [16] * 16 + [32] * 16 + [64] * 2
+    wide = KVCache()
+    wide.attend(SOFTMAX, *_qkv(20), mask=CAUSAL)
+    assert (wide.nbytes, wide.traffic) == (20 * token, (20 * token, 20 * token))
+    filled, (_, k, v) = KVCache(), _qkv(5)
+    filled.fill(k, v[..., :2], positions=range(3, 8))
+    assert filled.traffic == (0, 5 * token * 10 // 16)
+    assert (filled.kv_positions, filled.positions(1)) == (range(3, 8), range(8, 9))
+    with pytest.raises(ValueError, match="value_dim of value must be 2, as in the cache; got 8"):
+        filled.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+    with pytest.raises(ValueError, match=r"KVCache\.fill: cache must be empty; got one of 5 columns"):
+        filled.fill(k, v)
+
+
+@pytest.mark.parametrize("make", [KVCache, lambda: SinkWindowCache(1, 8)], ids=["all", "window"])
+def test_one_token_may_stand_in_a_range_of_any_step(make: Callable[[], LayerCache]) -> None:
+    for run in (range(9, 11, 2), range(9, 8, -1)):
+        cache = make()
+        cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=run)
+        assert cache.positions(2) == range(10, 12)
+
+
+@pytest.mark.parametrize(
+    "run", [range(4, 0, -1), range(4, 2, -1), range(4, 8, 2), range(4, 8, 3), range(2, 5)], ids=str
+)
+def test_a_cache_without_order_takes_tokens_one_behind_the_other(run: range) -> None:
+    cache = SinkWindowCache(1, 8)
+    cache.attend(SOFTMAX, *_qkv(3), mask=CAUSAL)
+    with pytest.raises(ValueError, match="positions must come after those in the cache, one behind the other"):
+        cache.attend(SOFTMAX, *_qkv(len(run)), mask=CAUSAL, positions=run)
+    assert cache.positions(1) == range(3, 4)
 
 
 def test_growing_moves_memory_rarely() -> None:

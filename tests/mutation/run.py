@@ -34,10 +34,17 @@ class Package(NamedTuple):
 
 
 _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_tensors"
+_USERS_OF_CACHES = (
+    "tests/mechanisms/test_recurrent_cache.py",
+    "tests/mechanisms/test_compressive.py",
+    "tests/nn/test_latent_attention.py",
+    "tests/nn/test_recurrent_layers.py",
+)
+_NEW_PROCESS = "tests/caches/test_saving.py::test_a_new_process_goes_on_with_the_same_tokens"
 PACKAGES = {
     "masks": Package(("masks", "plan"), ("tests/masks", "tests/test_plan.py", "tests/test_spans.py", _WRITTEN_DOWN)),
     "engine": Package(("engine",), ("tests/mutation/test_engine.py",)),
-    "caches": Package(("caches",), ("tests/caches",)),
+    "caches": Package(("caches",), ("tests/caches", *_USERS_OF_CACHES, f"--deselect={_NEW_PROCESS}")),
 }
 _SETTINGS = """
 [tool.mutmut]
