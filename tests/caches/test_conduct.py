@@ -8,11 +8,35 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import Cache, CrossCache, KVCache, LayerCache, SinkWindowCache, padded_positions
+from saccade.caches import (
+    BlockSelectCache,
+    Cache,
+    CrossCache,
+    HeavyHitterCache,
+    Int8Cache,
+    KVCache,
+    LayerCache,
+    SegmentCache,
+    SinkWindowCache,
+    SnapKVCache,
+    padded_positions,
+)
 from saccade.mechanisms import Softmax
 from saccade.nn import AttentionBlock, MultiHeadAttention
+from saccade.positions import Rotary
 
 SOFTMAX, CAUSAL = Softmax(), masks.Causal()
+
+KINDS: dict[str, Callable[[], LayerCache]] = {
+    "all": KVCache,
+    "blocks": lambda: BlockSelectCache(2, 6),
+    "heavy": lambda: HeavyHitterCache(6),
+    "snap": lambda: SnapKVCache(6, window=3),
+    "8 bits": lambda: Int8Cache(4),
+    "window": lambda: SinkWindowCache(2, 5),
+    "segments": lambda: SegmentCache(4, 3),
+    "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(8)),
+}
 
 
 def _qkv(q_len: int = 3, batch: int = 2, kv_heads: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -302,6 +326,50 @@ def test_a_context_is_projected_once(ragged: bool) -> None:
     assert cache.nbytes == 2 * 2 * 2 * 7 * 4 * 4 + (2 * 7 * 8 if ragged else 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_dropped_in_prompts_and_in_steps(kind: str) -> None:
+    cache = KINDS[kind]()
+    for length in (12, 1, 3, 1):
+        q, k, v = _qkv(length)
+        plain = cache.fork().attend(SOFTMAX, q, k, torch.ones_like(v), mask=CAUSAL)
+        torch.testing.assert_close(plain, torch.ones_like(plain))
+        out = cache.attend(SOFTMAX, q, k, torch.ones_like(v), mask=CAUSAL, dropout_p=0.5)
+        assert (out - 1).abs().amax() > 0.1
+
+
+def test_weights_of_a_context_are_dropped() -> None:
+    q, k, v = _qkv(9)
+    cache = CrossCache()
+    cache.fill(k, torch.ones_like(v))
+    torch.testing.assert_close(cache.attend(SOFTMAX, q), torch.ones_like(q))
+    assert (cache.attend(SOFTMAX, q, dropout_p=0.5) - 1).abs().amax() > 0.1
+
+
+def test_a_context_is_appended_once_and_read_by_every_call() -> None:
+    cache, (q, k, v) = CrossCache(), _qkv()
+    held = k.nbytes + v[..., :5].nbytes
+    assert (cache.length, cache.key, cache.kv_positions, cache.positions(3)) == (0, None, None, None)
+    cache.fill(k, v[..., :5])
+    assert (cache.length, cache.nbytes, cache.kv_positions) == (3, held, None)
+    for appended in (held, 0, 0):
+        cache.attend(SOFTMAX, q)
+        assert cache.traffic == (held, appended)
+    placed = CrossCache()
+    placed.attend(SOFTMAX, q, k, v)
+    assert placed.traffic == (k.nbytes + v.nbytes,) * 2
+    with pytest.raises(ValueError, match="key and value must be given in the first call"):
+        CrossCache().attend(SOFTMAX, q, k)
+
+
+def test_gradients_reach_a_context_that_wants_them() -> None:
+    (q, k, v), cache = _qkv(), CrossCache()
+    leaves = [k.requires_grad_(), v.requires_grad_()]
+    cache.attend(SOFTMAX, q, *leaves)
+    own = torch.autograd.grad(cache.attend(SOFTMAX, q).sin().sum(), leaves)
+    for mine, expected in zip(own, torch.autograd.grad((SOFTMAX(q, k) @ v).sin().sum(), leaves), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
 def test_a_context_keeps_its_own_memory() -> None:
     cache, (q, k, v) = CrossCache(), _qkv()
     before = cache.attend(SOFTMAX, q, k, v)
@@ -348,8 +416,6 @@ def test_layers_refuse_what_a_cache_cannot_mean() -> None:
 
 
 def test_rotated_context_needs_positions() -> None:
-    from saccade.positions import Rotary  # noqa: PLC0415
-
     mha = MultiHeadAttention(16, 4, rotary=Rotary(4)).eval()
     x, context = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
     with pytest.raises(ValueError, match="positions must be given with rotary and a CrossCache"):

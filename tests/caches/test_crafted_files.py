@@ -163,6 +163,29 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "other blocks": ("8 bits", lambda tree, tensors: tree.update(block_size=5)),
     "a source of code": ("sums", lambda tree, tensors: tree.update(source={"kind": "os.system"})),
     "sums of other values": ("sums", lambda tree, tensors: tree.update(value_dim=5)),
+    "fewer codes": (
+        "8 bits", lambda tree, tensors: tensors.update(
+            {name: x[:, :, :16] for name, x in tensors.items() if "codes" in name}
+        )
+    ),
+    "fewer steps": (
+        "8 bits", lambda tree, tensors: tensors.update(
+            {name: x[:, :, :4] for name, x in tensors.items() if "steps" in name}
+        )
+    ),
+    "less of the unfinished block": (
+        "8 bits", lambda tree, tensors: tensors.update(
+            {name: x[:, :, :1] for name, x in tensors.items() if "rest" in name}
+        )
+    ),
+    "sums of another width": ("memory", lambda tree, tensors: tensors.update(memory=tensors["memory"][..., 1:])),
+    "two tokens in one place": ("memory", lambda tree, tensors: tensors["table"].fill_(0)),
+    "more tokens than came": ("memory", lambda tree, tensors: tree.update(length=2)),
+    "two numbers for a range": ("context", lambda tree, tensors: tree.update(kv_positions=[0, 5])),
+    "a range of words": ("context", lambda tree, tensors: tree.update(kv_positions=["0", "5", "1"])),
+    "a range beyond all positions": (
+        "context", lambda tree, tensors: tree.update(kv_positions=[2**41, 2**41 + 5, 1])
+    ),
     "a step of no time": ("context", lambda tree, tensors: tree.update(kv_positions=[0, 5, 0])),
     "another time": ("context", lambda tree, tensors: tree.update(kv_positions=[0, 6, 1])),
 }  # fmt: skip

@@ -134,6 +134,8 @@ def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ValueError, match="value must be finite"):
         cache.attend(Softmax(), q, v, k)
     assert (cache.length, cache.nbytes) == (0, 0)
+    large = torch.full((1, 1, 9, 4), 3e38)  # whose sum is not finite
+    assert Int8Cache(SIZE).attend(Softmax(), 0 * large, large, 0 * large).isfinite().all()
     with pytest.raises(ValueError, match="block_size must be an int of at least 1; got 0"):
         Int8Cache(0)
     cache.attend(Softmax(), q, v, v)

@@ -109,6 +109,16 @@ def test_empty_caches_and_those_of_whole_models_are_files_too(tmp_path: Path) ->
     placed.fill(*context[1:], kv_positions=where)
     save_cache(placed, tmp_path / "cache")
     assert torch.equal(load_cache(tmp_path / "cache").kv_positions, where)
+    for run in (range(2, 9), range(14, 0, -2), None):
+        in_a_row = CrossCache()
+        in_a_row.fill(*context[1:], kv_positions=run)
+        save_cache(in_a_row, tmp_path / "cache")
+        read = load_cache(tmp_path / "cache")
+        assert read.kv_positions == run
+        out = read.attend(Softmax(), context[0], mask=CAUSAL, positions=range(7))
+        assert read.traffic == (in_a_row.nbytes, 0)
+        expected = in_a_row.attend(Softmax(), context[0], mask=CAUSAL, positions=range(7))
+        torch.testing.assert_close(out, expected, atol=0, rtol=0)
 
 
 def test_the_file_is_what_others_call_safetensors(tmp_path: Path) -> None:
