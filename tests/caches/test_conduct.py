@@ -95,7 +95,7 @@ def test_one_token_may_stand_in_a_range_of_any_step(make: Callable[[], LayerCach
 
 
 @pytest.mark.parametrize(
-    "run", [range(4, 0, -1), range(4, 2, -1), range(4, 8, 2), range(4, 8, 3), range(2, 5)], ids=str
+    "run", [range(4, 0, -1), range(4, 2, -1), range(4, 8, 2), range(4, 8, 3), range(2, 5), range(2, 3)], ids=str
 )
 def test_a_cache_without_order_takes_tokens_one_behind_the_other(run: range) -> None:
     cache = SinkWindowCache(1, 8)
@@ -103,6 +103,10 @@ def test_a_cache_without_order_takes_tokens_one_behind_the_other(run: range) -> 
     with pytest.raises(ValueError, match="positions must come after those in the cache, one behind the other"):
         cache.attend(SOFTMAX, *_qkv(len(run)), mask=CAUSAL, positions=run)
     assert cache.positions(1) == range(3, 4)
+    one = SinkWindowCache(1, 8)
+    one.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+        one.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=range(1))
 
 
 def test_growing_moves_memory_rarely() -> None:
@@ -189,18 +193,47 @@ def test_a_full_cache_says_so_and_keeps_what_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({"batch": 3}, "batch of key must be 2, as in the cache; got 3"),
-        ({"kv_heads": 4}, "kv_heads of key must be 2, as in the cache; got 4"),
-        ({"dtype": torch.float64}, "dtype of key must be float32, as in the cache; got float64"),
-    ],
+    "name, own, other",
+    [("batch", 2, 3), ("kv_heads", 2, 4), ("head_dim", 8, 6), ("value_dim", 8, 5), ("dtype", "float32", "float64")],
 )
-def test_other_tensors_than_before_are_refused(change: dict[str, object], sentence: str) -> None:
+def test_other_tensors_than_before_are_refused(name: str, own: object, other: object) -> None:
     cache = _filled()
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        cache.attend(SOFTMAX, *_qkv(1, **change), mask=CAUSAL)
+    q, k, v = _qkv(1, **{name: other} if name in ("batch", "kv_heads") else {})
+    q, k = (x[..., :6] if name == "head_dim" else x for x in (q, k))
+    given = [q, k, v[..., :5] if name == "value_dim" else v]
+    given = [x.double() if name == "dtype" else x for x in given]
+    what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
+    with pytest.raises(TypeError if name == "dtype" else ValueError, match=f"{what} must be {own}, .*; got {other}"):
+        cache.attend(SOFTMAX, *given, mask=CAUSAL)
     assert cache.length == 3
+
+
+@pytest.mark.parametrize(
+    "which, axis", [(which, axis) for which in range(3) for axis in (0, 1, 2) if (which, axis) != (0, 1)]
+)
+def test_one_tensor_of_another_size_is_refused(which: int, axis: int) -> None:
+    given, cache = _qkv(3, batch=3, kv_heads=4), KVCache()
+    given[which] = given[which].narrow(axis, 0, 2)
+    if (which, axis) == (1, 1):
+        given[0] = given[0][:, :2]  # heads that would fit
+    with pytest.raises(ValueError, match=r"KVCache\.attend: (key|value) must have shape"):
+        cache.attend(SOFTMAX, *given)
+    assert (cache.length, cache.nbytes) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_item_that_is_repeated_goes_on_in_each_copy(kind: str) -> None:
+    cache = KINDS[kind]()
+    cache.attend(SOFTMAX, *_qkv(12, batch=1), mask=CAUSAL)
+    assert cache.traffic.bytes_read > 0
+    fork = cache.fork()
+    assert fork.traffic == (0, 0)
+    fork.reorder(torch.tensor([0, 0, 0], dtype=torch.int32))
+    for length in (1, 3, 1):
+        new = _qkv(length, batch=1)
+        expected = cache.attend(SOFTMAX, *new, mask=CAUSAL).expand(3, -1, -1, -1)
+        out = fork.attend(SOFTMAX, *(x.expand(3, -1, -1, -1) for x in new), mask=CAUSAL)
+        torch.testing.assert_close(out, expected)
 
 
 def test_tensors_that_do_not_fit_together_are_refused() -> None:
@@ -237,6 +270,9 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
         (lambda: _filled().reorder([0.0]), TypeError, "rows must be an int tensor"),
         (lambda: _filled().reorder(torch.ones(2, dtype=torch.bool)), TypeError, "rows must be an int tensor"),
         (lambda: _filled().reorder("01"), TypeError, "rows must be an int tensor"),
+        (lambda: _filled().reorder(torch.tensor([[0, 1]])), TypeError, "rows must be an int tensor"),
+        (lambda: _filled().reorder(1), TypeError, "rows must be an int tensor"),
+        (lambda: _filled().reorder({0, 1}), TypeError, "rows must be an int tensor"),
         (lambda: KVCache().positions(-1), ValueError, "q_len must be an int of at least 0; got -1"),
         (lambda: padded_positions([3], side="up"), ValueError, "side must be one of 'right', 'left'"),
         (lambda: padded_positions([3], padded_len=2), ValueError, "padded_len must be at least the longest item"),
@@ -267,6 +303,15 @@ def test_equal_lengths_cost_no_table() -> None:
     assert cache.kv_positions == range(4)
     cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=range(7, 8))
     assert cache.kv_positions.tolist() == [[0, 1, 2, 3, 7]] * 2
+
+
+def test_what_is_not_said_is_what_is_written() -> None:
+    blocks, snap = BlockSelectCache(2, 6), SnapKVCache(40)
+    assert (blocks.sink_blocks, blocks.local_blocks, blocks.rescore_every, blocks.prompt) == (1, 2, 1, "dense")
+    assert (snap.window, snap.pool, snap.recent, Int8Cache().block_size) == (32, 5, 32, 64)
+    assert [HeavyHitterCache(budget).recent for budget in (1, 2, 3, 9)] == [1, 1, 1, 4]
+    assert (HeavyHitterCache(4, recent=4).recent, SnapKVCache(4, window=4).window) == (4, 4)
+    assert BlockSelectCache(2, 6, prompt="sparse", rescore_every=1).prompt == "sparse"
 
 
 def test_a_mechanism_names_its_cache() -> None:

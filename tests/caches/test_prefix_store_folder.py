@@ -278,3 +278,48 @@ def test_a_link_is_not_read_and_nothing_is_awaited_from_a_pipe(tmp_path: Path) -
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_room_is_made_until_a_larger_block_fits(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    assert store.put(TEXT, _cache()) == 3
+    wide = KVCache()
+    wide.fill(*(torch.randn(1, 2, SIZE, 10) for _ in range(2)))
+    full = _store(tmp_path, max_bytes=store.nbytes)
+    assert full.put(list(range(70, 70 + SIZE)), wide) == 1
+    assert full.nbytes <= full.max_bytes
+    assert full.find(list(range(70, 70 + SIZE))) == SIZE
+
+
+def test_room_for_a_beginning_is_made_by_what_comes_after_it(tmp_path: Path) -> None:
+    store = _store(tmp_path / "in" / "a folder")  # that is made
+    assert store.put(TEXT, _cache()) == 3
+    small = _store(tmp_path / "in" / "a folder", max_bytes=store.nbytes // 2)
+    for place in (0, 2):
+        _blocks(store)[place].unlink()
+    assert small.put(TEXT, _cache()) == 1
+    assert [path.exists() for path in _blocks(store)] == [True, False, False]
+
+
+def test_old_blocks_stay_and_old_unfinished_files_go(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    store.put(TEXT, _cache())
+    size, paths = store.nbytes, _blocks(store)
+    young, old = (paths[0].parent / f".{'0' * 64}.block.{name}.part" for name in ("0" * 16, "f" * 16))
+    for path in (young, old):
+        path.write_bytes(b"unfinished")
+    for path in (paths[1], old):
+        os.utime(path, (0, 0))
+    assert store.nbytes == size + len(b"unfinished")
+    assert [path.exists() for path in (*paths, young, old)] == [True] * 4 + [False]
+
+
+def test_the_last_token_is_left_to_be_read(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, 1 << 20, fingerprint="a model", block_size=1)
+    assert store.put(TEXT, _cache()) == len(TEXT)
+    for length in (0, 1, 2, len(TEXT)):
+        assert store.restore(TEXT[:length], KVCache()) == max(0, length - 1)
+    for tokens in (b"ab", "", {0, 1}, 3, [True, False], [0, 1.0]):
+        with pytest.raises(TypeError, match="tokens must be the tokens of one text, a list of ints; got "):
+            store.find(tokens)
+    assert store.find(torch.tensor(TEXT)) == store.find(tuple(TEXT)) == len(TEXT)

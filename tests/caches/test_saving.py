@@ -50,7 +50,7 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "window": lambda: SinkWindowCache(2, 5),
     "segments": lambda: SegmentCache(4, 3),
     "turned": lambda: SinkWindowCache(
-        2, 5, rotary=Rotary(8, base=500.0, rotary_dim=4, scaling=YaRN(2.0, trained_len=9))
+        2, 5, rotary=Rotary(8, base=500.0, rotary_dim=4, layout="interleaved", scaling=YaRN(2.0, trained_len=9))
     ),
 }
 
@@ -83,6 +83,7 @@ def test_what_is_read_goes_on_as_if_it_had_never_been_away(
     other = load_cache(tmp_path / "cache")
     assert type(other) is type(cache)
     assert (other.length, repr(other.positions(2))) == (cache.length, repr(cache.positions(2)))
+    assert getattr(other, "exact_len", None) == getattr(cache, "exact_len", None)
     torch.testing.assert_close(_steps(other, qkv, 23, 30), _steps(cache, qkv, 23, 30), atol=0, rtol=0)
     for one in (other, cache):
         one.reorder([1, 1])
@@ -119,6 +120,28 @@ def test_empty_caches_and_those_of_whole_models_are_files_too(tmp_path: Path) ->
         assert read.traffic == (in_a_row.nbytes, 0)
         expected = in_a_row.attend(Softmax(), context[0], mask=CAUSAL, positions=range(7))
         torch.testing.assert_close(out, expected, atol=0, rtol=0)
+
+
+def test_a_full_cache_and_one_of_nothing_but_latents_are_files_too(tmp_path: Path) -> None:
+    (q, k, v), full, latents = _qkv(5), KVCache(5), LatentCache(8, 5)
+    full.attend(Softmax(), q, k, v, mask=CAUSAL)
+    latents.fill(k, k)
+    assert latents.traffic == (0, k.nbytes)
+    for cache in (full, latents):
+        save_cache(cache, tmp_path / "cache")
+        read = load_cache(tmp_path / "cache")
+        assert (read.length, read.max_len, read.nbytes) == (5, 5, cache.nbytes)
+        torch.testing.assert_close(read.value, cache.value, atol=0, rtol=0)
+
+
+def test_values_of_latents_are_views_of_their_keys() -> None:
+    q, k, _ = _qkv(5)
+    for value in (k[..., :6].clone(), k[..., 1:7], k[..., :5], k.mT[..., :5, :].mT[..., :5]):
+        with pytest.raises(ValueError, match=r"value must be key\[\.\.\., :6\], a view"):
+            LatentCache(6).attend(Softmax(), q, k, value)
+    kept = LatentCache(6)
+    kept.attend(Softmax(), q, k, k[..., :6], mask=CAUSAL)
+    assert kept.traffic == (k.nbytes, k.nbytes)
 
 
 def test_the_file_is_what_others_call_safetensors(tmp_path: Path) -> None:
