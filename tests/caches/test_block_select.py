@@ -263,6 +263,21 @@ def test_reordered_cropped_and_forked_caches_go_on_as_if_alone() -> None:
     torch.testing.assert_close(_step(other, qkv, 31, [1, 1, 0]), first[[1, 1, 0]])
 
 
+@pytest.mark.parametrize("length", [31, 25])
+def test_a_cache_that_goes_back_to_exact_columns_is_exact_again(length: int) -> None:
+    cache, qkv = _filled()
+    _step(cache, qkv, 31)
+    cache.attend(Softmax(), *(x[:, :, 32:35] for x in qkv), mask=CAUSAL)
+    assert (cache.length, cache.exact_len) == (35, 31)
+    cache.crop(33)
+    assert cache.exact_len == 31
+    cache.crop(length)
+    cache.attend(Softmax(), *(x[:, :, length : length + 3] for x in qkv), mask=CAUSAL)
+    assert cache.exact_len == cache.length == length + 3
+    cache.crop(0)
+    assert cache.exact_len == 0
+
+
 def test_a_ranking_counts_for_several_steps() -> None:
     class Counting(BoundScorer):
         asked = 0

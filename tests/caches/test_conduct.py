@@ -77,6 +77,8 @@ def test_room_is_doubled_and_what_is_filled_counts_as_appended() -> None:
     wide.attend(SOFTMAX, *_qkv(20), mask=CAUSAL)
     assert (wide.nbytes, wide.traffic) == (20 * token, (20 * token, 20 * token))
     filled, (_, k, v) = KVCache(), _qkv(5)
+    with pytest.raises(ValueError, match=r"KVCache\.fill: positions must hold 5 positions; got 4"):
+        filled.fill(k, v, positions=range(4))
     filled.fill(k, v[..., :2], positions=range(3, 8))
     assert filled.traffic == (0, 5 * token * 10 // 16)
     assert (filled.kv_positions, filled.positions(1)) == (range(3, 8), range(8, 9))

@@ -140,6 +140,7 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "a ranking of the future": (
         "blocks", lambda tree, tensors: tensors.update(ranking=tensors["ranking"].repeat(1, 1, 9))
     ),
+    "exact beyond its end": ("blocks", lambda tree, tensors: tree.update(exact_until=99)),
     "any class of positions": (
         "turned", lambda tree, tensors: tree["rotary"].update(
             scaling=["Learned", {"max_len": 10**6, "embed_dim": 1024}]
@@ -153,6 +154,11 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "a window of another size": ("window", lambda tree, tensors: tree.update(window=6)),
     "a window without end": ("window", lambda tree, tensors: tree.update(window=10**13)),
     "a token in another's slot": ("window", lambda tree, tensors: tensors["table"].add_(1)),
+    "the first token in another's slot": (
+        "window", lambda tree, tensors: (tree.update(is_run=False), tensors["table"][:, 3:4].zero_())
+    ),
+    "fewer first keys": ("turned", lambda tree, tensors: tensors.update(sinks=tensors["sinks"][:, :, :1])),
+    "no first keys": ("turned", lambda tree, tensors: tensors.pop("sinks")),
     "a token of tomorrow": ("window", lambda tree, tensors: tree.update(next=3)),
     "an unknown end": ("window", lambda tree, tensors: tree.update(next=None)),
     "no end": ("heavy", lambda tree, tensors: tree.pop("next")),

@@ -134,6 +134,15 @@ def test_a_full_cache_and_one_of_nothing_but_latents_are_files_too(tmp_path: Pat
         torch.testing.assert_close(read.value, cache.value, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_a_turned_window_of_few_first_keys_is_a_file_too(sinks: int, tmp_path: Path) -> None:
+    cache, qkv = SinkWindowCache(sinks, 5, rotary=Rotary(8)), _qkv(12)
+    _steps(cache, qkv, 0, 8)
+    save_cache(cache, tmp_path / "cache")
+    read = load_cache(tmp_path / "cache")
+    torch.testing.assert_close(_steps(read, qkv, 8, 12), _steps(cache, qkv, 8, 12), atol=0, rtol=0)
+
+
 def test_values_of_latents_are_views_of_their_keys() -> None:
     q, k, _ = _qkv(5)
     for value in (k[..., :6].clone(), k[..., 1:7], k[..., :5], k.mT[..., :5, :].mT[..., :5]):
