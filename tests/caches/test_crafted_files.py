@@ -157,6 +157,21 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "the first token in another's slot": (
         "window", lambda tree, tensors: (tree.update(is_run=False), tensors["table"][:, 3:4].zero_())
     ),
+    "a token of long ago": ("window", lambda tree, tensors: tensors["table"][:, 3:4].sub_(5)),
+    "a token of next week": ("window", lambda tree, tensors: tree.update(next=40)),
+    "an end for each, where all are alike": (
+        "window", lambda tree, tensors: tensors.update(next=torch.tensor([23, 23]))
+    ),
+    "one token twice": ("heavy", lambda tree, tensors: tensors["table"][..., 1].copy_(tensors["table"][..., 0])),
+    "nobody behind the first token": (
+        "heavy", lambda tree, tensors: (tensors["table"][..., 0].zero_(), tensors["table"][..., 1].fill_(-1))
+    ),
+    "two tokens exchanged": (
+        "heavy", lambda tree, tensors: tensors.update(table=tensors["table"][..., [0, 1, 2, 3, 4, 5, 7, 6]])
+    ),
+    "the first two tokens exchanged": (
+        "heavy", lambda tree, tensors: tensors.update(table=tensors["table"][..., [1, 0, 2, 3, 4, 5, 6, 7]])
+    ),
     "fewer first keys": ("turned", lambda tree, tensors: tensors.update(sinks=tensors["sinks"][:, :, :1])),
     "no first keys": ("turned", lambda tree, tensors: tensors.pop("sinks")),
     "a token of tomorrow": ("window", lambda tree, tensors: tree.update(next=3)),

@@ -90,6 +90,18 @@ def test_what_is_read_goes_on_as_if_it_had_never_been_away(
     torch.testing.assert_close(_steps(other, qkv, 30, 36), _steps(cache, qkv, 30, 36), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_few_tokens_goes_on_too(kind: str, tmp_path: Path) -> None:
+    cache = KINDS[kind]()
+    qkv = _fitting(cache, _qkv(14))
+    for start, stop in ((0, 1), (1, 2), (2, 5), (5, 9)):
+        _steps(cache, qkv, start, stop)
+        save_cache(cache, tmp_path / "cache")
+        read = load_cache(tmp_path / "cache")
+        expected = _steps(cache.fork(), qkv, stop, stop + 3)
+        torch.testing.assert_close(_steps(read, qkv, stop, stop + 3), expected, atol=0, rtol=0)
+
+
 def test_empty_caches_and_those_of_whole_models_are_files_too(tmp_path: Path) -> None:
     for make in KINDS.values():
         save_cache(make(), tmp_path / "cache")
