@@ -85,6 +85,27 @@ def test_positions_inside_the_cache_are_those_of_a_short_text(data: st.DataObjec
     torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes, stride))
 
 
+SPLIT = [9, 1, 1, 1, 6, 1, 1, 3]
+
+
+@pytest.mark.parametrize("sinks, window", [(0, 1), (0, 4), (1, 4), (3, 1), (3, 4), (2, 9)])
+@pytest.mark.parametrize("name, stride", [("plain", 1), ("alibi", 2)])
+def test_one_split_inside_the_cache_is_a_short_text(name: str, stride: int, sinks: int, window: int) -> None:
+    mha = _layer(masks.Causal() & masks.Strided(stride), name, Rotary(HEAD_DIM))
+    x = torch.randn(2, TOTAL, WIDTH, dtype=torch.float64)
+    slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS) if name == "alibi" else None
+    out = _in_parts(mha, x, SPLIT, SinkWindowCache(sinks, window, rotary=mha.rotary))
+    torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes, stride))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("name", BIASES)
+def test_one_split_is_the_dense_run(name: str, rule: masks.Mask) -> None:
+    mha, x = _layer(rule, name), torch.randn(2, TOTAL, WIDTH, dtype=torch.float64)
+    expected = mha(x, mask=masks.streaming(2, 6))
+    torch.testing.assert_close(_in_parts(mha, x, SPLIT, SinkWindowCache(2, 6)), expected)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_items_of_a_ragged_batch_are_what_each_is_alone(inside: bool) -> None:
     mha = _layer(masks.Causal(), rotary=Rotary(HEAD_DIM))
