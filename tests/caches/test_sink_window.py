@@ -88,7 +88,7 @@ def test_positions_inside_the_cache_are_those_of_a_short_text(data: st.DataObjec
 SPLIT = [9, 1, 1, 1, 6, 1, 1, 3]
 
 
-@pytest.mark.parametrize("sinks, window", [(0, 1), (0, 4), (1, 4), (3, 1), (3, 4), (2, 9)])
+@pytest.mark.parametrize("sinks, window", [(0, 1), (0, 4), (1, 4), (3, 1), (3, 4), (2, 6), (2, 9)])
 @pytest.mark.parametrize("name, stride", [("plain", 1), ("alibi", 2)])
 def test_one_split_inside_the_cache_is_a_short_text(name: str, stride: int, sinks: int, window: int) -> None:
     mha = _layer(masks.Causal() & masks.Strided(stride), name, Rotary(HEAD_DIM))
@@ -96,6 +96,11 @@ def test_one_split_inside_the_cache_is_a_short_text(name: str, stride: int, sink
     slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS) if name == "alibi" else None
     out = _in_parts(mha, x, SPLIT, SinkWindowCache(sinks, window, rotary=mha.rotary))
     torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes, stride))
+
+
+def test_what_is_seen_from_two_places_has_the_type_of_its_values() -> None:
+    given = [torch.randn(1, 2, 12, 4).bfloat16() for _ in range(3)]
+    assert SinkWindowCache(1, 4, rotary=Rotary(4)).attend(Softmax(), *given).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
