@@ -198,6 +198,23 @@ def test_the_bound_is_never_too_low_and_padding_does_not_count() -> None:
         assert bool((mean.abs() < 1e3).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_scorers_are_the_book_over_the_tokens_that_are_there(dtype: torch.dtype) -> None:
+    key, query = torch.randn(2, 2, 5, SIZE, DIM).to(dtype), torch.randn(2, HEADS, DIM).to(dtype)
+    real = torch.rand(2, 1, 5, SIZE, 1) > 0.4
+    real[0, 0, 0], real[1, 0, 3] = False, True
+    for scorer, rule in list(SCORERS.values())[:2]:
+        summary = scorer.summarize(key, real)
+        scores = scorer.score(query, summary)
+        assert summary.dtype == dtype
+        assert scores.shape == (2, HEADS, 5)
+        for b, h, n in torch.cartesian_prod(*map(torch.arange, scores.shape)).tolist():
+            block = key[b, h // 2, n][real[b, 0, n, :, 0]].double()
+            expected = rule(query[b, h].double(), block) if len(block) else torch.zeros((), dtype=torch.float64)
+            eps = 1e-12 if dtype == torch.float64 else 0.05
+            torch.testing.assert_close(scores[b, h, n].double(), expected, atol=eps, rtol=eps)
+
+
 def _filled(length: int = 31, **how: object) -> tuple[BlockSelectCache, list[Tensor]]:
     q, k, v = _qkv(length + 12)
     cache = BlockSelectCache(SIZE, 20, **how)
@@ -246,6 +263,21 @@ def test_reordered_cropped_and_forked_caches_go_on_as_if_alone() -> None:
     torch.testing.assert_close(_step(other, qkv, 31, [1, 1, 0]), first[[1, 1, 0]])
 
 
+@pytest.mark.parametrize("length", [31, 25])
+def test_a_cache_that_goes_back_to_exact_columns_is_exact_again(length: int) -> None:
+    cache, qkv = _filled()
+    _step(cache, qkv, 31)
+    cache.attend(Softmax(), *(x[:, :, 32:35] for x in qkv), mask=CAUSAL)
+    assert (cache.length, cache.exact_len) == (35, 31)
+    cache.crop(33)
+    assert cache.exact_len == 31
+    cache.crop(length)
+    cache.attend(Softmax(), *(x[:, :, length : length + 3] for x in qkv), mask=CAUSAL)
+    assert cache.exact_len == cache.length == length + 3
+    cache.crop(0)
+    assert cache.exact_len == 0
+
+
 def test_a_ranking_counts_for_several_steps() -> None:
     class Counting(BoundScorer):
         asked = 0
@@ -265,6 +297,46 @@ def test_a_ranking_counts_for_several_steps() -> None:
     cache.crop(35)
     _step(cache, qkv, 35)
     assert scorer.asked == 4
+
+
+def test_between_two_rankings_newer_blocks_come_last() -> None:
+    """With one block at the end, a block that is finished between two rankings has no other claim."""
+    q, k, v = _qkv(47)
+    cache = BlockSelectCache(SIZE, 12, sink_blocks=0, local_blocks=1, rescore_every=6)
+    cache.attend(Softmax(), *(x[:, :, :30] for x in (q, k, v)), mask=CAUSAL)
+    for n in range(30, 47):
+        out = cache.attend(Softmax(), *(x[:, :, n : n + 1] for x in (q, k, v)), mask=CAUSAL)
+        asked = n - n % 6
+        known = _hidden(q[:, :, : asked + 1], k[:, :, : asked + 1], CAUSAL, "bound", 12, (0, 1))
+        read = torch.zeros(2, KV_HEADS, n + 1, dtype=torch.bool)
+        read[:, :, : asked // SIZE * SIZE] = known[:, :, : asked // SIZE * SIZE]
+        read[:, :, n // SIZE * SIZE :] = True
+        expected, _ = oracle.attention(
+            q[:, :, n : n + 1], k[:, :, : n + 1], v[:, :, : n + 1], read.repeat_interleave(2, 1)[:, :, None]
+        )
+        torch.testing.assert_close(out, expected)
+        ranked = n // SIZE * 2 * DIM if n == asked else (n - 1) // SIZE  # summaries, or the last ranking
+        columns = 2 * SIZE + n % SIZE + 1
+        assert cache.traffic.bytes_read == 2 * KV_HEADS * 8 * (columns * 2 * DIM + ranked)
+        assert cache.exact_len == 30
+
+
+@pytest.mark.parametrize("kind", ["plain", "ragged", "gradients"])
+def test_heads_that_are_read_a_few_at_a_time_are_those_read_together(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qkv, outs = _qkv(33), []
+    positions = padded_positions([31, 9], side="left") if kind == "ragged" else None
+    for limit in (1 << 23, 3 * 20 * DIM * 8, 1):  # bytes of keys: all, three of four heads, one
+        monkeypatch.setattr("saccade.caches.block_reading._AT_ONCE", limit)
+        cache = BlockSelectCache(SIZE, 20)
+        cache.attend(Softmax(), *(x[:, :, :31] for x in qkv), mask=CAUSAL, positions=positions)
+        new = [x[:, :, 31:32].clone().requires_grad_(kind == "gradients") for x in qkv]
+        outs.append([cache.attend(Softmax(), *new, mask=CAUSAL)])
+        if kind == "gradients":
+            outs[-1] += torch.autograd.grad(outs[-1][0].sin().sum(), new)
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0])
 
 
 def test_bytes_are_counted_exactly() -> None:

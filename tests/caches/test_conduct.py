@@ -1,17 +1,42 @@
 """Caches in use: memory, what they share, gradients, and what they refuse before anything is written."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import Cache, CrossCache, KVCache, LayerCache, padded_positions
+from saccade.caches import (
+    BlockSelectCache,
+    Cache,
+    CrossCache,
+    HeavyHitterCache,
+    Int8Cache,
+    KVCache,
+    LayerCache,
+    SegmentCache,
+    SinkWindowCache,
+    SnapKVCache,
+    padded_positions,
+)
 from saccade.mechanisms import Softmax
 from saccade.nn import AttentionBlock, MultiHeadAttention
+from saccade.positions import Rotary
 
 SOFTMAX, CAUSAL = Softmax(), masks.Causal()
+
+KINDS: dict[str, Callable[[], LayerCache]] = {
+    "all": KVCache,
+    "blocks": lambda: BlockSelectCache(2, 6),
+    "heavy": lambda: HeavyHitterCache(6),
+    "snap": lambda: SnapKVCache(6, window=3),
+    "8 bits": lambda: Int8Cache(4),
+    "window": lambda: SinkWindowCache(2, 5),
+    "segments": lambda: SegmentCache(4, 3),
+    "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(8)),
+}
 
 
 def _qkv(q_len: int = 3, batch: int = 2, kv_heads: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -40,6 +65,50 @@ def test_bytes_are_those_of_the_tensors() -> None:
     ragged = KVCache(10)
     ragged.attend(SOFTMAX, *_qkv(), mask=CAUSAL, positions=padded_positions([3, 1]))
     assert ragged.nbytes == 10 * token + 2 * 3 * 8  # and where the tokens stand
+
+
+def test_room_is_doubled_and_what_is_filled_counts_as_appended() -> None:
+    token, cache, sizes = 2 * 2 * 8 * 4 * 2, KVCache(), []
+    for _ in range(34):
+        cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+        sizes.append(cache.nbytes // token)
+    assert sizes == [16] * 16 + [32] * 16 + [64] * 2
+    wide = KVCache()
+    wide.attend(SOFTMAX, *_qkv(20), mask=CAUSAL)
+    assert (wide.nbytes, wide.traffic) == (20 * token, (20 * token, 20 * token))
+    filled, (_, k, v) = KVCache(), _qkv(5)
+    with pytest.raises(ValueError, match=r"KVCache\.fill: positions must hold 5 positions; got 4"):
+        filled.fill(k, v, positions=range(4))
+    filled.fill(k, v[..., :2], positions=range(3, 8))
+    assert filled.traffic == (0, 5 * token * 10 // 16)
+    assert (filled.kv_positions, filled.positions(1)) == (range(3, 8), range(8, 9))
+    with pytest.raises(ValueError, match="value_dim of value must be 2, as in the cache; got 8"):
+        filled.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+    with pytest.raises(ValueError, match=r"KVCache\.fill: cache must be empty; got one of 5 columns"):
+        filled.fill(k, v)
+
+
+@pytest.mark.parametrize("make", [KVCache, lambda: SinkWindowCache(1, 8)], ids=["all", "window"])
+def test_one_token_may_stand_in_a_range_of_any_step(make: Callable[[], LayerCache]) -> None:
+    for run in (range(9, 11, 2), range(9, 8, -1)):
+        cache = make()
+        cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=run)
+        assert cache.positions(2) == range(10, 12)
+
+
+@pytest.mark.parametrize(
+    "run", [range(4, 0, -1), range(4, 2, -1), range(4, 8, 2), range(4, 8, 3), range(2, 5), range(2, 3)], ids=str
+)
+def test_a_cache_without_order_takes_tokens_one_behind_the_other(run: range) -> None:
+    cache = SinkWindowCache(1, 8)
+    cache.attend(SOFTMAX, *_qkv(3), mask=CAUSAL)
+    with pytest.raises(ValueError, match="positions must come after those in the cache, one behind the other"):
+        cache.attend(SOFTMAX, *_qkv(len(run)), mask=CAUSAL, positions=run)
+    assert cache.positions(1) == range(3, 4)
+    one = SinkWindowCache(1, 8)
+    one.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+        one.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=range(1))
 
 
 def test_growing_moves_memory_rarely() -> None:
@@ -126,18 +195,48 @@ def test_a_full_cache_says_so_and_keeps_what_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({"batch": 3}, "batch of key must be 2, as in the cache; got 3"),
-        ({"kv_heads": 4}, "kv_heads of key must be 2, as in the cache; got 4"),
-        ({"dtype": torch.float64}, "dtype of key must be float32, as in the cache; got float64"),
-    ],
+    "name, own, other",
+    [("batch", 2, 3), ("kv_heads", 2, 4), ("head_dim", 8, 6), ("value_dim", 8, 5), ("dtype", "float32", "float64")],
 )
-def test_other_tensors_than_before_are_refused(change: dict[str, object], sentence: str) -> None:
+def test_other_tensors_than_before_are_refused(name: str, own: object, other: object) -> None:
     cache = _filled()
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        cache.attend(SOFTMAX, *_qkv(1, **change), mask=CAUSAL)
+    q, k, v = _qkv(1, **{name: other} if name in ("batch", "kv_heads") else {})
+    q, k = (x[..., :6] if name == "head_dim" else x for x in (q, k))
+    given = [q, k, v[..., :5] if name == "value_dim" else v]
+    given = [x.double() if name == "dtype" else x for x in given]
+    what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
+    with pytest.raises(ValueError, match=f"{what} must be {own}, .*; got {other}") as error:
+        cache.attend(SOFTMAX, *given, mask=CAUSAL)
+    assert isinstance(error.value, TypeError) == (name == "dtype")
     assert cache.length == 3
+
+
+@pytest.mark.parametrize(
+    "which, axis", [(which, axis) for which in range(3) for axis in (0, 1, 2) if (which, axis) != (0, 1)]
+)
+def test_one_tensor_of_another_size_is_refused(which: int, axis: int) -> None:
+    given, cache = _qkv(3, batch=3, kv_heads=4), KVCache()
+    given[which] = given[which].narrow(axis, 0, 2)
+    if (which, axis) == (1, 1):
+        given[0] = given[0][:, :2]  # heads that would fit
+    with pytest.raises(ValueError, match=r"KVCache\.attend: (key|value) must have shape"):
+        cache.attend(SOFTMAX, *given)
+    assert (cache.length, cache.nbytes) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_item_that_is_repeated_goes_on_in_each_copy(kind: str) -> None:
+    cache = KINDS[kind]()
+    cache.attend(SOFTMAX, *_qkv(12, batch=1), mask=CAUSAL)
+    assert cache.traffic.bytes_read > 0
+    fork = cache.fork()
+    assert fork.traffic == (0, 0)
+    fork.reorder(torch.tensor([0, 0, 0], dtype=torch.int32))
+    for length in (1, 3, 1):
+        new = _qkv(length, batch=1)
+        expected = cache.attend(SOFTMAX, *new, mask=CAUSAL).expand(3, -1, -1, -1)
+        out = fork.attend(SOFTMAX, *(x.expand(3, -1, -1, -1) for x in new), mask=CAUSAL)
+        torch.testing.assert_close(out, expected)
 
 
 def test_tensors_that_do_not_fit_together_are_refused() -> None:
@@ -174,6 +273,9 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
         (lambda: _filled().reorder([0.0]), TypeError, "rows must be an int tensor"),
         (lambda: _filled().reorder(torch.ones(2, dtype=torch.bool)), TypeError, "rows must be an int tensor"),
         (lambda: _filled().reorder("01"), TypeError, "rows must be an int tensor"),
+        (lambda: _filled().reorder(torch.tensor([[0, 1]])), TypeError, "rows must be an int tensor"),
+        (lambda: _filled().reorder(1), TypeError, "rows must be an int tensor"),
+        (lambda: _filled().reorder({0, 1}), TypeError, "rows must be an int tensor"),
         (lambda: KVCache().positions(-1), ValueError, "q_len must be an int of at least 0; got -1"),
         (lambda: padded_positions([3], side="up"), ValueError, "side must be one of 'right', 'left'"),
         (lambda: padded_positions([3], padded_len=2), ValueError, "padded_len must be at least the longest item"),
@@ -204,6 +306,15 @@ def test_equal_lengths_cost_no_table() -> None:
     assert cache.kv_positions == range(4)
     cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=range(7, 8))
     assert cache.kv_positions.tolist() == [[0, 1, 2, 3, 7]] * 2
+
+
+def test_what_is_not_said_is_what_is_written() -> None:
+    blocks, snap = BlockSelectCache(2, 6), SnapKVCache(40)
+    assert (blocks.sink_blocks, blocks.local_blocks, blocks.rescore_every, blocks.prompt) == (1, 2, 1, "dense")
+    assert (snap.window, snap.pool, snap.recent, Int8Cache().block_size) == (32, 5, 32, 64)
+    assert [HeavyHitterCache(budget).recent for budget in (1, 2, 3, 9)] == [1, 1, 1, 4]
+    assert (HeavyHitterCache(4, recent=4).recent, SnapKVCache(4, window=4).window) == (4, 4)
+    assert BlockSelectCache(2, 6, prompt="sparse", rescore_every=1).prompt == "sparse"
 
 
 def test_a_mechanism_names_its_cache() -> None:
@@ -263,6 +374,50 @@ def test_a_context_is_projected_once(ragged: bool) -> None:
     assert cache.nbytes == 2 * 2 * 2 * 7 * 4 * 4 + (2 * 7 * 8 if ragged else 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_dropped_in_prompts_and_in_steps(kind: str) -> None:
+    cache = KINDS[kind]()
+    for length in (12, 1, 3, 1):
+        q, k, v = _qkv(length)
+        plain = cache.fork().attend(SOFTMAX, q, k, torch.ones_like(v), mask=CAUSAL)
+        torch.testing.assert_close(plain, torch.ones_like(plain))
+        out = cache.attend(SOFTMAX, q, k, torch.ones_like(v), mask=CAUSAL, dropout_p=0.5)
+        assert (out - 1).abs().amax() > 0.1
+
+
+def test_weights_of_a_context_are_dropped() -> None:
+    q, k, v = _qkv(9)
+    cache = CrossCache()
+    cache.fill(k, torch.ones_like(v))
+    torch.testing.assert_close(cache.attend(SOFTMAX, q), torch.ones_like(q))
+    assert (cache.attend(SOFTMAX, q, dropout_p=0.5) - 1).abs().amax() > 0.1
+
+
+def test_a_context_is_appended_once_and_read_by_every_call() -> None:
+    cache, (q, k, v) = CrossCache(), _qkv()
+    held = k.nbytes + v[..., :5].nbytes
+    assert (cache.length, cache.key, cache.kv_positions, cache.positions(3)) == (0, None, None, None)
+    cache.fill(k, v[..., :5])
+    assert (cache.length, cache.nbytes, cache.kv_positions) == (3, held, None)
+    for appended in (held, 0, 0):
+        cache.attend(SOFTMAX, q)
+        assert cache.traffic == (held, appended)
+    placed = CrossCache()
+    placed.attend(SOFTMAX, q, k, v)
+    assert placed.traffic == (k.nbytes + v.nbytes,) * 2
+    with pytest.raises(ValueError, match="key and value must be given in the first call"):
+        CrossCache().attend(SOFTMAX, q, k)
+
+
+def test_gradients_reach_a_context_that_wants_them() -> None:
+    (q, k, v), cache = _qkv(), CrossCache()
+    leaves = [k.requires_grad_(), v.requires_grad_()]
+    cache.attend(SOFTMAX, q, *leaves)
+    own = torch.autograd.grad(cache.attend(SOFTMAX, q).sin().sum(), leaves)
+    for mine, expected in zip(own, torch.autograd.grad((SOFTMAX(q, k) @ v).sin().sum(), leaves), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
 def test_a_context_keeps_its_own_memory() -> None:
     cache, (q, k, v) = CrossCache(), _qkv()
     before = cache.attend(SOFTMAX, q, k, v)
@@ -309,8 +464,6 @@ def test_layers_refuse_what_a_cache_cannot_mean() -> None:
 
 
 def test_rotated_context_needs_positions() -> None:
-    from saccade.positions import Rotary  # noqa: PLC0415
-
     mha = MultiHeadAttention(16, 4, rotary=Rotary(4)).eval()
     x, context = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
     with pytest.raises(ValueError, match="positions must be given with rotary and a CrossCache"):

@@ -140,6 +140,7 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "a ranking of the future": (
         "blocks", lambda tree, tensors: tensors.update(ranking=tensors["ranking"].repeat(1, 1, 9))
     ),
+    "exact beyond its end": ("blocks", lambda tree, tensors: tree.update(exact_until=99)),
     "any class of positions": (
         "turned", lambda tree, tensors: tree["rotary"].update(
             scaling=["Learned", {"max_len": 10**6, "embed_dim": 1024}]
@@ -153,6 +154,26 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "a window of another size": ("window", lambda tree, tensors: tree.update(window=6)),
     "a window without end": ("window", lambda tree, tensors: tree.update(window=10**13)),
     "a token in another's slot": ("window", lambda tree, tensors: tensors["table"].add_(1)),
+    "the first token in another's slot": (
+        "window", lambda tree, tensors: (tree.update(is_run=False), tensors["table"][:, 3:4].zero_())
+    ),
+    "a token of long ago": ("window", lambda tree, tensors: tensors["table"][:, 3:4].sub_(5)),
+    "a token of next week": ("window", lambda tree, tensors: tree.update(next=40)),
+    "an end for each, where all are alike": (
+        "window", lambda tree, tensors: tensors.update(next=torch.tensor([23, 23]))
+    ),
+    "one token twice": ("heavy", lambda tree, tensors: tensors["table"][..., 1].copy_(tensors["table"][..., 0])),
+    "nobody behind the first token": (
+        "heavy", lambda tree, tensors: (tensors["table"][..., 0].zero_(), tensors["table"][..., 1].fill_(-1))
+    ),
+    "two tokens exchanged": (
+        "heavy", lambda tree, tensors: tensors.update(table=tensors["table"][..., [0, 1, 2, 3, 4, 5, 7, 6]])
+    ),
+    "the first two tokens exchanged": (
+        "heavy", lambda tree, tensors: tensors.update(table=tensors["table"][..., [1, 0, 2, 3, 4, 5, 6, 7]])
+    ),
+    "fewer first keys": ("turned", lambda tree, tensors: tensors.update(sinks=tensors["sinks"][:, :, :1])),
+    "no first keys": ("turned", lambda tree, tensors: tensors.pop("sinks")),
     "a token of tomorrow": ("window", lambda tree, tensors: tree.update(next=3)),
     "an unknown end": ("window", lambda tree, tensors: tree.update(next=None)),
     "no end": ("heavy", lambda tree, tensors: tree.pop("next")),
@@ -163,6 +184,29 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "other blocks": ("8 bits", lambda tree, tensors: tree.update(block_size=5)),
     "a source of code": ("sums", lambda tree, tensors: tree.update(source={"kind": "os.system"})),
     "sums of other values": ("sums", lambda tree, tensors: tree.update(value_dim=5)),
+    "fewer codes": (
+        "8 bits", lambda tree, tensors: tensors.update(
+            {name: x[:, :, :16] for name, x in tensors.items() if "codes" in name}
+        )
+    ),
+    "fewer steps": (
+        "8 bits", lambda tree, tensors: tensors.update(
+            {name: x[:, :, :4] for name, x in tensors.items() if "steps" in name}
+        )
+    ),
+    "less of the unfinished block": (
+        "8 bits", lambda tree, tensors: tensors.update(
+            {name: x[:, :, :1] for name, x in tensors.items() if "rest" in name}
+        )
+    ),
+    "sums of another width": ("memory", lambda tree, tensors: tensors.update(memory=tensors["memory"][..., 1:])),
+    "two tokens in one place": ("memory", lambda tree, tensors: tensors["table"].fill_(0)),
+    "more tokens than came": ("memory", lambda tree, tensors: tree.update(length=2)),
+    "two numbers for a range": ("context", lambda tree, tensors: tree.update(kv_positions=[0, 5])),
+    "a range of words": ("context", lambda tree, tensors: tree.update(kv_positions=["0", "5", "1"])),
+    "a range beyond all positions": (
+        "context", lambda tree, tensors: tree.update(kv_positions=[2**41, 2**41 + 5, 1])
+    ),
     "a step of no time": ("context", lambda tree, tensors: tree.update(kv_positions=[0, 5, 0])),
     "another time": ("context", lambda tree, tensors: tree.update(kv_positions=[0, 6, 1])),
 }  # fmt: skip

@@ -64,6 +64,8 @@ def test_an_indexed_cache_wants_index_keys() -> None:
     q, k, v = torch.randn(3, 1, 2, 4, 8)
     with pytest.raises(UnsupportedError, match="brings no index keys"):
         caches.IndexedCache().attend(mechanisms.TopK(BlockMeans(), 2, 2), q, k, v)
+    with pytest.raises(UnsupportedError, match=r"Softmax(.|\n)*brings no index keys"):
+        caches.IndexedCache().attend(mechanisms.Softmax(), q, k, v)
     with pytest.raises(UnsupportedError, match="index keys would be missing"):
         caches.IndexedCache().fill(k, v)
 

@@ -59,6 +59,9 @@ def test_no_element_is_off_by_more_than_was_said(dtype: torch.dtype) -> None:
     off = (held.double() - k.double()).abs()
     assert bool((off <= bound.expand(-1, -1, -1, SIZE, -1).flatten(2, 3) * (1 + 1e-5) + eps).all())
     assert float(off.max()) > 0
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    steps = k.to(wide).unflatten(2, (4, SIZE)).abs().amax(3) / 127
+    torch.testing.assert_close(cache._rounded("key").steps, steps, atol=0, rtol=0)
     assert bool((held[:, :, :SIZE, 1] == 0).all())
 
 
@@ -134,6 +137,8 @@ def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ValueError, match="value must be finite"):
         cache.attend(Softmax(), q, v, k)
     assert (cache.length, cache.nbytes) == (0, 0)
+    large = torch.full((1, 1, 9, 4), 3e38)  # whose sum is not finite
+    assert Int8Cache(SIZE).attend(Softmax(), 0 * large, large, 0 * large).isfinite().all()
     with pytest.raises(ValueError, match="block_size must be an int of at least 1; got 0"):
         Int8Cache(0)
     cache.attend(Softmax(), q, v, v)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from saccade.caches import KVCache, PrefixStore, files
+from saccade.caches.files.tensor_files import read_plain
 
 SIZE = 4
 TEXT = list(range(3 * SIZE + 1))
@@ -230,6 +232,8 @@ def test_a_disk_that_is_full_stays_an_error_of_the_system(tmp_path: Path, monkey
 CRAFTED: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
     "flat keys": lambda held: held.update({"0.key": held["0.key"][0]}),
     "codes": lambda held: held.update({"0.key": held["0.key"].long()}),
+    "nothing but codes": lambda held: held.update({name: x.long() for name, x in held.items()}),
+    "fewer values": lambda held: held.update({"0.value": held["0.value"][:, :, :2]}),
     "another type": lambda held: held.update({"0.value": held["0.value"].double()}),
     "another size": lambda held: held.update({name: x[:, :, :2] for name, x in held.items()}),
     "two texts": lambda held: held.update({name: x.repeat(2, 1, 1, 1) for name, x in held.items()}),
@@ -238,15 +242,84 @@ CRAFTED: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
 }
 
 
+@pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("name", CRAFTED)
-def test_a_block_with_a_fitting_checksum_that_is_none_is_missing(name: str, tmp_path: Path) -> None:
+def test_a_block_with_a_fitting_checksum_that_is_none_is_missing(name: str, place: int, tmp_path: Path) -> None:
     store = _store(tmp_path)
     store.put(TEXT, _cache())
-    path = _blocks(store)[1]
+    path = _blocks(store)[place]
     held, about = files.read_tensors("test", path, "block of a prefix")
     CRAFTED[name](held)
     about = {key: x for key, x in about.items() if key not in ("version", "checksum")}
     files.write_whole(path, files.encoded("test", held, about))
     cache = KVCache()
-    assert store.restore(TEXT, cache) == SIZE
-    assert cache.length == SIZE
+    # Only beside others does a width show to be another one.
+    known = SIZE if name == "another width" else place * SIZE
+    assert store.restore(TEXT, cache) == known
+    assert cache.length == known
+    assert path.exists() == (name == "another width")
+
+
+def test_a_link_is_not_read_and_nothing_is_awaited_from_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_plain(tmp_path / "file") == b"mine"
+    with pytest.raises(OSError, match="symbolic links"):
+        read_plain(tmp_path / "link")
+
+    def late(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 20)
+    try:
+        assert read_plain(tmp_path / "pipe") == b""
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_room_is_made_until_a_larger_block_fits(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    assert store.put(TEXT, _cache()) == 3
+    wide = KVCache()
+    wide.fill(*(torch.randn(1, 2, SIZE, 10) for _ in range(2)))
+    full = _store(tmp_path, max_bytes=store.nbytes)
+    assert full.put(list(range(70, 70 + SIZE)), wide) == 1
+    assert full.nbytes <= full.max_bytes
+    assert full.find(list(range(70, 70 + SIZE))) == SIZE
+
+
+def test_room_for_a_beginning_is_made_by_what_comes_after_it(tmp_path: Path) -> None:
+    store = _store(tmp_path / "in" / "a folder")  # that is made
+    assert store.put(TEXT, _cache()) == 3
+    small = _store(tmp_path / "in" / "a folder", max_bytes=store.nbytes // 2)
+    for place in (0, 2):
+        _blocks(store)[place].unlink()
+    assert small.put(TEXT, _cache()) == 1
+    assert [path.exists() for path in _blocks(store)] == [True, False, False]
+
+
+def test_old_blocks_stay_and_old_unfinished_files_go(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    store.put(TEXT, _cache())
+    size, paths = store.nbytes, _blocks(store)
+    young, old = (paths[0].parent / f".{'0' * 64}.block.{name}.part" for name in ("0" * 16, "f" * 16))
+    for path in (young, old):
+        path.write_bytes(b"unfinished")
+    for path in (paths[1], old):
+        os.utime(path, (0, 0))
+    assert store.nbytes == size + len(b"unfinished")
+    assert [path.exists() for path in (*paths, young, old)] == [True] * 4 + [False]
+
+
+def test_the_last_token_is_left_to_be_read(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, 1 << 20, fingerprint="a model", block_size=1)
+    assert store.put(TEXT, _cache()) == len(TEXT)
+    for length in (0, 1, 2, len(TEXT)):
+        assert store.restore(TEXT[:length], KVCache()) == max(0, length - 1)
+    for tokens in (b"ab", "", {0, 1}, 3, [True, False], [0, 1.0]):
+        with pytest.raises(TypeError, match="tokens must be the tokens of one text, a list of ints; got "):
+            store.find(tokens)
+    assert store.find(torch.tensor(TEXT)) == store.find(tuple(TEXT)) == len(TEXT)

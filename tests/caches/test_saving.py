@@ -50,7 +50,7 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "window": lambda: SinkWindowCache(2, 5),
     "segments": lambda: SegmentCache(4, 3),
     "turned": lambda: SinkWindowCache(
-        2, 5, rotary=Rotary(8, base=500.0, rotary_dim=4, scaling=YaRN(2.0, trained_len=9))
+        2, 5, rotary=Rotary(8, base=500.0, rotary_dim=4, layout="interleaved", scaling=YaRN(2.0, trained_len=9))
     ),
 }
 
@@ -83,10 +83,24 @@ def test_what_is_read_goes_on_as_if_it_had_never_been_away(
     other = load_cache(tmp_path / "cache")
     assert type(other) is type(cache)
     assert (other.length, repr(other.positions(2))) == (cache.length, repr(cache.positions(2)))
+    assert getattr(other, "exact_len", None) == getattr(cache, "exact_len", None)
+    assert kind != "room" or other.nbytes == cache.nbytes
     torch.testing.assert_close(_steps(other, qkv, 23, 30), _steps(cache, qkv, 23, 30), atol=0, rtol=0)
     for one in (other, cache):
         one.reorder([1, 1])
     torch.testing.assert_close(_steps(other, qkv, 30, 36), _steps(cache, qkv, 30, 36), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_few_tokens_goes_on_too(kind: str, tmp_path: Path) -> None:
+    cache = KINDS[kind]()
+    qkv = _fitting(cache, _qkv(14))
+    for start, stop in ((0, 1), (1, 2), (2, 5), (5, 9)):
+        _steps(cache, qkv, start, stop)
+        save_cache(cache, tmp_path / "cache")
+        read = load_cache(tmp_path / "cache")
+        expected = _steps(cache.fork(), qkv, stop, stop + 3)
+        torch.testing.assert_close(_steps(read, qkv, stop, stop + 3), expected, atol=0, rtol=0)
 
 
 def test_empty_caches_and_those_of_whole_models_are_files_too(tmp_path: Path) -> None:
@@ -109,6 +123,47 @@ def test_empty_caches_and_those_of_whole_models_are_files_too(tmp_path: Path) ->
     placed.fill(*context[1:], kv_positions=where)
     save_cache(placed, tmp_path / "cache")
     assert torch.equal(load_cache(tmp_path / "cache").kv_positions, where)
+    for run in (range(2, 9), range(14, 0, -2), None):
+        in_a_row = CrossCache()
+        in_a_row.fill(*context[1:], kv_positions=run)
+        save_cache(in_a_row, tmp_path / "cache")
+        read = load_cache(tmp_path / "cache")
+        assert read.kv_positions == run
+        out = read.attend(Softmax(), context[0], mask=CAUSAL, positions=range(7))
+        assert read.traffic == (in_a_row.nbytes, 0)
+        expected = in_a_row.attend(Softmax(), context[0], mask=CAUSAL, positions=range(7))
+        torch.testing.assert_close(out, expected, atol=0, rtol=0)
+
+
+def test_a_full_cache_and_one_of_nothing_but_latents_are_files_too(tmp_path: Path) -> None:
+    (q, k, v), full, latents = _qkv(5), KVCache(5), LatentCache(8, 5)
+    full.attend(Softmax(), q, k, v, mask=CAUSAL)
+    latents.fill(k, k)
+    assert latents.traffic == (0, k.nbytes)
+    for cache in (full, latents):
+        save_cache(cache, tmp_path / "cache")
+        read = load_cache(tmp_path / "cache")
+        assert (read.length, read.max_len, read.nbytes) == (5, 5, cache.nbytes)
+        torch.testing.assert_close(read.value, cache.value, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_a_turned_window_of_few_first_keys_is_a_file_too(sinks: int, tmp_path: Path) -> None:
+    cache, qkv = SinkWindowCache(sinks, 5, rotary=Rotary(8)), _qkv(12)
+    _steps(cache, qkv, 0, 8)
+    save_cache(cache, tmp_path / "cache")
+    read = load_cache(tmp_path / "cache")
+    torch.testing.assert_close(_steps(read, qkv, 8, 12), _steps(cache, qkv, 8, 12), atol=0, rtol=0)
+
+
+def test_values_of_latents_are_views_of_their_keys() -> None:
+    q, k, _ = _qkv(5)
+    for value in (k[..., :6].clone(), k[..., 1:7], k[..., :5], k.mT[..., :5, :].mT[..., :5]):
+        with pytest.raises(ValueError, match=r"value must be key\[\.\.\., :6\], a view"):
+            LatentCache(6).attend(Softmax(), q, k, value)
+    kept = LatentCache(6)
+    kept.attend(Softmax(), q, k, k[..., :6], mask=CAUSAL)
+    assert kept.traffic == (k.nbytes, k.nbytes)
 
 
 def test_the_file_is_what_others_call_safetensors(tmp_path: Path) -> None:

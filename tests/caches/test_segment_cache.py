@@ -108,6 +108,7 @@ def test_bytes_do_not_grow() -> None:
     for i in range(40):
         cache.attend(Softmax(), *(x[:, :, i : i + 1] for x in (q, k, v)))
         assert cache.nbytes == 6 * token + 6 * 8
+        assert cache.traffic == (((i % 4 + 1) + (2 if i >= 4 else 0)) * token, token)
 
 
 def test_gradients_reach_the_own_segment_and_stop_at_the_memory() -> None:

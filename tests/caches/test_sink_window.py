@@ -65,8 +65,8 @@ def test_it_is_the_dense_run_with_a_streaming_mask(data: st.DataObject) -> None:
     torch.testing.assert_close(out, mha(x, mask=masks.streaming(sinks, window)))
     assert cache.length == TOTAL
     assert cache.positions(1) == range(TOTAL, TOTAL + 1)
-    held = sorted(cache.kv_positions[0].tolist())[-min(TOTAL, sinks + window) :]
-    assert held == [j for j in range(TOTAL) if j < sinks or j >= TOTAL - window]
+    expected = [j for j in range(TOTAL) if j < sinks or j >= TOTAL - window]
+    assert sorted(cache.kv_positions[0].tolist()) == [-1] * (sinks + window - len(expected)) + expected
 
 
 @settings(deadline=None, max_examples=30)
@@ -83,6 +83,32 @@ def test_positions_inside_the_cache_are_those_of_a_short_text(data: st.DataObjec
     out = _in_parts(mha, x, _sizes(data), SinkWindowCache(sinks, window, rotary=mha.rotary))
     slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS) if name == "alibi" else None
     torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes, stride))
+
+
+SPLIT = [9, 1, 1, 1, 6, 1, 1, 3]
+
+
+@pytest.mark.parametrize("sinks, window", [(0, 1), (0, 4), (1, 4), (3, 1), (3, 4), (2, 6), (2, 9)])
+@pytest.mark.parametrize("name, stride", [("plain", 1), ("alibi", 2)])
+def test_one_split_inside_the_cache_is_a_short_text(name: str, stride: int, sinks: int, window: int) -> None:
+    mha = _layer(masks.Causal() & masks.Strided(stride), name, Rotary(HEAD_DIM))
+    x = torch.randn(2, TOTAL, WIDTH, dtype=torch.float64)
+    slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS) if name == "alibi" else None
+    out = _in_parts(mha, x, SPLIT, SinkWindowCache(sinks, window, rotary=mha.rotary))
+    torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes, stride))
+
+
+def test_what_is_seen_from_two_places_has_the_type_of_its_values() -> None:
+    given = [torch.randn(1, 2, 12, 4).bfloat16() for _ in range(3)]
+    assert SinkWindowCache(1, 4, rotary=Rotary(4)).attend(Softmax(), *given).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("name", BIASES)
+def test_one_split_is_the_dense_run(name: str, rule: masks.Mask) -> None:
+    mha, x = _layer(rule, name), torch.randn(2, TOTAL, WIDTH, dtype=torch.float64)
+    expected = mha(x, mask=masks.streaming(2, 6))
+    torch.testing.assert_close(_in_parts(mha, x, SPLIT, SinkWindowCache(2, 6)), expected)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -120,8 +146,13 @@ def test_forks_reordered_and_cropped_caches_go_on_as_if_alone(inside: bool) -> N
     mha(x[:, :5], cache=cache)
     mha(x[:, 20:21], cache=cache)  # a guess that is taken back
     cache.crop(5)
+    assert sorted(cache.kv_positions[0].tolist()) == [-1, 0, 1, 2, 3, 4]
     out = [mha(x[:, i : i + 1], cache=cache) for i in range(5, 12)]
     torch.testing.assert_close(torch.cat(out, 1), full[:, 5:12])
+    again = SinkWindowCache(2, 4, rotary=mha.rotary if inside else None)
+    mha(x[:, :6], cache=again)
+    again.crop(5)
+    torch.testing.assert_close(mha(x[:, 5:9], cache=again), full[:, 5:9])
     other = cache.fork()
     noise = torch.randn(3, 1, WIDTH, dtype=torch.float64)
     for _ in range(3):
@@ -134,6 +165,23 @@ def test_forks_reordered_and_cropped_caches_go_on_as_if_alone(inside: bool) -> N
     assert cache.length == 15
     cache.crop(0)
     torch.testing.assert_close(mha(x[:, :9], cache=cache), full[:, :9])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", ["plain", "alibi"])
+def test_a_call_reads_the_slots_in_use_and_its_own_tokens(name: str, inside: bool) -> None:
+    q, k, v = torch.randn(2, HEADS, 11, 4), torch.randn(2, 2, 11, 4), torch.randn(2, 2, 11, 3)
+    cache, token = SinkWindowCache(2, 4, rotary=Rotary(4) if inside else None), 2 * 2 * (4 + 3) * 4
+    for start, stop in ((0, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 8), (8, 10), (10, 11)):
+        cache.attend(BIASES[name](), *(x[:, :, start:stop] for x in (q, k, v)), mask=masks.Causal())
+        new = stop - start
+        held = min(stop, 6) if new == 1 else 6 + new if start else new
+        assert cache.traffic == (held * token, new * token)
+    ragged = SinkWindowCache(2, 4)
+    for i in range(2):
+        own = [x[:, :, i : i + 1] for x in (q, k, v)]
+        ragged.attend(BIASES[name](), *own, mask=masks.Causal(), positions=torch.tensor([[i], [-1]]))
+    assert ragged.traffic == (6 * token, token)
 
 
 def test_bytes_are_those_of_the_tensors_however_long_the_text() -> None:

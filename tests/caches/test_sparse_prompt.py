@@ -36,6 +36,15 @@ def test_any_split_is_one_token_at_a_time(cuts, ends, scorer, kv_heads):
     torch.testing.assert_close(sparse.summary, dense.summary[:, :, : n // 4])
 
 
+@pytest.mark.parametrize("rows", [1, 7])
+def test_blocks_are_chosen_for_a_few_tokens_at_a_time(monkeypatch, rows):
+    tensors = [torch.randn(2, h, 70, 4, dtype=torch.float64) for h in (4, 2, 2)]
+    expected = _run(BlockSelectCache(4, 20, prompt="sparse"), tensors, [0, 33, 70], Softmax())
+    monkeypatch.setattr("saccade.caches.sparse_prompt._ENTRIES", rows * 2 * 4 * 17 + 5)
+    own = _run(BlockSelectCache(4, 20, prompt="sparse"), tensors, [0, 33, 70], Softmax())
+    torch.testing.assert_close(own, expected)
+
+
 def test_of_equal_blocks_the_first_are_read_in_prompts_and_steps():
     q, k, v = torch.zeros(1, 2, 60, 4), *torch.randn(2, 1, 2, 60, 4)
     runs = [

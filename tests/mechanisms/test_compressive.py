@@ -154,6 +154,8 @@ def test_bytes_do_not_grow() -> None:
     for i in range(40):
         cache.attend(memory, *(x[:, :, i : i + 1] for x in (q, k, v)), mask=Causal())
         sizes.append(cache.nbytes)
+        held = (i - 1) % 4 + 1 if i else 0  # a segment is written when the next one begins
+        assert cache.traffic == ((held + 1) * token + (state if i >= 4 else 0), token)
     held = [(i % 4 + 1) * (token + 8) + (state if i >= 4 else 0) for i in range(40)]
     assert sizes == held
 

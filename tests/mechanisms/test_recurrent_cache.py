@@ -226,6 +226,29 @@ def test_what_it_cannot_do_is_said() -> None:
     assert repr(small) == "RecurrentCache(max_len=2, length=0, nbytes=0)"
 
 
+def test_sums_are_wide_so_that_narrower_floats_may_follow() -> None:
+    q, k, v = (torch.randn(1, 2, 8, 4).bfloat16() for _ in range(3))
+    cache, linear = RecurrentCache(), Linear()
+    cache.attend(linear, *(x[:, :, :5].float() for x in (q, k, v)), mask=Causal())
+    out = cache.attend(linear, *(x[:, :, 5:] for x in (q, k, v)), mask=Causal())
+    full = linear(q.float(), k.float(), mask=Causal()) @ v.float()
+    torch.testing.assert_close(out.float(), full[:, :, 5:], atol=2e-2, rtol=2e-2)
+    wide = RecurrentCache()
+    wide.attend(linear, *(x.double() for x in (q, k, v)), mask=Causal())
+    with pytest.raises(TypeError, match="dtype of key must be float64, as in the cache; got bfloat16"):
+        wide.attend(linear, q, k, v, mask=Causal())
+
+
+def test_a_call_of_no_tokens_binds_to_no_batch() -> None:
+    cache, linear = RecurrentCache(), Linear()
+    for batch, length in ((2, 0), (3, 0), (1, 4)):
+        x = torch.randn(batch, 2, length, 4)
+        assert cache.attend(linear, x, x, x, mask=Causal()).shape == x.shape
+        assert cache.length == length
+    with pytest.raises(ValueError, match="batch of key must be 1, as in the cache; got 2"):
+        cache.attend(linear, *[torch.randn(2, 2, 1, 4)] * 3, mask=Causal())
+
+
 def test_it_is_the_cache_of_a_layer_in_a_model() -> None:
     cache = Cache([Linear().new_cache(), Linear().new_cache(7)])
     assert all(isinstance(layer, RecurrentCache) for layer in cache)

@@ -44,6 +44,13 @@ _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_t
 _NUMBERS = "ingredients product guard autograd dropout tiles grouping sink bias bias_terms pieces modification moving"
 _KERNELS = "tiled tiled_blocks fused fused_terms fused_calls reference sdpa"
 _BY_CASE = "tests/mutation/case_by_case.py"
+_USERS_OF_CACHES = (
+    "tests/mechanisms/test_recurrent_cache.py",
+    "tests/mechanisms/test_compressive.py",
+    "tests/nn/test_latent_attention.py",
+    "tests/nn/test_recurrent_layers.py",
+)
+_NEW_PROCESS = "tests/caches/test_saving.py::test_a_new_process_goes_on_with_the_same_tokens"
 PACKAGES = {
     "masks": Package(
         ("masks/*", "plan/*"),
@@ -77,9 +84,9 @@ PACKAGES = {
         (_BY_CASE, "tests/test_token_positions.py", "tests/test_row_order.py"),
     ),
     "caches": Package(
-        ("caches/*.py",),
+        ("caches/*",),
         ("caches",),
-        ("tests/caches/test_law.py", "tests/caches/test_conduct.py", "tests/caches/test_sink_window.py"),
+        ("tests/caches", *_USERS_OF_CACHES, f"--deselect={_NEW_PROCESS}"),
     ),
 }
 _SETTINGS = """

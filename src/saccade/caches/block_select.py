@@ -283,12 +283,8 @@ class BlockSelectCache(KVCache):
         width = int(is_read.sum(2).max())
         return index[..., :width], ~is_read[..., :width]
 
-    def restore(self, contents: Contents) -> None:
-        super().restore(contents)
-        self.age = contents.count("age")
-        self.exact_until = contents.count_or_none("exact_until", 0, self.length)
-
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         super()._check_restored(contents, state)
+        self.age, self.exact_until = contents.count("age"), contents.count_or_none("exact_until", 0, self.length)
         if "ranking" in state and state["ranking"].shape[2] > self.length // self.block_size:
             raise contents.misfit("ranking")

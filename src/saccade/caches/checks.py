@@ -42,7 +42,7 @@ def check_tensors(where: str, query: Tensor, key: Tensor, value: Tensor) -> None
 def checked_rows(where: str, rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
     """Batch items as int64 ``[items]``."""
     is_list = isinstance(rows, Sequence) and not isinstance(rows, str) and all(map(is_integer, rows))
-    index = torch.tensor(rows, dtype=torch.int64) if is_list else rows
+    index = torch.tensor(rows, dtype=torch.int64, device="cpu") if is_list else rows
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or index.dim() != 1:
         got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else rows
         raise type_error(where, "rows", "be an int tensor [items], or a list of ints", got)

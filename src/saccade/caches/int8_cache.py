@@ -50,8 +50,7 @@ class Rounded(NamedTuple):
             return self._replace(rest=rest)
         blocks = rest[:, :, : full * size].unflatten(2, (full, size)).to(self.steps.dtype)
         steps = blocks.abs().amax(3) / _LEVELS
-        codes = (blocks / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]).round()
-        codes = codes.clamp(-_LEVELS, _LEVELS).to(torch.int8)
+        codes = (blocks / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]).round().to(torch.int8)
         return Rounded(
             torch.cat([self.codes, codes.flatten(2, 3)], 2),
             torch.cat([self.steps, steps], 2),

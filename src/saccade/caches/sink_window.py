@@ -162,6 +162,7 @@ class SinkWindowCache(RingCache):
 
 def _merged(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
     """One softmax of several over different keys."""
-    total = torch.stack(logs).logsumexp(0)
-    shares = [(log - total).nan_to_num(nan=0.0).exp()[..., None] * ~total.isinf()[..., None] for log in logs]
-    return sum((share * out for share, out in zip(shares, outs, strict=True)), torch.zeros(())).to(outs[0].dtype)
+    log = torch.stack(logs)
+    total = log.logsumexp(0)
+    shares = (log - total).nan_to_num(nan=0.0).exp() * ~total.isinf()
+    return (shares[..., None] * torch.stack(outs)).sum(0).to(outs[0].dtype)

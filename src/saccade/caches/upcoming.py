@@ -36,7 +36,7 @@ class Upcoming(NamedTuple):
             goes_back = self.length > 0 and len(run) > 0 and run[0] < self.at
             if goes_back or (run.step != 1 and len(run) > 1):
                 raise value_error(where, "positions", rule, run, hint=hint)
-            return Upcoming(count, run.stop if len(run) else self.at)
+            return Upcoming(count, run[-1] + 1 if len(run) else self.at)
         table = new.on(device).expand(batch, -1)
         reached = torch.as_tensor(self.at, device=device).expand(batch)
         floor = reached if self.length else torch.zeros_like(reached)

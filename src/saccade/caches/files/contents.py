@@ -148,7 +148,7 @@ class Contents:
 
     def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
         """Where the next token of each item stands: behind those that stand at ``reached``, ``[batch | 1, ...]``."""
-        reached = torch.empty(1, 0, dtype=torch.int64) if reached is None else reached
+        reached = torch.empty(1, 0, dtype=torch.int64, device="cpu") if reached is None else reached
         after: int | Tensor = self.position("next") if not self.has("next") else 0
         if self.has("next"):
             after = self.leaf(Leaf("next", "batch", "positions"), {"batch": batch})

@@ -66,7 +66,7 @@ def look(given: Ingredients, bands: list[Band], ahead: int) -> Looked:
     wide = _readable(given)
     told = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
     sinks = None if given.sink_logit is None else given.sink_logit.float().contiguous()
-    ranges = torch.tensor(told, dtype=torch.int32).reshape(-1, 3)
+    ranges = torch.tensor(told, dtype=torch.int32, device="cpu").reshape(-1, 3)
     rows, received = torch.ops.saccade_cpu.look(
         *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(given)
     )

@@ -1,0 +1,73 @@
+"""What a cache makes stands where the keys are, and not where torch makes tensors when nothing is said."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade import masks
+from saccade.caches import (
+    BlockSelectCache,
+    CompressiveCache,
+    HeavyHitterCache,
+    Int8Cache,
+    KVCache,
+    LayerCache,
+    RecurrentCache,
+    SegmentCache,
+    SinkWindowCache,
+    SnapKVCache,
+    load_cache,
+    padded_positions,
+    save_cache,
+)
+from saccade.mechanisms import CompressiveMemory, Linear, Mechanism, Softmax
+from saccade.positions import ALiBi, Rotary
+
+CAUSAL = masks.Causal()
+KINDS: dict[str, Callable[[], LayerCache]] = {
+    "all": KVCache,
+    "blocks": lambda: BlockSelectCache(2, 6, rescore_every=2),
+    "heavy": lambda: HeavyHitterCache(6),
+    "snap": lambda: SnapKVCache(6, window=3),
+    "8 bits": lambda: Int8Cache(4),
+    "window": lambda: SinkWindowCache(2, 5),
+    "segments": lambda: SegmentCache(4, 3),
+    "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(4)),
+    "sums": RecurrentCache,
+    "remembered": CompressiveCache,
+    "sparse": lambda: BlockSelectCache(2, 6, prompt="sparse"),
+}
+MECHANISMS: dict[str, Mechanism] = {"sums": Linear(), "remembered": CompressiveMemory(4, 3)}
+PLAIN = ("turned", *MECHANISMS, "sparse")
+
+
+@pytest.mark.parametrize(
+    "kind, how",
+    [
+        (kind, how)
+        for kind in KINDS
+        for how in ("plain", "ragged", "alibi", "by head")
+        if how == "plain" or kind not in PLAIN or (how == "ragged" and kind != "sparse")
+    ],
+)
+def test_a_default_device_changes_nothing(kind: str, how: str, tmp_path: Path) -> None:
+    mechanism = MECHANISMS.get(kind, Softmax(bias=ALiBi(4)) if how == "alibi" else Softmax())
+    by_head = masks.Predicate(lambda b, h, q, kv: (kv <= q) & ((q + kv + h + b) % 3 != 0))
+    rule, first = by_head if how == "by head" else CAUSAL, padded_positions([12, 7], side="left")
+    parts = [[torch.randn(2, heads, length, 4) for heads in (4, 2, 2)] for length in (12, 1, 1, 3, 1)]
+    outs = []
+    for device in ("cpu", "meta"):
+        cache = KINDS[kind]()
+        with torch.device(device):
+            for i, part in enumerate(parts):
+                where = first if how == "ragged" and not i else None
+                outs.append(cache.attend(mechanism, *part, mask=rule, positions=where))
+                cache.reorder([1, 0])
+            save_cache(cache, tmp_path / "cache")
+            cache = load_cache(tmp_path / "cache")
+            outs.append(cache.attend(mechanism, *parts[1], mask=rule))
+    for own, expected in zip(outs[len(parts) + 1 :], outs, strict=False):
+        assert own.device.type == "cpu"
+        torch.testing.assert_close(own, expected)
