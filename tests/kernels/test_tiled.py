@@ -56,6 +56,20 @@ def test_dropout_forward_and_backward_equal_the_definition(mask):
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("heads", [(8, 2), (6, 2), (4, 1), (4, 4)])
+@pytest.mark.parametrize("q_len", [1, 5])
+@pytest.mark.parametrize("entries", [123, 300, 700, 1000])
+def test_few_rows_of_many_keys_are_cut_between_groups(heads, q_len, entries, monkeypatch):
+    (q, k, v), _ = problem(*heads, q_len=q_len, requires_grad=False)
+    k[1, :, 3] = torch.nan  # so that queries that cannot see it are looked for, in pieces too
+    want = sc.attention(q, k, v, masks.Causal() & masks.Window(30, 0), impl="reference")
+    monkeypatch.setattr(blocks, "_ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.guard._PAIRS_AT_ONCE", entries)
+    for impl in ("tiled", "fused"):
+        got = sc.attention(q, k, v, masks.Causal() & masks.Window(30, 0), impl=impl)
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_dropout_does_not_depend_on_the_tiling(rows, monkeypatch):
     (q, k, v), _ = problem(requires_grad=False)

@@ -34,9 +34,14 @@ class Package(NamedTuple):
 
 
 _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_tensors"
+_KERNELS = ("fused", "fused_threads", "tiled", "nonfinite", "empty_tops", "few_rows", "choice", "sdpa", "native")
+_ENGINE = (
+    *("tests/mutation/case_by_case.py", "tests/matrix", "tests/test_dropout.py", "tests/test_grouping.py"),
+    *("tests/test_row_order.py", *(f"tests/kernels/test_{name}.py" for name in _KERNELS)),
+)
 PACKAGES = {
     "masks": Package(("masks", "plan"), ("tests/masks", "tests/test_plan.py", "tests/test_spans.py", _WRITTEN_DOWN)),
-    "engine": Package(("engine",), ("tests/mutation/test_engine.py",)),
+    "engine": Package(("engine",), _ENGINE),
     "caches": Package(("caches",), ("tests/caches",)),
 }
 _SETTINGS = """

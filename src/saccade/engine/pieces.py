@@ -48,9 +48,9 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
     """
     items, heads = range(tile.batch.start, tile.batch.stop), range(tile.heads.start, tile.heads.stop)
     width = max(1, tile.width)
-    unit = share if share * _FEWEST_ROWS * width <= entries else 1
+    unit = share if share * min(_FEWEST_ROWS, tile.height, rows) * width <= entries else 1
     height = max(1, min(tile.height, rows, max(_FEWEST_ROWS, entries // (width * unit))))
-    several = max(1, entries // (width * height * unit)) * unit
+    several = max(1, entries // (width * height * unit)) * unit if unit == share else 1
     together = max(1, entries // (width * height * len(heads))) if several >= len(heads) else 1
     starts = range(0, tile.height, height)
     return Cut(
