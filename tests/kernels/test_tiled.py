@@ -188,6 +188,26 @@ def test_a_function_that_answers_otherwise_in_the_backward_pass_is_an_error():
         torch.autograd.grad(out, tensors, grad)
 
 
+@pytest.mark.parametrize("scale", [8.0, -8.0])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("largest", ["query", "key", "both"])
+def test_scores_whose_exponentials_leave_float32(scale, kv_heads, largest):
+    own, grad = problem(kv_heads=kv_heads, requires_grad=False)
+    q, k, v = (x.float() for x in own)
+    q[0, 1, 4] *= 1.0 if largest == "key" else 9.0
+    k[1, 1, 7] *= 1.0 if largest == "query" else 9.0
+    own = [x.requires_grad_() for x in (q, k, v)]
+    wide = [x.detach().double().requires_grad_() for x in own]
+    out, lse = sc.attention_with_lse(*own, masks.Causal(), scale=scale, impl="tiled")
+    want, want_lse = sc.attention_with_lse(*wide, masks.Causal(), scale=scale, impl="reference")
+    torch.testing.assert_close(out.double(), want, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-3, rtol=1e-4)
+    found = torch.autograd.grad((out * grad.float()).sum() + lse[lse.isfinite()].sum(), own)
+    expected = torch.autograd.grad((want * grad).sum() + want_lse[want_lse.isfinite()].sum(), wide)
+    for got, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.double(), exact, atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("score", [scores.Cosine(), scores.Gaussian(2.0), scores.Bilinear(8, 8)], ids=repr)
 def test_half_precision_inputs_are_compared_in_float32(dtype, score):

@@ -12,6 +12,8 @@ from saccade import testing
 LAWS = {law.name: law for law in testing.LAWS}
 NUMBERS = [LAWS[name] for name in ("oracle", "lse", "gradients_of_inputs", "gradients_of_parameters")]
 MORE = [LAWS[name] for name in ("gradient_of_bias", "gradients_through_lse", "empty_rows", "blindness", "honesty")]
+REST = [law for law in testing.LAWS if law not in (*NUMBERS, *MORE) and law.name not in ("gradcheck", "cost")]
+SOME = [case for case in testing.CASES if str(case) in ("causal", "documents", "ragged", "everything", "capped")]
 DTYPES = {"tiled": torch.float64, "reference": torch.float64}
 
 
@@ -38,6 +40,13 @@ def test_numbers(impl, case):
 )
 def test_more(impl, case):
     assert faults(impl, MORE, case) == []
+
+
+@pytest.mark.parametrize("law", REST, ids=str)
+@pytest.mark.parametrize("impl", ["tiled", "fused", "reference", "sdpa", "native"])
+def test_the_rest(impl, law):
+    cases = SOME if law.cases is None else [None]
+    assert [fault for case in cases for fault in faults(impl, [law], case)] == []
 
 
 @pytest.mark.parametrize(
