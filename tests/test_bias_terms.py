@@ -33,6 +33,11 @@ def part_of(x: Tensor, tile: Tile) -> Tensor:
     return x[tile.batch, tile.heads][:, :, list(tile.rows)][..., columns]
 
 
+def places() -> tuple[Tensor, ...]:
+    """Batch item, head, query and key of every pair."""
+    return torch.meshgrid(*(torch.arange(n) for n in SIZES), indexing="ij")
+
+
 ADDRESSES = {
     "one by one": (None, None),
     "of all": (torch.tensor([[0, 2, 2, 5, 9, -1, 3]]), torch.tensor([[1, 0, 4, 4, 8, 9, -1, 2, 3]])),
@@ -61,8 +66,7 @@ def written_out(source: Tensor, lowest: int, first: int, q: Tensor | None, kv: T
 
 def agrees(term: Term, source: Tensor, whole: Tensor) -> None:
     """Tiles, single pairs, rows in another order, and gradients are those of the whole."""
-    places = torch.meshgrid(*(torch.arange(n) for n in SIZES), indexing="ij")
-    assert torch.equal(term.at(*places), whole)
+    assert torch.equal(term.at(*places()), whole)
     order = torch.tensor([5, 0, 3, 1, 6, 2, 4])
     ordered = term.in_order(order, SIZES[3])
     for tile in tiles():
@@ -99,6 +103,7 @@ def test_a_term_of_which_rows_and_columns_are_hidden() -> None:
     source = numbers(1, 4, 7, 9).requires_grad_()
     whole = source.expand(SIZES).masked_fill(hidden, -math.inf)
     agrees(HidingTerm(DenseTerm(source), queries, keys, nothing), source, whole)
-    alone = HidingTerm(None, queries, keys, nothing)
+    alone, zeros = HidingTerm(None, queries, keys, nothing), torch.zeros(SIZES, dtype=torch.float64)
+    assert torch.equal(alone.at(*places()), zeros.masked_fill(hidden, -math.inf))
     for tile in tiles():
-        assert torch.equal(alone.read(tile), part_of(nothing.expand(SIZES).masked_fill(hidden, -math.inf), tile))
+        assert torch.equal(alone.read(tile), part_of(zeros.masked_fill(hidden, -math.inf), tile))
