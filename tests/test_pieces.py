@@ -47,6 +47,8 @@ def test_pieces_hold_each_pair_once(name: str, rows: int, entries: int, share: i
         own = piece.heads.stop - piece.heads.start
         assert own == 1 or (own % share == 0 and (piece.heads.start - tile.heads.start) % share == 0)
         assert piece.height <= rows
+        for keys, residual in piece.columns:
+            assert not isinstance(residual, Triangle) or residual[:2] == (piece.height, len(keys))
         items = piece.batch.stop - piece.batch.start
         # Not fewer than 16 rows of one head: fewer make a poor product.
         assert items * own * piece.height * tile.width <= max(entries, 16 * tile.width)
