@@ -79,3 +79,8 @@ def test_a_part_holds_what_is_asked_for(
         and (rows is None or pair[2] in rows)
     )
     assert Counter(pair for piece in part_of(tile, batch, head, rows) for pair in held(piece)) == want
+
+
+@pytest.mark.parametrize("rows", [range(5), range(60, 70), range(20, 20)])
+def test_of_rows_that_it_has_not_there_is_no_part(rows: range) -> None:
+    assert list(part_of(tile_of("sure", range(10, 50)), None, None, rows)) == []

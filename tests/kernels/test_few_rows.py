@@ -98,3 +98,16 @@ def test_a_key_out_of_sight_reaches_no_row(kv_heads: int) -> None:
     k[:, :, 3], v[:, :, 7] = math.nan, math.inf
     torch.testing.assert_close(sc.attention(q, k, v, masks.sliding_window(5)), clean)
     assert sc.attention(q, k, v, masks.Causal()).isnan().all()
+
+
+@pytest.mark.parametrize("impl", ["fused", "tiled", "auto"])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_a_mask_that_tells_heads_apart(impl: str, heads: int) -> None:
+    q, k, v = (torch.randn(2, heads, 24, 8, dtype=torch.float64) for _ in range(3))
+    layout = torch.rand(heads, 3, 3, generator=torch.Generator().manual_seed(5)) < 0.6
+    mask = masks.Blocks(layout, 8) & masks.Window(5, 3)
+    allowed = layout.repeat_interleave(8, 1).repeat_interleave(8, 2) & masks.Window(5, 3).to_dense(24)[0]
+    expected, expected_lse = oracle.attention(q, k, v, allowed.expand(2, heads, 24, 24))
+    out, lse = sc.attention_with_lse(q, k, v, mask, impl=impl)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
