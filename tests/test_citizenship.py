@@ -85,6 +85,23 @@ def test_functional_gradients_and_maps_equal_plain_ones() -> None:
         torch.testing.assert_close(shared, torch.stack(each))
 
 
+@pytest.mark.parametrize("sizes", [(1, 4, 7, 7), (2, 4, 7, 7), (2, 1, 1, 7), (7,)])
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_gradients_of_a_bias_for_each_sample(sizes: tuple[int, ...], is_mapped: bool) -> None:
+    tensors = [torch.randn(3, 2, 4, 7, 8, dtype=torch.float64) for _ in range(3)]
+    bias = torch.randn(3, *sizes, dtype=torch.float64)
+
+    def loss(bias: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        out, lse = sc.attention_with_lse(*tensors, MASK, bias=bias, softcap=2.0)
+        return out.sin().sum() + lse.cos().sum()
+
+    asked = func.grad(loss, (0, 1))
+    own = func.vmap(asked, (0 if is_mapped else None, 0, 0, 0))(bias if is_mapped else bias[0], *tensors)
+    each = [asked(bias[n if is_mapped else 0], *(x[n] for x in tensors)) for n in range(3)]
+    for got, want in zip(own, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(got, torch.stack(want))
+
+
 def test_gradients_for_each_sample_of_a_batch() -> None:
     mha = sc.nn.MultiHeadAttention(16, 4, mask=MASK).double()
     x = torch.randn(5, 1, 6, 16, dtype=torch.float64)

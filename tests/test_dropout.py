@@ -27,6 +27,56 @@ def test_the_rate_and_the_independence_of_rows_columns_and_neighbours(p: float) 
     assert torch.linalg.matrix_norm(z, 2).max() < 1.1 * 2 * n**0.5  # no hidden structure: a random matrix's norm
 
 
+def _mixed(x: int) -> int:
+    """Murmur3's finaliser of a word of 32 bits."""
+    x ^= x >> 16
+    x = x * 0x85EBCA6B % 2**32
+    x ^= x >> 13
+    x = x * 0xC2B2AE35 % 2**32
+    return x ^ x >> 16
+
+
+def _is_kept(seed: int, place: tuple[int, int, int, int], p: float) -> bool:
+    """The hash in plain integers: what has been dropped stays dropped, in every version."""
+    b, h, q, kv = (x % 2**32 for x in place)
+    low, high = seed % 2**32, seed // 2**32
+    row = _mixed(_mixed(_mixed(_mixed(low ^ _mixed(high)) ^ b) ^ h) ^ q)
+    column = _mixed(_mixed(low ^ 0x9E3779B9) ^ kv)
+    word = (row ^ column) * (row | 1) % 2**32
+    return (word - 2**32 if word >= 2**31 else word) >= int(p * 2**32) - 2**31
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**32 + 5, 2**40 + 2**31, 2**63 - 1])
+@pytest.mark.parametrize("p", [0.0, 0.25, 0.9])
+def test_what_is_kept_is_a_hash_of_seed_and_place(seed: int, p: float) -> None:
+    sizes = (2, 3, 5, 7)
+    first = (0, 1, 2**32 - 2, -1)
+    b, h, q, kv = torch.meshgrid(
+        *(torch.arange(n) + start for n, start in zip(sizes, first, strict=True)), indexing="ij"
+    )
+    want = [_is_kept(seed, place, p) for place in zip(*(x.flatten().tolist() for x in (b, h, q, kv)), strict=True)]
+    axes = (b[:, :1, :1, :1], h[:1, :, :1, :1], q[:1, :1, :, :1], kv[:1, :1, :1])
+    assert dropout.keep(seed, *axes, p).flatten().tolist() == want
+    words = dropout.Words(seed, *axes, p)
+    part = (slice(0, 2), slice(1, 3), range(0, 5, 2), (range(1, 3), range(4, 7)))
+    some = torch.tensor(want).view(sizes)[:, 1:, ::2, [1, 2, 4, 5, 6]]
+    for dtype in (torch.float32, torch.float64):
+        weights = torch.rand(some.shape, dtype=dtype) + 0.5
+        own = words.block(*part, out=torch.empty(some.shape, dtype=torch.int32))
+        assert torch.equal(dropout.dropped(weights, own, out=torch.empty_like(weights)), weights * some)
+        assert torch.equal(dropout.drop_(weights.clone(), own), weights * some)
+
+
+def test_words_of_items_that_stand_apart_are_their_own() -> None:
+    q, kv = torch.tensor([[3, 4], [0, 9]])[:, None, :, None], torch.tensor([[1, 2, 3], [4, 5, 6]])[:, None, None]
+    b, h = torch.arange(2)[:, None, None, None], torch.arange(2)[None, :, None, None]
+    words = dropout.Words(8, b, h, q, kv, 0.5)
+    out = torch.empty(1, 2, 2, 3, dtype=torch.int32)
+    for item in range(2):
+        own = words.block(slice(item, item + 1), slice(0, 2), range(2), (range(3),), out=out)
+        assert torch.equal(own[0] != 0, dropout.keep(8, b, h, q, kv, 0.5)[item])
+
+
 @pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(3, 3), masks.Documents([5, 9, 6])], ids=str)
 def test_kernel_and_blocks_drop_the_same_weights(mask: masks.Mask | None, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k = torch.randn(2, 4, 20, 8, dtype=torch.float64), torch.randn(2, 2, 20, 8, dtype=torch.float64)

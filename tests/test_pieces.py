@@ -98,3 +98,15 @@ def test_a_part_holds_what_is_asked_for(room: int, tile: Tile, data: st.DataObje
         slice(None) if rows is None else slice(rows.start, rows.stop),
     ] = True
     assert np.array_equal(_pairs(found), _pairs([tile]) * wanted)
+
+
+def test_what_is_small_is_not_cut() -> None:
+    tile = Tile(slice(1, 3), slice(2, 6), range(40), (Strip(range(45), True),), Full())
+    assert list(engine.pieces(tile, share=2, rows=40, entries=2 * 4 * 40 * 45)) == [tile]
+    assert engine.cut(tile, share=2, rows=40, entries=4 * 40 * 45).batch == (slice(1, 2), slice(2, 3))
+
+
+@pytest.mark.parametrize("rows", [range(5), range(60, 70), range(20, 20)])
+def test_of_rows_that_it_has_not_there_is_no_part(rows: range) -> None:
+    tile = Tile(slice(1, 3), slice(2, 6), range(10, 50), (Strip(range(45), True),), Full())
+    assert list(engine.part_of(tile, None, None, rows)) == []

@@ -108,3 +108,16 @@ def test_few_rows_of_many_keys_are_taken_in_whole_groups(heads, kv_heads, q_len,
     scores = 3 * torch.tanh(q @ k.repeat_interleave(heads // kv_heads, 1).mT / 6)
     expected = scores.softmax(-1) @ v.repeat_interleave(heads // kv_heads, 1)
     torch.testing.assert_close(sc.attention(q, k, v, softcap=3.0, impl=impl), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["fused", "tiled", "auto"])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_a_mask_that_tells_heads_apart(impl: str, heads: int) -> None:
+    q, k, v = (torch.randn(2, heads, 24, 8, dtype=torch.float64) for _ in range(3))
+    layout = torch.rand(heads, 3, 3, generator=torch.Generator().manual_seed(5)) < 0.6
+    mask = masks.Blocks(layout, 8) & masks.Window(5, 3)
+    allowed = layout.repeat_interleave(8, 1).repeat_interleave(8, 2) & masks.Window(5, 3).to_dense(24)[0]
+    expected, expected_lse = oracle.attention(q, k, v, allowed.expand(2, heads, 24, 24))
+    out, lse = sc.attention_with_lse(q, k, v, mask, impl=impl)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)

@@ -214,3 +214,21 @@ def test_hidden_rows_that_are_not_finite_move_no_parameter(score: scores.Score) 
         for own, other in zip(padded, found, strict=True):
             torch.testing.assert_close(own[:, :, :4] if own.dim() == 4 else own, other)
         assert all((x[:, :, 4:] == 0).all() for x in padded[:3])
+
+
+@pytest.mark.parametrize("impl", ["tiled", "reference", "auto"])
+@pytest.mark.parametrize("spoilt", ["key", "value"])
+def test_rows_that_see_nothing_of_it_drop_the_same_weights(impl: str, spoilt: str) -> None:
+    clean = {name: torch.randn(2, 2, 9, 4, dtype=torch.float64) for name in ("query", "key", "value")}
+    dirty = clean | {spoilt: clean[spoilt].index_fill(2, torch.tensor([5]), math.nan)}
+    found = []
+    for tensors in (clean, dirty):
+        leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+        matrix = sc.AttentionMatrix(leaves["query"], leaves["key"], masks.Causal(), impl=impl)
+        out = matrix.matmul(leaves["value"], dropout_p=0.4, seed=3)
+        gradients = torch.autograd.grad(out[:, :, :5].sin().sum(), list(leaves.values()))
+        found.append((out[:, :, :5].detach(), *(x[:, :, :5] for x in gradients), out.detach()[:, :, 5:]))
+    for want, got in zip(found[0][:4], found[1][:4], strict=True):
+        torch.testing.assert_close(got, want)
+    assert found[1][4].isnan().all()
+    assert not torch.equal(found[0][0], sc.attention(*(x[:, :, :5] for x in clean.values()), masks.Causal()))

@@ -56,6 +56,20 @@ def test_dropout_forward_and_backward_equal_the_definition(mask):
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("heads", [(8, 2), (6, 2), (4, 1), (4, 4)])
+@pytest.mark.parametrize("q_len", [1, 5])
+@pytest.mark.parametrize("entries", [123, 300, 700, 1000])
+def test_few_rows_of_many_keys_are_cut_between_groups(heads, q_len, entries, monkeypatch):
+    (q, k, v), _ = problem(*heads, q_len=q_len, requires_grad=False)
+    k[1, :, 3] = torch.nan  # so that queries that cannot see it are looked for, in pieces too
+    want = sc.attention(q, k, v, masks.Causal() & masks.Window(30, 0), impl="reference")
+    monkeypatch.setattr(blocks, "_ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.guard._PAIRS_AT_ONCE", entries)
+    for impl in ("tiled", "fused"):
+        got = sc.attention(q, k, v, masks.Causal() & masks.Window(30, 0), impl=impl)
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_dropout_does_not_depend_on_the_tiling(rows, monkeypatch):
     (q, k, v), _ = problem(requires_grad=False)
@@ -172,6 +186,26 @@ def test_a_function_that_answers_otherwise_in_the_backward_pass_is_an_error():
     limit[0] = 30
     with pytest.raises(RuntimeError, match="must answer alike"):
         torch.autograd.grad(out, tensors, grad)
+
+
+@pytest.mark.parametrize("scale", [8.0, -8.0])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("largest", ["query", "key", "both"])
+def test_scores_whose_exponentials_leave_float32(scale, kv_heads, largest):
+    own, grad = problem(kv_heads=kv_heads, requires_grad=False)
+    q, k, v = (x.float() for x in own)
+    q[0, 1, 4] *= 1.0 if largest == "key" else 9.0
+    k[1, 1, 7] *= 1.0 if largest == "query" else 9.0
+    own = [x.requires_grad_() for x in (q, k, v)]
+    wide = [x.detach().double().requires_grad_() for x in own]
+    out, lse = sc.attention_with_lse(*own, masks.Causal(), scale=scale, impl="tiled")
+    want, want_lse = sc.attention_with_lse(*wide, masks.Causal(), scale=scale, impl="reference")
+    torch.testing.assert_close(out.double(), want, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-3, rtol=1e-4)
+    found = torch.autograd.grad((out * grad.float()).sum() + lse[lse.isfinite()].sum(), own)
+    expected = torch.autograd.grad((want * grad).sum() + want_lse[want_lse.isfinite()].sum(), wide)
+    for got, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.double(), exact, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

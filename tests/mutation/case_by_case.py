@@ -1,6 +1,6 @@
 """The laws of numbers, a case at a time: for mutation runs, which want many tests that each take little.
 
-Not collected by itself: `tests/conformance` tries all laws on all cases.
+Not run by itself: `tests/conformance` tries all laws on all cases.
 """
 
 import pytest
@@ -12,30 +12,45 @@ from saccade import testing
 LAWS = {law.name: law for law in testing.LAWS}
 NUMBERS = [LAWS[name] for name in ("oracle", "lse", "gradients_of_inputs", "gradients_of_parameters")]
 MORE = [LAWS[name] for name in ("gradient_of_bias", "gradients_through_lse", "empty_rows", "blindness", "honesty")]
-DTYPES = {"tiled": torch.float64, "fused": torch.float32, "reference": torch.float64, "sdpa": torch.float32}
+REST = [law for law in testing.LAWS if law not in (*NUMBERS, *MORE) and law.name not in ("gradcheck", "cost")]
+SOME = [case for case in testing.CASES if str(case) in ("causal", "documents", "ragged", "everything", "capped")]
+DTYPES = {"tiled": torch.float64, "reference": torch.float64}
 
 
-def _trials(cases, every):
+def trials(cases, every):
     """A kernel and a case: each kernel on every so-manieth."""
-    pairs = [(impl, case) for impl, step in every.items() for case in cases[::step]]
-    return [pytest.param(impl, case, id=f"{impl}-{case}") for impl, case in pairs]
+    return [(impl, case) for impl, step in every.items() for case in cases[::step]]
 
 
-def _faults(impl, laws, case, dtype):
-    kept = [law for law in laws if impl != "sdpa" or "lse" not in (law.needs or ())]
-    return list(Executed(impl).faults(kept, [case], [dtype]))
+def faults(impl, laws, case):
+    """What a kernel does wrong in a case."""
+    laws = [law for law in laws if impl != "sdpa" or "lse" not in (law.needs or ())]
+    return list(Executed(impl).faults(laws, [case], [DTYPES.get(impl, torch.float32)]))
 
 
-@pytest.mark.parametrize("impl, case", _trials(testing.CASES, {"tiled": 1, "fused": 1, "reference": 2, "sdpa": 2}))
+@pytest.mark.parametrize(
+    ("impl", "case"), trials(testing.CASES, {"tiled": 1, "fused": 2, "reference": 4, "sdpa": 4, "native": 3}), ids=str
+)
 def test_numbers(impl, case):
-    assert _faults(impl, NUMBERS, case, DTYPES[impl]) == []
+    assert faults(impl, NUMBERS, case) == []
 
 
-@pytest.mark.parametrize("impl, case", _trials(testing.CASES, {"tiled": 2, "fused": 3, "reference": 6, "sdpa": 6}))
+@pytest.mark.parametrize(
+    ("impl", "case"), trials(testing.CASES, {"tiled": 4, "fused": 6, "reference": 20, "sdpa": 20, "native": 8}), ids=str
+)
 def test_more(impl, case):
-    assert _faults(impl, MORE, case, DTYPES[impl]) == []
+    assert faults(impl, MORE, case) == []
 
 
-@pytest.mark.parametrize("impl, case", _trials(testing.LARGE_CASES, {"tiled": 3, "fused": 2, "sdpa": 6}))
+@pytest.mark.parametrize("law", REST, ids=str)
+@pytest.mark.parametrize("impl", ["tiled", "fused", "reference", "sdpa", "native"])
+def test_the_rest(impl, law):
+    cases = SOME if law.cases is None else [None]
+    assert [fault for case in cases for fault in faults(impl, [law], case)] == []
+
+
+@pytest.mark.parametrize(
+    ("impl", "case"), trials(testing.LARGE_CASES, {"tiled": 3, "fused": 3, "sdpa": 6, "native": 6}), ids=str
+)
 def test_a_large_case(impl, case):
-    assert _faults(impl, NUMBERS, case, torch.float32) == []
+    assert faults(impl, NUMBERS, case) == []

@@ -154,9 +154,7 @@ class _Gradients(torch.autograd.Function):
             None if x is None else x.unflatten(0, (size, -1))
             for x in _Gradients.apply(kernel, folded, dropped, wanted, *results, *tensors)
         ]
-        bias = given.sources(rest[6])[3]
-        if grads[3] is not None and bias is not None and bias.shape[0] == 1:
-            grads[3] = grads[3].sum(1, keepdim=True)
+        # That of a bias with one entry for all batch items is summed over them by autograd, as of all that broadcasts.
         return tuple(grads), tuple(None if x is None else 0 for x in grads)
 
 

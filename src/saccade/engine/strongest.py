@@ -19,9 +19,10 @@ def strongest(scores: Tensor, k: int) -> Tensor:
     found = scores.topk(k, -1, sorted=False)
     if k == 0:
         return found.indices
-    least = found.values.amin(-1, keepdim=True)
+    is_nan = found.values.isnan()
+    least = found.values.masked_fill(is_nan, math.inf).amin(-1, keepdim=True)
     tied = (scores == least).sum(-1) > (found.values == least).sum(-1)
-    tied &= least[..., 0] > -math.inf
+    tied &= (least[..., 0] > -math.inf) & ~is_nan.all(-1)
     if bool(tied.any()):
         rows, low = scores[tied], least[tied]
         above, equal = (rows > low) | rows.isnan(), rows == low
