@@ -43,7 +43,7 @@ class Package(NamedTuple):
 _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_tensors"
 _NUMBERS = "ingredients product guard autograd dropout tiles grouping sink bias bias_terms pieces modification moving"
 _KERNELS = "tiled tiled_blocks fused fused_terms fused_calls reference sdpa"
-_TESTS_OF_KERNELS = ["fused", "fused_threads", "tiled", "nonfinite", "empty_tops", "few_rows", "choice", "sdpa", "native"]
+_TESTS_OF_KERNELS = "fused fused_threads tiled nonfinite empty_tops few_rows choice sdpa native"
 _BY_CASE = "tests/mutation/case_by_case.py"
 _USERS_OF_CACHES = (
     "tests/mechanisms/test_recurrent_cache.py",
@@ -72,7 +72,7 @@ PACKAGES = {
             "tests/test_bias_terms.py",
             "tests/test_strongest.py",
             "tests/matrix",
-            *(f"tests/kernels/test_{name}.py" for name in _TESTS_OF_KERNELS),
+            *(f"tests/kernels/test_{name}.py" for name in _TESTS_OF_KERNELS.split()),
         ),
     ),
     "positions": Package(
