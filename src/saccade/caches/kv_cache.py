@@ -105,7 +105,7 @@ class KVCache(LayerCache):
         read = keys.nbytes + values.nbytes
         if key.shape[2] != 1:
             read = read if key.shape[2] else 0
-        elif isinstance(matrix, AttentionMatrix):
+        elif isinstance(matrix, AttentionMatrix) and not matrix.ingredients.plan.is_full:
             read = self._bytes_read(matrix, read)
         self._traffic = Traffic(read, key.nbytes + value.nbytes)
         return out
@@ -113,10 +113,8 @@ class KVCache(LayerCache):
     def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
         """How many of the bytes held the query of a step needs. Under a causal rule several queries need nearly all."""
         batch, _, _, kv_len = matrix.shape
-        plan = matrix.ingredients.plan
-        if plan.is_full:
-            return held
-        needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in plan.tiles for strip in tile.columns}
+        tiles = matrix.ingredients.plan.tiles
+        needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
         columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
         return held * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
