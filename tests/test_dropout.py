@@ -163,35 +163,3 @@ def test_what_is_no_probability_below_one_is_refused(dropout_p: float) -> None:
     x = torch.zeros(1, 1, 3, 4)
     with pytest.raises(ValueError, match="attention: dropout_p must be at least 0 and below 1; got"):
         sc.attention(x, x, x, dropout_p=dropout_p)
-
-
-def _mixed(x: int) -> int:
-    x ^= x >> 16
-    x = x * 0x85EBCA6B % 2**32
-    x ^= x >> 13
-    x = x * 0xC2B2AE35 % 2**32
-    return x ^ (x >> 16)
-
-
-def _is_kept(seed: int, b: int, h: int, q: int, kv: int, p: float) -> bool:
-    """The definition in whole numbers: what a seed drops must not change from one version to the next."""
-    low, high = seed % 2**32, (seed >> 32) % 2**32
-    row = low ^ _mixed(high)
-    for number in (0, b, h, q):
-        row = _mixed(row ^ number)
-    column = _mixed(_mixed(low ^ 0x9E3779B9) ^ kv)
-    word = (row ^ column) * (row | 1) % 2**32
-    return (word - 2**32 if word >= 2**31 else word) >= int(p * 2**32) - 2**31
-
-
-@pytest.mark.parametrize("seed", [0, 1, 11, 2**31 + 5, 2**32, 2**40 + 77, 2**63 - 1])
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.75])
-def test_which_weights_a_seed_drops_is_written_down(seed: int, p: float) -> None:
-    items, heads, rows, columns = (0, 3), (0, 5), (0, 1, 4, 1000, 2**31 + 1), (0, 2, 3, 70_000)
-    index = (
-        torch.tensor(own).view([-1 if i == axis else 1 for i in range(4)])
-        for axis, own in enumerate((items, heads, rows, columns))
-    )
-    kept = dropout.keep(seed, *index, p)
-    expected = [[[[_is_kept(seed, b, h, q, kv, p) for kv in columns] for q in rows] for h in heads] for b in items]
-    assert kept.tolist() == expected
