@@ -33,7 +33,9 @@ _Model = Annotated[
 ]
 _Memory = Annotated[
     float | None,
-    typer.Option(min=0, metavar="GIB", help="Memory in GiB: say what fits, by default nothing of it; on one machine."),
+    typer.Option(
+        min=0, metavar="GIB", help="Memory in GiB: say what fits in it; nothing is said when left out; on one machine."
+    ),
 ]
 _Seconds = Annotated[bool, typer.Option("--seconds", help="Say how long it takes; on one machine.")]
 _Heads = Annotated[int, typer.Option(min=1, help="Heads of queries.")]
