@@ -12,7 +12,7 @@ from saccade.lazily import lazily
 from saccade.matrix import Matrix
 
 if TYPE_CHECKING:
-    from saccade import integrations, mechanisms, models, nn, text, vision, viz
+    from saccade import caches, integrations, mechanisms, models, nn, text, vision, viz
     from saccade.auditing.audit import audit
     from saccade.costs.cost import Cost, cost
     from saccade.integrations.replacing import Replaced, replace_attention
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from saccade.recording.recording import Recording
 else:  # half of the package, which a product of attention does not need
     _HOMES = {
-        "": "integrations mechanisms models nn text vision viz",
+        "": "caches integrations mechanisms models nn text vision viz",
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
         "integrations.replacing": "Replaced replace_attention",
@@ -54,6 +54,7 @@ __all__ = [
     "scores",
     "positions",
     "mechanisms",
+    "caches",
     "statistics",
     "nn",
     "vision",

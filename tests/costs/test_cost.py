@@ -38,6 +38,8 @@ def peak(run):
         (mechanisms.Softmax(), CAUSAL),
         (mechanisms.Softmax(), masks.sliding_window(64)),
         (mechanisms.Softmax(), masks.longformer(64, [0])),
+        (mechanisms.Softmax(impl="tiled"), CAUSAL),
+        (mechanisms.Softmax(impl="fused"), CAUSAL),
         (mechanisms.Linear(), CAUSAL),
         (mechanisms.Delta(), CAUSAL),
         (mechanisms.GatedLinear(), CAUSAL),
@@ -93,7 +95,7 @@ def test_the_cache_holds_what_is_said(position_encoding):
 
 
 @pytest.mark.parametrize(
-    "mechanism", [mechanisms.Linear(), mechanisms.Delta(), mechanisms.SSD(4), mechanisms.Softmax()]
+    "mechanism", [mechanisms.Linear(), mechanisms.Delta(), mechanisms.SSD(4), mechanisms.Softmax(), mechanisms.Softmax(impl="fused")]
 )
 def test_the_cache_of_a_mechanism_holds_what_is_said(mechanism):
     query, key, value = (torch.randn(1, 4, 70, 16) for _ in range(3))
@@ -107,6 +109,10 @@ def test_decoding_reads_what_its_mask_lets_it_see():
     told = sc.cost(masks.sliding_window(256), 65536)
     assert told.decode.flops == 2 * 256 * 8 * (64 + 64)
     assert told.decode.bytes_moved < 2 * 256 * 8 * 128 * 4
+
+
+def test_numbers_are_said_in_few_digits():
+    assert "1000 KiB" in str(sc.cost(CAUSAL, 1000, num_heads=4, head_dim=32))
 
 
 def test_what_fits():
@@ -127,6 +133,7 @@ def test_what_fits():
         (lambda: sc.cost(CAUSAL, 8, mask=CAUSAL), "cost: mask must be left out where the subject is a mask"),
         (lambda: sc.cost(nn.Conv2d(3, 4, 3), 8), "inputs=lambda length"),
         (lambda: sc.cost(mechanisms.TopK(mechanisms.scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depends on what"),
+        (lambda: sc.cost(mechanisms.Softmax(impl="sdpa"), 8), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
         (lambda: sc.cost(CAUSAL, 8).fits(-1), "Cost.fits: memory must be a number of bytes of at least 0; got -1"),
     ],
 )

@@ -199,12 +199,16 @@ def _short(dtype: torch.dtype) -> str:
 def _size(number: float) -> str:
     for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if number >= 2**power:
-            return f"{number / 2**power:.3g} {unit}"
+            return f"{_digits(number / 2**power)} {unit}"
     return f"{number} B"
 
 
 def _count(number: float) -> str:
     for unit, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= scale:
-            return f"{number / scale:.3g} {unit}"
+            return f"{_digits(number / scale)} {unit}"
     return str(number)
+
+
+def _digits(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.caches import Cache, LayerCache
-from saccade.errors import kind, type_error, unsupported
+from saccade.engine import tracing
+from saccade.errors import kind, shown, type_error, unsupported
 from saccade.masks import Mask, as_mask
 from saccade.mechanisms import CompressiveMemory, Mechanism, Softmax
 from saccade.models import (
@@ -106,8 +107,16 @@ class _Product(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, cache: LayerCache | None = None) -> Tensor:
         if cache is not None:
-            return cache.attend(self.mechanism, query, key, value, mask=mask)
+            return cache.attend(_of_any_kernel(self.mechanism), query, key, value, mask=mask)
         return self.mechanism(query, key, mask=mask) @ value
+
+
+def _of_any_kernel(mechanism: Mechanism) -> Mechanism:
+    """The same for a cache, which holds the same whatever the kernel; of kernels some run on processors alone."""
+    alone = copy.copy(mechanism)
+    if isinstance(alone, Softmax):
+        alone.impl = "auto"
+    return alone
 
 
 def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None, inputs: Inputs | None) -> Subject:
@@ -141,9 +150,13 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
             raise type_error("cost", "mask", where_left, mask, hint="m1 & m2 is one mask")
         subject, mask = None, subject
     mechanism = subject if isinstance(subject, Mechanism) else Softmax(score=subject)
+    if isinstance(mechanism, Softmax) and mechanism.impl not in tracing.KERNELS:
+        reason = "what it runs inside of torch holds is not known before it is run"
+        hint = f"impl can be one of {', '.join(tracing.KERNELS)}"
+        raise unsupported("cost", f"impl={shown(mechanism.impl)}", [reason], hint=hint)
     rule: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1), where="cost")
-    shown = subject if subject is None or isinstance(subject, Score) else mechanism
-    name = str(rule) if shown is None else f"{type(shown).__name__}, {rule}"
+    named = subject if subject is None or isinstance(subject, Score) else mechanism
+    name = str(rule) if named is None else f"{type(named).__name__}, {rule}"
     heads = (sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads)
 
     def inputs(length: int) -> tuple[Tensor, ...]:

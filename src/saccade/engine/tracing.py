@@ -33,7 +33,7 @@ from saccade.transforms import is_autocast, without_autocast
 __all__ = ["Asked", "asked", "output", "product", "reasons"]
 
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
-_OPERATIONS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
+KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
 """What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may
 run another one forward; the gradients are then computed by one of these."""
 _NO_TERM, _DENSE, _DISTANCES = range(3)
@@ -72,7 +72,7 @@ def output(
     if given.query.is_meta:
         return eager.finished(given, *eager.results_like(given, value))
     encoded = encode((given.rule, given.tile_function))
-    is_plain = encoded is not None and given.modification is None and impl in _OPERATIONS
+    is_plain = encoded is not None and given.modification is None and impl in KERNELS
     why = () if is_plain else reasons(given, impl)
     if encoded is not None and not why:
         call = _Call.of(given, value, dropout_p, str(impl), seed, *encoded)
@@ -102,7 +102,7 @@ def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
         what = "a function, which" if given.rule.asks_functions else f"a {type(given.rule).__name__}, which"
         why.append(f"its mask is {what} cannot be written down: {instead}")
-    if impl not in _OPERATIONS:
+    if impl not in KERNELS:
         why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is no operation of its own')
     if encode(given.tile_function) is None:
         instead = "one at the top of a module can be, or a frozen dataclass with __call__"
