@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--share", type=int, default=100, help="of a hundred mutants; a larger one goes on later")
     parser.add_argument("--no-types", dest="types", action="store_false", help="do not ask the type checker first")
     parser.add_argument("--only", choices=["functions", "properties"], help="one half of the run")
+    parser.add_argument("--again", action="store_true", help="only those that survived and stand in no list")
     parser.add_argument("--look", action="store_true", help="run nothing, tell what has been found so far")
     options = parser.parse_args()
     rows, unknown = [], []
@@ -124,7 +125,9 @@ def main() -> None:
             scratch = (options.scratch / (package + "-properties" * properties)).resolve()
             if not options.look:
                 _prepare(package, scratch, types_too=options.types and not properties)
-                _run(scratch, options, properties=properties)
+                names = [survivor.name for survivor in _unaccepted(scratch)] if options.again else []
+                if names or not options.again:
+                    _run(scratch, options, names, properties=properties)
             if (scratch / "mutants").exists():
                 own = list(_unaccepted(scratch))
                 rows.append((scratch.name, counts(scratch), len(own)))
@@ -174,8 +177,8 @@ def _copy(source: Path, target: Path) -> None:
                 shutil.copyfile(path, own)
 
 
-def _run(scratch: Path, options: argparse.Namespace, *, properties: bool) -> None:
-    command = [sys.executable, str(HERE / "mutmut_here.py"), "run", "--max-children", str(options.processes)]
+def _run(scratch: Path, options: argparse.Namespace, names: list[str], *, properties: bool) -> None:
+    command = [sys.executable, str(HERE / "mutmut_here.py"), "run", "--max-children", str(options.processes), *names]
     own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": ""}
     own |= {"MUTATION_SECONDS": str(options.seconds), "MUTATION_SHARE": str(options.share)}
     own |= {"MUTATION_PROPERTIES": "1"} if properties else {}

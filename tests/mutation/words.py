@@ -1,6 +1,7 @@
 """Which mutants only change what is said: sentences of errors, names in them, texts for the eye.
 
-Whatever is raised is left alone, whole; so are the texts a check is told to say, and what `repr` and friends write.
+Whatever is raised is left alone, whole; so are the texts a check is told to say, what `repr` and friends write, and
+``strict=True`` of zip, which would only raise.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class _Words(cst.CSTVisitor):
                 self._say(node)
             case cst.Arg(keyword=cst.Name(value=name)) if name in _TEXTS:
                 self._say(node)
+            case cst.Arg(keyword=cst.Name(value="strict"), value=cst.Name(value="True")):
+                self._say(node)  # a check of lengths, which are the same
             case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value=name))]) if name in _TEXTS:
                 self._say(node)
             case cst.Call() if _name(node.func) in _SPEAKERS:
