@@ -82,7 +82,7 @@ def test_a_value_comes_back(value):
     assert repr(back) == repr(value)
 
 
-@pytest.mark.parametrize("function", [double, Causal, math.sqrt, torch.add], ids=str)
+@pytest.mark.parametrize("function", [double, Causal, math.sqrt, torch.add], ids=["ours", "like a mask", "C", "torch"])
 def test_a_function_comes_back_as_itself(function):
     known = function in (double, Causal)
     assert (encode(function) is not None) is known
@@ -122,7 +122,7 @@ def test_names_of_ours_are_those_that_users_write():
         masks.Predicate(lambda b, h, q, kv: q == kv),
         (lambda y: lambda x: x + y)(1),
     ],
-    ids=str,
+    ids=["changeable", "in a tuple", "in a value", "a class", "a list", "a dict", "a predicate", "a closure"],
 )
 def test_what_cannot_be_written(value):
     assert encode(value) is None
@@ -147,7 +147,9 @@ def test_a_name_that_was_given_again_is_another_one():
         assert encode(value) == program
 
 
-@pytest.mark.parametrize("value", [Pair(2, "x"), Outer.Inner(3), masks.Window(4, 4), double], ids=str)
+@pytest.mark.parametrize(
+    "value", [Pair(2, "x"), Outer.Inner(3), masks.Window(4, 4), double], ids=["value", "inside", "ours", "function"]
+)
 def test_what_was_written_elsewhere_is_found_by_its_name(monkeypatch, value):
     program, tensors = encode(value)
     monkeypatch.setattr(written, "_written", {})

@@ -1,12 +1,15 @@
 """The tests collected once: a mutant costs a fork and the tests that reach it, no start of pytest.
 
-Tests run in the order of what they have caught in the same function before, then of the time they take.
+Tests run in the order of what they have caught before, in the same function and in the same file, then of the time
+they take.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from mutmut.utils.format_utils import mangled_name_from_mutant_name
 from mutmut.workers.isolation import ForkServerRunner
 
 _TIMEOUT = 36  # what mutmut takes for one
+_FOLDER = Path("..", "caught")
 
 
 def install(seconds: float) -> None:
@@ -67,16 +71,16 @@ class Collected(PytestRunner):
         items = [item for item in self._session.items if not tests or item.nodeid in tests]
         function = mangled_name_from_mutant_name(mutant_name) if mutant_name else ""
         caught = _Caught(function)
-        first = caught.read()
+        first, near = caught.read(), caught.read_near()
         # Of many parameters of one test the first few come first: they differ less than tests do. What has caught
         # something before comes first of all, unless it takes so long that others would not be run.
         times: dict[str, int] = {}
-        order: dict[str, tuple[float, float]] = {}
+        order: dict[str, tuple[float, float, float]] = {}
         for item in items:
             test, own = item.nodeid.partition("[")[0], durations.get(item.nodeid, 0.0)
             times[test] = times.get(test, 0) + 1
-            before = first.get(item.nodeid, 0) if own < self._seconds / 8 else 0
-            order[item.nodeid] = (-before, own + 0.005 * times[test])
+            before, beside = (x.get(item.nodeid, 0) if own < self._seconds / 8 else 0 for x in (first, near))
+            order[item.nodeid] = (-before, -beside, own + 0.005 * times[test])
         items.sort(key=lambda item: order[item.nodeid])
         if mutant_name:
             signal.signal(signal.SIGPROF, lambda *_: os._exit(_TIMEOUT))
@@ -99,17 +103,24 @@ class _Caught:
     """Which tests have caught mutants of a function, and how many."""
 
     def __init__(self, function: str) -> None:
-        self._file = Path("..", "caught", f"{function.replace(os.sep, '_')}.txt") if function else None
+        self._file = _FOLDER / f"{function.replace(os.sep, '_')}.txt" if function else None
 
     def read(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        if self._file is not None and self._file.exists():
-            for line in self._file.read_text().splitlines():
-                counts[line] = counts.get(line, 0) + 1
-        return counts
+        return Counter() if self._file is None or not self._file.exists() else _counted([self._file])
+
+    def read_near(self) -> dict[str, int]:
+        """The same for all functions of the file."""
+        if self._file is None:
+            return Counter()
+        module = self._file.stem.rpartition(".")[0]
+        return _counted(_FOLDER.glob(f"{glob.escape(module)}.x*.txt"))
 
     def add(self, test: str) -> None:
         if self._file is not None:
             self._file.parent.mkdir(exist_ok=True)
             with self._file.open("a") as lines:
                 lines.write(test + "\n")
+
+
+def _counted(files: Iterable[Path]) -> Counter[str]:
+    return Counter(line for file in files for line in file.read_text().splitlines())
