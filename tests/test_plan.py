@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from saccade import AttentionMatrix, masks
+from saccade.plan import Triangle
 
 
 @pytest.mark.parametrize("q_len", [1, 4, 512])
@@ -20,6 +21,46 @@ def test_items_of_similar_lengths_are_run_together_and_others_apart(q_len: int) 
 def test_few_pairs_are_run_together_whatever_the_lengths() -> None:
     plan = masks.Padding([3, 40, 9, 1]).plan(1, 40, batch=4, heads=2)
     assert [tile.batch for tile in plan.tiles] == [slice(0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_known"),
+    [
+        (masks.Full(), True),
+        (masks.Causal(), True),
+        (masks.Window(8, 8), True),
+        (masks.Window(8, 7), True),
+        (masks.Window(7, 8), True),
+        (masks.Prefix(9), True),
+        (masks.Causal() | masks.Prefix(8), True),
+        (masks.Padding([9, 9]), True),
+        (masks.Padding([9, 8]), True),
+        (masks.Documents([9]), True),
+        (masks.Documents([8, 1]), True),
+        (masks.Blocks([[True]], 9), True),
+        (masks.Strided(2) | masks.Window(9, 9), False),  # of two terms nobody looks which pairs both have
+        (masks.Dense(torch.ones(9, 9, dtype=torch.bool)), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(9, 9), (1, 9), (9, 1), (1, 1), (2, 9), (0, 9), (9, 0)], ids=str)
+def test_a_plan_is_full_where_everyone_sees_everyone(mask: masks.Mask, is_known: bool, shape: tuple[int, int]) -> None:
+    plan = mask.plan(*shape, batch=2, heads=1)
+    everyone = bool(mask.to_dense(*shape, batch=2).all())
+    assert plan.is_full <= everyone
+    assert plan.is_full == everyone or not is_known
+
+
+def test_a_plan_without_rows_is_full() -> None:
+    assert masks.Strided(2).plan(0, 9).is_full
+    assert (masks.Strided(2) | masks.Window(1, 1)).plan(9, 0).is_full
+    assert not (masks.Strided(2) | masks.Window(1, 1)).plan(9, 9).is_full
+
+
+def test_which_triangles_are_square() -> None:
+    found = {(rows, columns, offset) for rows in (3, 4) for columns in (3, 4) for offset in (-1, 0, 1)}
+    square = {sizes for sizes in found if Triangle(*sizes).is_square}
+    assert square == {(3, 3, 0), (4, 4, 0)}
 
 
 LONG_STEPS: dict[str, tuple[Callable[[int], masks.Mask], Callable[[int, int, int], bool]]] = {

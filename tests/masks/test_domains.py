@@ -1,11 +1,13 @@
 """A mask made for a number of positions is refused elsewhere, where it would hide everything without a word."""
 
+import numpy as np
 import pytest
 import torch
 
 import saccade as sc
 from saccade import masks
 from saccade.masks.domain import EVERYWHERE, Domain
+from saccade.masks.key_ranges import KeyRanges
 from saccade.mechanisms import Linear
 from saccade.testing import CASES, LARGE_CASES
 
@@ -81,6 +83,31 @@ def test_a_rule_on_blocks_is_about_the_positions_in_them():
     last_row = masks.Coarse(masks.Dense(torch.ones(2, 3, dtype=torch.bool)), 4)
     assert last_row.domain == Domain(range(4, 12), range(12))
     assert masks.Coarse(masks.Dense(torch.ones(1, 3, dtype=torch.bool)), 2).domain == Domain(None, range(6))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "domain"),
+    [
+        (1, 1, EVERYWHERE),
+        (1, 2, Domain(None, range(2))),
+        (1, 7, Domain(None, range(7))),
+        (2, 2, Domain(range(2), range(2))),
+        (2, 7, Domain(range(5, 7), range(7))),
+        (7, 7, Domain(range(7), range(7))),
+    ],
+)
+def test_ranges_of_keys_are_about_their_rows_and_columns(rows, columns, domain):
+    starts = np.zeros((2, rows, 1), dtype=np.int64)
+    found = KeyRanges(starts, starts + columns, columns)
+    assert found.domain == domain
+    assert found.first_row == (0 if rows == 1 else columns - rows)
+    allowed = found.to_dense(9, 9)
+    assert torch.equal(
+        allowed[0, 0],
+        torch.tensor(
+            [[(domain.rows is None or q in domain.rows) and kv < columns for kv in range(9)] for q in range(9)]
+        ),
+    )
 
 
 def test_a_rule_that_begins_later_leaves_out_the_start_of_each_document():
