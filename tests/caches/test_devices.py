@@ -5,36 +5,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.caches import kinds
 
 from saccade import masks
 from saccade.caches import (
     BlockSelectCache,
     CompressiveCache,
-    HeavyHitterCache,
-    Int8Cache,
-    KVCache,
     LayerCache,
     RecurrentCache,
-    SegmentCache,
-    SinkWindowCache,
-    SnapKVCache,
     load_cache,
     padded_positions,
     save_cache,
 )
 from saccade.mechanisms import CompressiveMemory, Linear, Mechanism, Softmax
-from saccade.positions import ALiBi, Rotary
+from saccade.positions import ALiBi
 
 CAUSAL = masks.Causal()
-KINDS: dict[str, Callable[[], LayerCache]] = {
-    "all": KVCache,
-    "blocks": lambda: BlockSelectCache(2, 6, rescore_every=2),
-    "heavy": lambda: HeavyHitterCache(6),
-    "snap": lambda: SnapKVCache(6, window=3),
-    "8 bits": lambda: Int8Cache(4),
-    "window": lambda: SinkWindowCache(2, 5),
-    "segments": lambda: SegmentCache(4, 3),
-    "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(4)),
+KINDS: dict[str, Callable[[], LayerCache]] = kinds.KINDS | {
     "sums": RecurrentCache,
     "remembered": CompressiveCache,
     "sparse": lambda: BlockSelectCache(2, 6, prompt="sparse"),

@@ -1,37 +1,15 @@
 """Calls of no tokens and of no items: nothing comes out, nothing is remembered, and the cache goes on as before."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from tests.caches.kinds import KINDS
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import (
-    BlockSelectCache,
-    HeavyHitterCache,
-    Int8Cache,
-    KVCache,
-    LayerCache,
-    SegmentCache,
-    SinkWindowCache,
-    SnapKVCache,
-    padded_positions,
-)
+from saccade.caches import padded_positions
 from saccade.mechanisms import Softmax
-from saccade.positions import Rotary
 
 CAUSAL = masks.Causal()
-KINDS: dict[str, Callable[[], LayerCache]] = {
-    "all": KVCache,
-    "blocks": lambda: BlockSelectCache(2, 6),
-    "heavy": lambda: HeavyHitterCache(6),
-    "snap": lambda: SnapKVCache(6, window=3),
-    "8 bits": lambda: Int8Cache(4),
-    "window": lambda: SinkWindowCache(2, 5),
-    "segments": lambda: SegmentCache(4, 3),
-    "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(4)),
-}
 PLACES: dict[str, range | Tensor | None] = {
     "none": None,
     "a range": range(3, 3),

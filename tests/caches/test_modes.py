@@ -6,40 +6,39 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.caches import kinds
 from torch import Tensor
 
 from saccade import masks, positions
 from saccade.caches import (
-    BlockSelectCache,
     CompressiveCache,
     CrossCache,
-    HeavyHitterCache,
-    Int8Cache,
     KVCache,
     LayerCache,
     RecurrentCache,
     SegmentCache,
     SinkWindowCache,
-    SnapKVCache,
 )
 from saccade.mechanisms import CompressiveMemory, Linear, Mechanism, Performer, Softmax
 
 CAUSAL = masks.Causal()
 MODES = {"gradients": torch.enable_grad, "none": torch.no_grad, "inference": torch.inference_mode}
-KINDS: dict[str, tuple[Callable[[], LayerCache], Callable[[], Mechanism]]] = {
-    "all": (KVCache, Softmax),
-    "room": (lambda: KVCache(30), Softmax),
-    "blocks": (lambda: BlockSelectCache(2, 6, rescore_every=2), Softmax),
-    "heavy": (lambda: HeavyHitterCache(6), Softmax),
-    "snap": (lambda: SnapKVCache(6, window=3), Softmax),
-    "8 bits": (lambda: Int8Cache(4), Softmax),
-    "window": (lambda: SinkWindowCache(2, 9), Softmax),
-    "segments": (lambda: SegmentCache(4, 7), Softmax),
-    "turned": (lambda: SinkWindowCache(2, 9, rotary=positions.Rotary(4)), Softmax),
-    "sums": (RecurrentCache, Linear),
-    "remembered": (CompressiveCache, lambda: CompressiveMemory(4, 3, update="delta").double().requires_grad_(False)),
-    "estimated": (RecurrentCache, lambda: Performer(8)),
-    "trained": (KVCache, lambda: Softmax(sink_logit=4)),
+KINDS: dict[str, Callable[[], LayerCache]] = kinds.KINDS | {
+    "room": lambda: KVCache(30),
+    # with room left when the mode first changes
+    "window": lambda: SinkWindowCache(2, 9),
+    "segments": lambda: SegmentCache(4, 7),
+    "turned": lambda: SinkWindowCache(2, 9, rotary=positions.Rotary(4)),
+    "sums": RecurrentCache,
+    "remembered": CompressiveCache,
+    "estimated": RecurrentCache,
+    "trained": KVCache,
+}
+MECHANISMS: dict[str, Callable[[], Mechanism]] = {
+    "sums": Linear,
+    "remembered": lambda: CompressiveMemory(4, 3, update="delta").double().requires_grad_(False),
+    "estimated": lambda: Performer(8),
+    "trained": lambda: Softmax(sink_logit=4),
 }
 BETWEEN = ("crop", "reorder", "one item", "no tokens")
 REFUSED = {
@@ -69,8 +68,7 @@ class Both(NamedTuple):
 
     @classmethod
     def of(cls, kind: str) -> "Both":
-        make, mechanism = KINDS[kind]
-        return cls(make(), make(), mechanism())
+        return cls(KINDS[kind](), KINDS[kind](), MECHANISMS.get(kind, Softmax)())
 
     def called(self, mode: str, q_len: int, where: Tensor | None = None) -> None:
         given = [torch.randn(2, heads, q_len, 4, dtype=torch.float64) for heads in (4, 2, 2)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.caches import kinds
 from torch import Tensor
 
 from saccade import masks, models
@@ -19,16 +20,12 @@ from saccade.caches import (
     BoundScorer,
     Cache,
     CrossCache,
-    HeavyHitterCache,
-    Int8Cache,
     KVCache,
     LatentCache,
     LayerCache,
     MeanScorer,
     RecurrentCache,
-    SegmentCache,
     SinkWindowCache,
-    SnapKVCache,
     fingerprint,
     load_cache,
     padded_positions,
@@ -38,17 +35,12 @@ from saccade.mechanisms import Linear, Softmax
 from saccade.positions import Rotary, YaRN
 
 CAUSAL = masks.Causal()
-KINDS: dict[str, Callable[[], LayerCache]] = {
-    "all": KVCache,
+KINDS: dict[str, Callable[[], LayerCache]] = kinds.KINDS | {
     "room": lambda: KVCache(40),
     "latents": lambda: LatentCache(6),
+    # with whatever else can be chosen, as a file must keep it
     "blocks": lambda: BlockSelectCache(4, 16, scorer=MeanScorer()),
     "ranked seldom": lambda: BlockSelectCache(2, 8, sink_blocks=0, local_blocks=1, rescore_every=4),
-    "heavy": lambda: HeavyHitterCache(8),
-    "snap": lambda: SnapKVCache(8, window=3),
-    "8 bits": lambda: Int8Cache(4),
-    "window": lambda: SinkWindowCache(2, 5),
-    "segments": lambda: SegmentCache(4, 3),
     "turned": lambda: SinkWindowCache(
         2, 5, rotary=Rotary(8, base=500.0, rotary_dim=4, layout="interleaved", scaling=YaRN(2.0, trained_len=9))
     ),

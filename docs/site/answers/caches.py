@@ -1,0 +1,111 @@
+"""Which mechanisms each cache runs with, how far from the dense run, and how many bytes it holds."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+import saccade as sc
+from answers.examples import CACHES, FEW, LONG, MECHANISMS, SHORT, WIDTH
+from answers.making import cache_named, mechanism_named, tokens
+from answers.mechanisms import mechanisms_told
+from saccade import masks, mechanisms
+from saccade.masks import Mask
+from saccade.mechanisms import Mechanism, scorers
+from saccade.testing import error
+
+# Which mask is joined with the causal one in the dense run that a cache names; no mask at all for a context.
+DENSE_RUNS: dict[str, Mask | None] = {
+    "SinkWindowCache": masks.Causal() & masks.streaming(4, 8),
+    "SegmentCache": masks.Causal() & masks.Segments(8, 4),
+    "CrossCache": None,
+}
+
+
+@cache
+def caches_run() -> dict[str, dict[str, float | str]]:
+    """Of each cache and mechanism how far a prefill and steps are from the dense run, or why they are refused."""
+    found: dict[str, dict[str, float | str]] = {}
+    for name in CACHES:
+        found[name] = {}
+        for own in MECHANISMS:
+            try:
+                with torch.no_grad():
+                    found[name][own] = _error_of(name, own)
+            except sc.UnsupportedError as refused:
+                found[name][own] = _reasons_in(refused)[0]
+            except ValueError as refused:
+                found[name][own] = _rule_of(refused)
+    return found
+
+
+def _error_of(name: str, own: str) -> float:
+    query, key, value = tokens()[:3]
+    value = key if name == "LatentCache" else value
+    mask = None if name == "CrossCache" else masks.Causal()
+    made, parts = cache_named(name), []
+    for start, stop in ((0, 12), (12, 13), (13, 17), (17, FEW)):
+        rows = slice(start, stop)
+        if name == "CrossCache":
+            new = (None, None) if start else (key, value)
+            parts.append(made.attend(mechanism_named(own, rows), query[:, :, rows], *new, mask=mask))
+            continue
+        mine = mechanism_named(own, rows, rows if name == "IndexedCache" else slice(0, stop))
+        parts.append(made.attend(mine, query[:, :, rows], key[:, :, rows], value[:, :, rows], mask=mask))
+    dense = mechanism_named(own)(query, key, mask=DENSE_RUNS.get(name, mask)) @ value
+    return error(torch.cat(parts, 2), dense)
+
+
+def _reasons_in(refused: Exception) -> list[str]:
+    return [line.removeprefix("    - ") for line in str(refused).splitlines() if line.startswith("    - ")]
+
+
+def _rule_of(refused: Exception) -> str:
+    """What an argument must be, without the numbers of this case."""
+    return re.sub(r"\b\d+ ", "", str(refused).partition(": ")[2].partition(";")[0])
+
+
+class CacheSize(NamedTuple):
+    """Bytes held after `SHORT` and `LONG` tokens, and read by the last step."""
+
+    short: int
+    long: int
+    read: int
+
+
+@cache
+def sizes_of_caches() -> dict[str, CacheSize]:
+    """In float32, one key head of width 64, with a mechanism that the cache is made for, else softmax."""
+    found = {}
+    for name in CACHES:
+        told = mechanisms_told()
+        own = next((one for one in MECHANISMS if told[one].cache == name), "Softmax")
+        held = []
+        for length in (SHORT, LONG):
+            x, made = torch.zeros(1, 1, length, WIDTH), cache_named(name, WIDTH)
+            ends = (0, length // 2, length - 1, length)  # so that room that is doubled is just as much as is needed
+            for start, stop in pairwise(ends):
+                rows = slice(start, stop)
+                new = x[:, :, rows]
+                both = (x, x) if name == "CrossCache" else (new, new)
+                mask = None if name == "CrossCache" else masks.Causal()
+                made.attend(
+                    _narrow(own, rows), new, *((None, None) if name == "CrossCache" and start else both), mask=mask
+                )
+            held.append(made.nbytes)
+        found[name] = CacheSize(*held, made.traffic.bytes_read)
+    return found
+
+
+def _narrow(own: str, rows: slice) -> Mechanism:
+    """A mechanism for one head; index keys of 16 numbers."""
+    if own != "TopK of index keys":
+        made: Mechanism = mechanism_named(own, heads=1).float()
+        return made
+    few = rows.stop - rows.start
+    narrow = torch.zeros(1, 1, few, 16)
+    return mechanisms.TopK(scorers.LightningIndexer(narrow, narrow, narrow[..., 0]), 4)

@@ -1,0 +1,47 @@
+"""What each mask costs."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from answers.examples import MASKS, TOKENS
+from answers.kernels import anywhere, ingredients_of
+from answers.making import mask_named
+
+
+class MaskCost(NamedTuple):
+    """Of all pairs of `TOKENS` tokens, shares that are allowed and that kernels compute; tiles; pairs looked at."""
+
+    allowed: float
+    fused: float
+    native: float
+    tiles: int
+    asked: int
+
+
+@cache
+def costs_of_masks() -> dict[str, MaskCost]:
+    """What each mask costs; nothing is computed."""
+    found = {}
+    with anywhere() as kernels:
+        by_name = {kernel.name: kernel for kernel in kernels}
+        for name in MASKS:
+            given = ingredients_of(TOKENS, torch.float32, mask_named(name))
+            pieces = {
+                strip.residual: tile.height * len(strip.keys)
+                for tile in given.plan.tiles
+                for strip in tile.columns
+                if strip.residual is not True
+            }
+            runs = not by_name["native"].reasons(given, 0.0)
+            shares = [
+                by_name[one].pairs(given) / math.prod(given.shape) if runs or one == "fused" else math.nan
+                for one in ("fused", "native")
+            ]
+            allowed = mask_named(name).density(TOKENS)
+            found[name] = MaskCost(allowed, *shares, len(given.plan), sum(pieces.values()))
+    return found
