@@ -63,12 +63,9 @@ def _made(mask, name: str) -> tuple[AtPositions, np.ndarray]:
     """The mask at these positions, and bool [3, rows, keys]."""
     q, kv = (torch.tensor(table) for table in TABLES[name])
     own_q, own_kv = (x.expand(3, -1) if len(x) == 1 else torch.cat([x, x[-1:]])[:3] for x in (q, kv))
-    table = np.zeros((3, LEN, LEN), dtype=bool)
-    for item, i, j in np.ndindex(table.shape):
-        at, to = int(own_q[item, i]), int(own_kv[item, j])
-        if at >= 0 and to >= 0:
-            where = (torch.tensor(number) for number in (item, 0, at, to))
-            table[item, i, j] = bool(mask.allows(*where))
+    at, to = own_q[:, None, :, None], own_kv[:, None, None]
+    allowed = mask.allows(torch.arange(3)[:, None, None, None], torch.zeros((), dtype=torch.int64), at, to)
+    table = ((at >= 0) & (to >= 0) & allowed)[:, 0].numpy()
     q, kv = (x if len(x) == 1 else own for x, own in ((q, own_q), (kv, own_kv)))
     return AtPositions(mask, q, kv), table
 
