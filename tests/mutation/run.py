@@ -92,6 +92,8 @@ PACKAGES = {
         ("engine",),
         (
             _BY_CASE,
+            "tests/test_at_positions.py",
+            "tests/test_chosen.py",
             "tests/test_token_positions.py",
             "tests/test_row_order.py",
             "tests/test_bias_terms.py",
