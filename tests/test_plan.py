@@ -74,9 +74,9 @@ LONG_STEPS: dict[str, tuple[Callable[[int], masks.Mask], Callable[[int, int, int
 
 
 @pytest.mark.parametrize("name", LONG_STEPS)
-@pytest.mark.parametrize("step", [3, 100, 1 << 39])
-@pytest.mark.parametrize("first", [(3, 0), (200, 0), (0, 200), (70, 64)], ids=str)
-@pytest.mark.parametrize("length", [(1, 2), (2, 1), (5, 9), (40, 64)], ids=str)
+@pytest.mark.parametrize("step", [3, 7, 100, 1 << 39])
+@pytest.mark.parametrize("first", [(0, 0), (3, 0), (200, 0), (0, 200), (70, 64)], ids=str)
+@pytest.mark.parametrize("length", [(1, 2), (2, 1), (5, 9), (9, 5), (40, 64)], ids=str)
 def test_steps_longer_than_what_is_looked_at(
     name: str, step: int, first: tuple[int, int], length: tuple[int, int]
 ) -> None:

@@ -4,6 +4,7 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,3 +123,44 @@ def test_bounds_of_a_formula_hold_what_their_parts_do(of: Drawn, data: st.DataOb
 def _are(bounds: Bounds, needed: list[set[int]], sure: list[set[int]]) -> None:
     _is(bounds.needed, needed)
     _is(bounds.sure, sure)
+
+
+def _sets(*of: list[tuple[int, int]]) -> tuple[Spans, Universe]:
+    """A set for each list of ranges, of the keys up to 12."""
+    universe = Universe(np.zeros(len(of), dtype=np.int64), np.full(len(of), 12))
+    starts, ends = np.moveaxis(np.asarray(of, dtype=np.int64).reshape(len(of), -1, 2), 2, 0)
+    return Spans.of(starts, ends, universe), universe
+
+
+def test_sets_of_several_ranges_are_joined_range_by_range() -> None:
+    (one, universe), (two, _), (three, _) = (
+        _sets([(1, 3), (5, 7)], [(0, 1), (2, 12)]),
+        _sets([(2, 6), (8, 9)], [(3, 4), (9, 11)]),
+        _sets([(1, 2), (3, 4), (5, 6)], [(0, 2), (4, 5), (6, 12)]),
+    )
+    _is(one.intersection(two, universe), [{2, 5}, {3, 9, 10}])
+    choose = np.asarray([True, False])
+    _is(one.where(choose, three), [{1, 2, 5, 6}, {0, 1, 4, *range(6, 12)}])
+    _is(three.where(choose, one), [{1, 3, 5}, {0, *range(2, 12)}])
+
+
+def test_many_groups_are_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.plan.spans._AT_ONCE", 2)
+    spans, _ = _sets(*[[(i, i + 1), (i + 3, 12)] for i in range(5)])
+    _is(spans, [{i, *range(i + 3, 12)} for i in range(5)])
+
+
+def test_no_room_is_kept_for_ranges_that_are_joined() -> None:
+    for spans, universe in (_sets([(0, 3), (3, 6)]), _sets([(0, 3), (2, 6), (5, 9)], [(1, 2), (2, 3), (3, 9)])):
+        assert spans.starts.shape[1] == 1
+        for _ in range(4):
+            spans = spans.union(spans, universe).complement(universe).complement(universe)  # noqa: PLW2901
+        assert spans.starts.shape[1] <= 2  # one that is empty may stay
+
+
+def test_there_may_be_no_groups_at_all() -> None:
+    none = np.zeros((0, 3), dtype=np.int64)
+    universe = Universe(none[:, 0], none[:, 0])
+    spans = Spans.of(none, none, universe)
+    assert spans.starts.shape == (0, 1)
+    _is(spans.union(spans.complement(universe), universe), [])

@@ -62,6 +62,20 @@ SAID: dict[str, tuple[Tensor, str]] = {
         torch.stack([TOGETHER, TRIL.new_ones(N, N)])[:, None],
         "Documents(lengths=((5, 1, 6), (12,)), rule=None)",
     ),
+    "documents behind an item of one": (
+        torch.stack([TRIL.new_ones(N, N), TOGETHER])[:, None],
+        "Documents(lengths=((12,), (5, 1, 6)), rule=None)",
+    ),
+    "documents of fewer tokens": (
+        torch.stack([TOGETHER, TOGETHER & (DOCUMENT < 2)])[:, None],
+        "Documents(lengths=((5, 1, 6), (5, 1)), rule=None)",
+    ),
+    "documents of two": (
+        torch.stack([EVERYONE[:2, :2], DISTANCE[:2, :2] == 0])[:, None],
+        "Documents(lengths=((2,), (1, 1)), rule=None)",
+    ),
+    "documents that look ahead": (TOGETHER & (DISTANCE <= 0), PACKED.format("Window(left=0, right=None)")),
+    "documents, the last rows": (TOGETHER[-10:], "KeyRanges(items=1, rows=10, columns=12, at_most=1)"),
     "padding that sees nothing": (
         (RIGHT & TRIL & RIGHT.mT)[1],
         "Documents(lengths=((5,),), rule=Causal())",

@@ -1,5 +1,6 @@
 """What rules know of themselves, on every group of rows and many boxes: bounds, residuals and terms are the rule's."""
 
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -32,6 +33,9 @@ MORE = [
     masks.Causal().after(3),
     ~masks.Causal() | masks.Window(0, 0),
     masks.Padding([7, 12]) & ~masks.Segments(4, 2),
+    masks.Padding([5]),
+    masks.Padding([5], side="left", padded_len=8),
+    masks.Segments(2, 1),
     masks.Window(None, 2) & masks.Window(4, None),
     masks.Prefix(5) | masks.Window(1, -1 + 1).after(6),
 ]
@@ -105,6 +109,8 @@ def _boxes() -> Iterator[tuple[range, range]]:
         yield range(*rows, step), range(*keys, step)
     for row in range(FIRST, LEN):
         yield range(row, row + 1), range(max(row, 0), max(row, 0) + 1)
+    for row, key in itertools.product(range(FIRST, LEN - 1), range(LEN - 7)):
+        yield range(row, row + 2), range(key, key + 8)
 
 
 @pytest.mark.parametrize("batch", [ALL, 0, 1])
@@ -120,6 +126,14 @@ def test_a_residual_is_the_content_of_its_box(mask: masks.Mask, batch: int) -> N
         if isinstance(residual, Triangle):
             triangle = torch.ones(len(rows), len(keys), dtype=torch.bool).tril(residual.offset)
             assert (part == triangle.numpy()).all()
+
+
+def test_boxes_of_two_functions_are_told_apart() -> None:
+    odd, even = (masks.Predicate(lambda b, h, q, kv, rest=rest: (q + kv) % 2 == rest) for rest in (1, 0))
+    rule = odd.after(4) | (even & masks.Prefix(4))
+    boxes = Box(ALL, range(4, 8), range(4, 8)), Box(ALL, range(4), range(4))
+    assert len({odd.residual(boxes[1]), rule.residual(boxes[0])}) == 1
+    assert len({rule.residual(box) for box in boxes}) == 2
 
 
 @pytest.mark.parametrize("mask", RULES, ids=str)

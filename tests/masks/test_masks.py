@@ -136,15 +136,17 @@ def test_random_blocks_are_drawn_once_and_for_all() -> None:
     assert abs(share.mean() - 0.5) < 4 / (12 * 4000) ** 0.5
 
 
-def _covered(mask: masks.Mask, shape: tuple[int, int, int, int]) -> torch.Tensor:
+def _covered(mask: masks.Mask, shape: tuple[int, int, int, int], whole_rows: bool = False) -> torch.Tensor:
     """Write a plan out; on the way, check that its promises about strips and residual keys hold."""
     batch, heads, q_len, kv_len = shape
-    plan = make(mask, shape, q_first=kv_len - q_len, kv_first=0)
+    plan = make(mask, shape, q_first=kv_len - q_len, kv_first=0, whole_rows=whole_rows)
+    assert not (whole_rows and plan.overlaps)
     got = torch.zeros(shape, dtype=torch.bool)
     rows_seen = torch.zeros(batch, heads, q_len, dtype=torch.int64)
     contents: dict[object, torch.Tensor] = {}
     for tile in plan.tiles:
         rows = tile.rows
+        assert 0 <= rows[0] <= rows[-1] < q_len
         at = slice(rows.start, rows.stop, rows.step)
         rows_seen[tile.batch, tile.heads, at] += 1
         for strip in tile.columns:

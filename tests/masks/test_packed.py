@@ -17,6 +17,8 @@ PACKED = [
     (masks.Causal(), 7, None, 0),
     (masks.Window(2, 3), 7, 2, 3),
     (masks.Full(), 5, None, None),
+    (masks.Causal() & masks.Window(None, 2), 7, None, 0),
+    (masks.Full() & masks.Window(3, None), 7, 3, None),
 ]
 
 

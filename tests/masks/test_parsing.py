@@ -17,6 +17,7 @@ SAID = {
     "window(4, 2)": Window(4, 2),
     "window(4)": Window(4, 4),
     "window(0004)": Window(4, 4),
+    f"window({'0' * 5000}4)": Window(4, 4),
     "sliding(5)": masks.from_sliding_window(5),
     "documents(128, 200)": Documents([128, 200]),
     "documents(3)": Documents([3]),
@@ -160,3 +161,6 @@ def test_brackets_are_counted_one_inside_the_other() -> None:
         parse("(" * 65 + "causal" + ")" * 65)
     with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
         parse("(causal) & " * 3 + "(" * 65 + "causal" + ")" * 65)
+    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+        parse("(" * 40 + "(causal) & " + "(" * 40 + "causal" + ")" * 80)
+    assert parse("(causal) & " + "(" * 64 + "full" + ")" * 64) == Causal() & Full()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from tests.masks.test_masks import ATOMS
@@ -72,3 +73,33 @@ def test_a_mask_made_of_another_knows_what_that_one_knows() -> None:
     assert not Twice(DENSE).is_value
     assert Twice(Predicate(lambda b, h, q, kv: q == kv)).asks_functions
     assert Twice(Causal()).is_value
+
+
+class Apart(masks.Mask):
+    """A mask of a user's own that tells items or heads apart."""
+
+    def __init__(self, items: int, heads: int):
+        self.apart = items, heads
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.apart
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return q - kv >= b - h
+
+
+def test_a_rule_of_several_items_is_a_fact_of_them_and_one_of_heads_is_not() -> None:
+    assert [Apart(2, 1).is_fact_of_batch, Apart(2, 3).is_fact_of_batch] == [True, True]
+    assert [Apart(1, 3).is_fact_of_batch, Apart(1, 1).is_fact_of_batch] == [False, False]
+
+
+def test_a_function_may_answer_for_all_pairs_at_once() -> None:
+    for answer in (True, False, np.True_, np.False_):
+        mask = Predicate(lambda b, h, q, kv, answer=answer: answer)
+        assert mask.to_dense(2, 3).tolist() == [[[[bool(answer)] * 3] * 2]]
+
+
+def test_padding_on_the_right_is_the_same_wherever_it_ends() -> None:
+    assert Padding([3, 5], padded_len=9) == Padding([3, 5])
+    assert Padding([0, 0], side="left", padded_len=0).to_dense(2).tolist() == [[[[False] * 2] * 2]] * 2

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Hashable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -11,8 +12,9 @@ from tests.masks.expressions import expressions
 
 from saccade import masks
 from saccade.masks.plans import plan_of
-from saccade.plan import Box
+from saccade.plan import ALL, Box, Groups
 from saccade.plan.last_row import RowPlan, RowsAhead
+from saccade.plan.spans import Bounds, Universe
 
 
 def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tensor:
@@ -26,6 +28,7 @@ def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tens
         assert (tile.batch, tile.heads) == (slice(0, plan.shape[0]), slice(0, plan.shape[1]))
         assert [strip.keys.start for strip in tile.columns] == sorted(strip.keys.start for strip in tile.columns)
         for strip in tile.columns:
+            assert strip.keys.step == tile.rows.step
             keys = torch.tensor(list(strip.keys))
             asked = tile.rule.allows(zero, zero, zero + position, keys + kv_first).expand(1, 1, 1, len(keys))
             allowed = torch.ones(len(keys), dtype=torch.bool) if strip.residual is True else asked.flatten()
@@ -42,6 +45,7 @@ ODD = masks.Predicate(lambda b, h, q, kv: (q + kv) % 2 == 0)
 
 @settings(deadline=None)
 @example(masks.Window(2, 0) | (masks.Prefix(3) & ODD), 0, 0, 12)  # what is unsure stands before what is sure
+@example(masks.Window(2, 0) | (masks.Prefix(3) & ODD), 0, 0, 6)  # what is sure is not all
 @given(expressions(1), st.integers(0, 5), st.integers(0, 30), st.integers(1, 30))
 def test_every_row_ahead_is_the_rule(mask: masks.Mask, kv_first: int, first: int, ahead: int) -> None:
     first = max(first, kv_first)
@@ -102,3 +106,41 @@ def test_what_only_a_residual_knows_is_read_too(position: int) -> None:
     plan = RowPlan(RowsAhead(Before(position), 5, 0, rows=30), 5, (1, 1, 1, 6))
     assert _row(plan, 5, 0, 6).tolist() == [key < position for key in range(6)]
     assert plan.pairs == (6 if position else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked(masks.Mask):
+    """Allows the last four keys, and looks at each box; what it is asked is written down."""
+
+    groups: list[Groups] = dataclasses.field(default_factory=list, hash=False, compare=False)
+
+    def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return kv >= q - 3
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        self.groups.append(groups)
+        return super().bounds(groups, keys)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        seen = {key >= row - 3 for row in box.rows for key in box.keys}
+        return seen.pop() if len(seen) == 1 else (self, box)
+
+
+def test_the_row_alone_is_asked_about() -> None:
+    mask = Asked()
+    for kv_first, is_full in ((0, False), (1, False), (2, True), (3, True)):
+        plan = RowPlan(RowsAhead(mask, 5, kv_first, rows=3), 5, (1, 1, 1, 6 - kv_first))
+        assert plan.is_full is is_full
+        assert torch.equal(_row(plan, 5, kv_first, 6 - kv_first), torch.arange(kv_first, 6) >= 2)
+    for groups in mask.groups:
+        assert [column.tolist() for column in groups[:3]] == [[ALL] * 3, [5, 6, 7], [5, 6, 7]]
+
+
+def test_every_item_of_several_rules_is_asked_as_one() -> None:
+    rules = Asked(), Asked()
+    masks.PerItem(rules).bounds(
+        Groups(np.asarray([0, 1]), np.asarray([2, 3]), np.asarray([2, 5])),
+        Universe(np.zeros(2, dtype=np.int64), np.full(2, 6)),
+    )
+    for rule in rules:
+        assert [column.tolist() for column in rule.groups[0][:3]] == [[ALL] * 2, [2, 3], [2, 5]]
