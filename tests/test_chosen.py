@@ -52,9 +52,12 @@ def test_it_allows_what_its_rule_allows_in_the_blocks_of_each_query(name, origin
     for item, head, row, column in ((0, 0, 0, 0), (1, 3, 4, 10), (1, 2, 2, 5)):  # one pair, and pairs side by side
         one = (torch.tensor(x) for x in (item, head, row + origin[0], column + origin[1]))
         assert bool(chosen.allows(*one)) == wanted[item, head, row, column]
-    rows = torch.arange(ROWS)
-    beside = chosen.allows(torch.tensor(1), torch.tensor(2), rows + origin[0], rows + origin[1])
-    assert torch.equal(beside, wanted[1, 2, rows, rows])
+    for rows in (torch.arange(ROWS), torch.arange(2) + 1):
+        beside = chosen.allows(torch.tensor(1), torch.tensor(2), rows + origin[0], rows + origin[1])
+        assert torch.equal(beside, wanted[1, 2, rows, rows])
+    turned = (torch.arange(COLUMNS) + torch.arange(ROWS)[:, None]) % COLUMNS  # other keys in each row
+    others = chosen.allows(b, h, q, turned + origin[1])
+    assert torch.equal(others.expand_as(wanted), wanted.gather(3, turned.expand_as(wanted)))
 
 
 @CASES
