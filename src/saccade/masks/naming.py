@@ -88,8 +88,8 @@ def _documents(ranges: RowRanges) -> Mask | None:
     (starts, ends, columns), position = ranges, ranges.position
     before = np.maximum.accumulate(ends, 1)[:, :-1]
     behind = np.minimum.accumulate(starts[:, ::-1], 1)[:, -2::-1]
-    # What neither sees nor is seen, behind the last document, belongs to none.
-    total = np.maximum(ends.max(1), ((starts < ends) * (position + 1)).max(1))[:, None]
+    # What stands behind the last key that is seen belongs to no document: in one it would see itself.
+    total = ends.max(1)[:, None]
     begins = np.pad((before <= position[1:]) & (behind >= position[1:]), ((0, 0), (1, 0)), constant_values=True)
     begins &= position < total
     first = np.maximum.accumulate(np.where(begins, position, 0), 1)

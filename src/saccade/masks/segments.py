@@ -67,7 +67,7 @@ class Segments(Mask):
         low, high = (row // self.segment * self.segment - self.memory for row in (box.rows[0], box.rows[-1]))
         if box.keys[0] >= high:
             return Causal().residual(box)
-        if box.keys[-1] < low or box.keys[0] > box.rows[-1]:
+        if box.keys[-1] < low:
             return False
         shape = (box.rows.step, len(box.rows), box.keys.step, len(box.keys))
         return (self, *shape, box.rows[0] % self.segment, box.rows[0] - box.keys[0])
