@@ -46,6 +46,12 @@ def test_a_mask_for_fewer_tokens_is_refused(mask):
     assert sc.attention(few, few, few, mask).shape == few.shape
 
 
+def test_rows_that_a_tensor_does_not_hold_are_named():
+    x = torch.randn(1, 1, 6, 4)
+    with pytest.raises(ValueError, match="positions of all queries, 2 to 5; got Dense.*which covers 4 to 5"):
+        sc.attention(x[:, :, :4], x, x, masks.Dense(torch.ones(2, 6, dtype=torch.bool)))
+
+
 def test_a_sum_over_keys_is_asked_for_no_more_documents_than_there_are():
     x = torch.randn(1, 1, 6, 4)
     with pytest.raises(ValueError, match="Linear: mask must cover the positions of all keys, 0 to 5; got Documents"):
@@ -83,6 +89,11 @@ def test_a_rule_on_blocks_is_about_the_positions_in_them():
     last_row = masks.Coarse(masks.Dense(torch.ones(2, 3, dtype=torch.bool)), 4)
     assert last_row.domain == Domain(range(4, 12), range(12))
     assert masks.Coarse(masks.Dense(torch.ones(1, 3, dtype=torch.bool)), 2).domain == Domain(None, range(6))
+
+
+def test_rules_on_blocks_and_grids_are_about_all_of_them():
+    assert masks.Blocks([[True, False, True], [True, True, False]], 2).domain == Domain(range(4), range(6))
+    assert masks.Neighborhood(2, 3, 1).domain == Domain(range(6), range(6))
 
 
 @pytest.mark.parametrize(

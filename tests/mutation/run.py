@@ -94,6 +94,8 @@ PACKAGES = {
             _BY_CASE,
             "tests/test_at_positions.py",
             "tests/test_chosen.py",
+            "tests/test_errors.py",
+            "tests/masks/test_domains.py",
             "tests/test_token_positions.py",
             "tests/test_row_order.py",
             "tests/test_bias_terms.py",

@@ -58,15 +58,16 @@ def placed(
 
 def checked_positions(
     q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int], where: str
-) -> tuple[Positions | None, Positions | None]:
-    """Where queries and keys stand; None for what nobody said. Raises unless they fit the matrix."""
+) -> tuple[Positions, Positions | None]:
+    """Where queries and keys stand, of which one at least is given. Raises unless they fit the matrix."""
     batch, _, q_len, kv_len = shape
-    if q_given is None and kv_given is not None:
+    if q_given is None:
         hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
         raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
-    of = Positions.of
-    q = None if q_given is None else of(q_given, where, "q_positions", length=q_len, batch=batch)
-    return q, None if kv_given is None else of(kv_given, where, "kv_positions", length=kv_len, batch=batch)
+    q = Positions.of(q_given, where, "q_positions", length=q_len, batch=batch)
+    if kv_given is None:
+        return q, None
+    return q, Positions.of(kv_given, where, "kv_positions", length=kv_len, batch=batch)
 
 
 def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int, where: str) -> None:

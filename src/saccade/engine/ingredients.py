@@ -22,7 +22,7 @@ from saccade.masks.found import found
 from saccade.masks.plans import plan_of
 from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.tokens import GivenPositions, Positions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod, TileFunction, prepared
 from saccade.transforms import any_autocast, is_mapped, without_autocast
@@ -123,7 +123,8 @@ class Ingredients:
         for x in tensors:
             if is_mapped(x):
                 raise hidden_by_vmap(where, "tensors of the mask")
-        q = kv = None
+        q: Positions | None = None
+        kv: Positions | None = None
         if q_positions is not None or kv_positions is not None:
             q, kv = checked_positions(q_positions, kv_positions, shape, where)
             if isinstance(mask, Tensor):
