@@ -185,8 +185,10 @@ class BlockSelectCache(KVCache):
             return blocks_of_prompt(self, query, summary, range(start, stop))
 
         check_prompt(call)
+        if stop <= self.budget:  # everything is read, and no block may be finished yet
+            return super().advance(call)
         out = super().advance(call._replace(mechanism=Selecting(call, index_of, self.block_size)))
-        if stop > self.budget and self.exact_until is None:
+        if self.exact_until is None:
             self.exact_until = max(start, self.budget)
         return out
 
