@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import saccade as sc
+from saccade import positions
 from saccade.engine.bias_terms import DenseTerm, HidingTerm, Term
 from saccade.engine.distance_bias import DistanceTerm
 from saccade.masks import Full
@@ -74,11 +76,13 @@ TERMS: dict[str, Callable[[], Written]] = {
     "by distance, of each item": lambda: _distances(B, H, 1, T, first=2),
     "by distance, of each query": lambda: _distances(B, H, L, T, first=2),
     "by distance, of each query for all": lambda: _distances(1, 1, L, T),
+    "by distance, only one": lambda: _distances(1, H, L, 1),
     "at places": lambda: _distances(1, H, 1, T, at=ALIKE),
     "at places of each item": lambda: _distances(1, H, 1, T, at=APART),
     "at places of each item, apart": lambda: _distances(B, 1, 1, T, at=APART),
     "at places of queries": lambda: _distances(1, H, 1, T, at=(APART[0], ALIKE[1])),
     "at places of each query": lambda: _distances(B, H, L, T, at=APART),
+    "at places of each item, of each query for all": lambda: _distances(1, 1, L, T, at=APART),
     "at places of each query, alike": lambda: _distances(1, 1, L, T, at=ALIKE),
     "hiding": lambda: _hiding(None),
     "hiding of a tensor": lambda: _hiding(_dense(1, H, L, 1)),
@@ -89,6 +93,7 @@ TERMS: dict[str, Callable[[], Written]] = {
 def _tiles() -> Iterator[Tile]:
     draw = random.Random(0)
     yield Tile(slice(0, B), slice(0, H), range(L), (Strip(range(S), True),), Full())
+    yield Tile(slice(0, B), slice(0, H), range(0, L, 2), (Strip(range(1, 6), True),), Full())
     for _ in range(12):
         step = draw.choice([1, 1, 2])
         batch, heads = (slice(start := draw.randrange(size), draw.randint(start + 1, size)) for size in (B, H))
@@ -144,3 +149,30 @@ def test_gradients_of_tiles_add_up_to_that_of_the_source(name: str) -> None:
         expected += torch.autograd.grad(part, source, grad)[0]
         term.collect(total, tile, grad)
         torch.testing.assert_close(total, expected)
+
+
+def test_a_table_of_two_queries_is_read_at_their_rows() -> None:
+    source = torch.arange(8.0).view(1, 1, 2, 4)
+    tile = Tile(slice(0, 1), slice(0, 1), range(2), (Strip(range(3), True),), Full())
+    want = torch.tensor([[2.0, 1.0, 0.0], [7.0, 6.0, 5.0]])
+    torch.testing.assert_close(DistanceTerm(source, -2, 0).read(tile)[0, 0], want)
+
+
+@pytest.mark.parametrize("impl", ["reference", "tiled", "fused"])
+def test_distances_are_those_of_the_positions(impl: str) -> None:
+    query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
+    rows, columns = range(10, 14), range(5, 11)
+    matrix = sc.AttentionMatrix(query, key, bias=positions.ALiBi(2), q_positions=rows, kv_positions=columns, impl=impl)
+    distance = torch.tensor([[abs(q - kv) for kv in columns] for q in rows])
+    slopes = torch.tensor([2.0**-4, 2.0**-8])[:, None, None]
+    want = (query @ key.mT / 8**0.5 - slopes * distance).softmax(-1)
+    torch.testing.assert_close(matrix @ torch.eye(6).expand(1, 2, 6, 6), want)
+
+
+@pytest.mark.parametrize("lengths", [(0, 3), (3, 0), (0, 0)], ids=str)
+def test_of_nobody_there_are_no_distances(lengths: tuple[int, int]) -> None:
+    query, key = (torch.randn(2, 2, length, 8) for length in lengths)
+    places = [torch.arange(length).repeat(2, 1) * 2 for length in lengths]
+    matrix = sc.AttentionMatrix(query, key, bias=positions.ALiBi(2), q_positions=places[0], kv_positions=places[1])
+    assert (matrix @ key).shape == query.shape
+    assert not (matrix @ key).any()

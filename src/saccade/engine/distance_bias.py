@@ -39,7 +39,7 @@ class DistanceTerm(Term):
         self,
         source: Tensor,
         lowest: int,
-        first: int = 0,
+        first: int,
         q_addresses: Tensor | None = None,
         kv_addresses: Tensor | None = None,
     ):
