@@ -161,7 +161,7 @@ def test_a_table_of_two_queries_is_read_at_their_rows() -> None:
 @pytest.mark.parametrize("impl", ["reference", "tiled", "fused"])
 def test_distances_are_those_of_the_positions(impl: str) -> None:
     query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
-    rows, columns = range(10, 14), range(5, 11)
+    rows, columns = range(10, 14), range(9, 15)
     matrix = sc.AttentionMatrix(query, key, bias=positions.ALiBi(2), q_positions=rows, kv_positions=columns, impl=impl)
     distance = torch.tensor([[abs(q - kv) for kv in columns] for q in rows])
     slopes = torch.tensor([2.0**-4, 2.0**-8])[:, None, None]
