@@ -84,6 +84,9 @@ CRAFTED: dict[str, tuple[str, list[int], Callable[[dict[str, Any], dict[str, Ten
     "places below nobody's": (
         "memory", RAGGED, lambda tree, tensors: tensors["table"].masked_fill_(tensors["table"] == -1, -2)
     ),
+    "two of the last tokens exchanged": (
+        "memory", ALIKE, lambda tree, tensors: tensors.update(table=tensors["table"][:, [0, 2, 1, 3, 4]])
+    ),
     "wide values": ("all", ALIKE, lambda tree, tensors: tensors.update(value=tensors["value"].double())),
     "wider sums": ("snap", ALIKE, lambda tree, tensors: tensors.update(received=tensors["received"].double())),
     "a whole number that floats do not tell from the next": (

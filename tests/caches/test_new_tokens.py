@@ -8,7 +8,7 @@ from tests.caches.kinds import KINDS
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import Call, CompressiveCache, CrossCache, KVCache, LayerCache
+from saccade.caches import Call, CompressiveCache, CrossCache, KVCache, LayerCache, padded_positions
 from saccade.mechanisms import CompressiveMemory, Softmax
 
 CAUSAL = masks.Causal()
@@ -111,12 +111,21 @@ def test_a_long_open_segment_keeps_its_order() -> None:
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_memory_is_asked_by_no_tokens_and_by_nobody(batch: int) -> None:
     memory, cache, plain = CompressiveMemory(4, 5), CompressiveCache(), CompressiveCache()
-    for length in (0, 7, 0, 1, 6, 0):
-        qkv = [torch.randn(batch, heads, length, 4) for heads in (4, 2, 2)]
+    cache.attend(memory, *(torch.randn(3, heads, 0, 4) for heads in (4, 2, 2)), mask=CAUSAL)  # says nothing of a batch
+    for length in (7, 0, 1, 6, 0):
+        qkv, before = [torch.randn(batch, heads, length, 4) for heads in (4, 2, 2)], cache.nbytes
         with torch.no_grad():
-            before = cache.nbytes
             out = cache.attend(memory, *qkv, mask=CAUSAL)
             if length:
                 torch.testing.assert_close(out, plain.attend(memory, *qkv, mask=CAUSAL))
             else:
                 assert (out.shape, cache.nbytes) == ((batch, 4, 0, 4), before)
+
+
+def test_a_memory_of_ragged_texts_that_all_ended_goes_on() -> None:
+    memory, cache = CompressiveMemory(4, 5), CompressiveCache()
+    for batch, length, positions in ((2, 9, padded_positions([9, 4])), (0, 3, None), (0, 0, None), (0, 1, None)):
+        qkv = [torch.randn(batch, heads, length, 4) for heads in (4, 2, 2)]
+        assert cache.attend(memory, *qkv, mask=CAUSAL, positions=positions).shape == (batch, 4, length, 4)
+        cache.reorder([])
+    assert cache.length == 13
