@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.masks.test_knowledge import _universe, _written
 
+import saccade as sc
 from saccade import masks
 from saccade.engine import at_positions
 from saccade.engine.at_positions import AtPositions
@@ -204,3 +205,14 @@ def test_tokens_with_padding_between_each_two_are_bounded_from_outside():
     assert not (sure & ~table).any()
     assert needed.sum() <= 2 * table.sum()
     assert rule.cuts(0, range(80)).tolist() == []
+
+
+@pytest.mark.parametrize(
+    "places", [range(2, 6), torch.arange(2, 6), torch.tensor([2, 3, 3, 5])], ids=["range", "tensor", "twice"]
+)
+def test_keys_stand_from_the_first_position_on_where_nobody_says(places):
+    query, key = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 7, 8)
+    rows = torch.tensor(list(places))
+    allowed = torch.arange(7) <= rows[:, None]
+    want = torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=allowed)
+    torch.testing.assert_close(sc.attention(query, key, key, masks.Causal(), q_positions=places), want)

@@ -33,23 +33,42 @@ FOR_FEW = [
 @pytest.mark.parametrize("mask", FOR_FEW, ids=str)
 def test_a_mask_for_fewer_tokens_is_refused(mask):
     x = torch.randn(2, 1, 6, 4)
+    more = x[:, :, : mask.domain.keys.stop + 1]
     for refused in (
+        lambda: sc.attention(more, more, more, mask),
         lambda: sc.attention(x, x, x, mask),
         lambda: sc.AttentionMatrix(x, x, mask),
         lambda: sc.attention(x, x, x, mask, q_positions=range(6), kv_positions=range(6)),
         lambda: sc.attention(x, x, x, mask, q_positions=torch.arange(6), kv_positions=torch.arange(6)),
         lambda: sc.nn.MultiHeadAttention(4, 1, mask=mask)(x[:, 0]),
     ):
-        with pytest.raises(ValueError, match=r"mask must cover the positions of all (queries|keys), 0 to 5; got "):
+        with pytest.raises(ValueError, match=r"mask must cover the positions of all (queries|keys), 0 to [345]; got "):
             refused()
     few = x[:, :, : mask.domain.keys.stop]
     assert sc.attention(few, few, few, mask).shape == few.shape
 
 
 def test_rows_that_a_tensor_does_not_hold_are_named():
+    x, last_two = torch.randn(1, 1, 6, 4), masks.Dense(torch.ones(2, 6, dtype=torch.bool))
+    assert sc.attention(x[:, :, :2], x, x, last_two).shape == (1, 1, 2, 4)
+    with pytest.raises(ValueError, match=r"positions of all queries, 2 to 5; got Dense.*which covers 4 to 5"):
+        sc.attention(x[:, :, :4], x, x, last_two)
+    with pytest.raises(ValueError, match=r"positions of all queries, 0 to 5; got Dense.*which covers 1 to 5"):
+        sc.attention(x, x, x, masks.Dense(torch.ones(5, 6, dtype=torch.bool)))
+
+
+def test_more_queries_than_keys_begin_before_the_first_position():
     x = torch.randn(1, 1, 6, 4)
-    with pytest.raises(ValueError, match="positions of all queries, 2 to 5; got Dense.*which covers 4 to 5"):
-        sc.attention(x[:, :, :4], x, x, masks.Dense(torch.ones(2, 6, dtype=torch.bool)))
+    few = x[:, :, :4]
+    out = sc.attention(x, few, few, masks.Documents([2, 2]))
+    torch.testing.assert_close(out[:, :, 2:], sc.attention(x[:, :, 2:], few, few, masks.Documents([2, 2])))
+    assert not out[:, :, :2].any()
+
+
+def test_queries_are_looked_at_where_no_key_is_a_token():
+    x, nowhere = torch.randn(1, 1, 4, 4), torch.full((4,), -1)
+    with pytest.raises(ValueError, match="positions of all queries, 2 to 5; got Documents"):
+        sc.attention(x, x, x, masks.Documents([2, 2]), q_positions=torch.arange(2, 6), kv_positions=nowhere)
 
 
 def test_a_sum_over_keys_is_asked_for_no_more_documents_than_there_are():

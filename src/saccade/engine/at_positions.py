@@ -75,10 +75,9 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
     domain = mask.domain
     if domain == EVERYWHERE:
         return
-    last = kv_len if q is None else 0  # keys by default stand at 0 and on, queries at the end of them
     for name, own, positions, default in (
         ("keys", domain.keys, kv, range(kv_len)),
-        ("queries", domain.rows, q, range(last - q_len, last)),
+        ("queries", domain.rows, q, range(kv_len - q_len, kv_len)),
     ):
         ends = (Positions(default) if positions is None else positions).ends
         if own is None or ends is None:
