@@ -100,7 +100,7 @@ class KeyRanges(Mask):
             own = groups.batch * rows if items > 1 else 0
             low, high = low + own, high + own
             starts, ends = (x.reshape(items * rows, -1) for x in (self.starts, self.ends))
-            if (low == high).all():
+            if (low == high).all() and np.array_equal(some, every):
                 return Bounds.exactly(Spans.of(starts[low], ends[low], keys).where(some, nothing))
             tables = (starts, ends, starts, ends)
         sides = (np.minimum, np.maximum, np.maximum, np.minimum)
