@@ -1,7 +1,9 @@
 """Rules on a grid, and rules behind other tokens."""
 
+import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,8 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.plan import Box
+from saccade.plan import ALL, Box, Groups
+from saccade.plan.spans import Universe
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -107,6 +110,36 @@ def test_ranges_of_keys_do_not_outgrow_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("saccade.masks.grid.grid._MOST_RANGES", 3)
     mask, expected = GRIDS["neighborhood"]
     assert torch.equal(_covered(mask, (1, 1, 35, 35))[0, 0], expected)
+
+
+@pytest.mark.parametrize("mask, ranges", [(masks.Neighborhood(4, 5, 1), 3), (masks.Neighborhood(4, 5, (0, 1)), 1)])
+@pytest.mark.parametrize("height", [1, 2])
+def test_too_many_ranges_of_keys_are_one(
+    mask: masks.Mask, ranges: int, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = np.asarray([row for row in range(-4, 24) if row // 5 == (row + height - 1) // 5])
+    groups = Groups(np.full_like(first, ALL), first, first + height - 1)
+    keys = Universe(np.zeros_like(first), np.full_like(first, 25))
+    table = torch.nn.functional.pad(mask.to_dense(25)[0, 0], (0, 0, 4, 0)).numpy()
+    seen = [table[row + 4 : row + 4 + height] for row in first]
+    for most in (len(first) * ranges, len(first) * ranges - 1):
+        monkeypatch.setattr("saccade.masks.grid.grid._MOST_RANGES", most)
+        bounds = mask.bounds(groups, keys)
+        needed, sure = ([[*itertools.chain(*x)] for x in part.ranges(first)] for part in bounds)
+        if most == len(first) * ranges:
+            assert needed == [np.flatnonzero(rows.any(0)).tolist() for rows in seen]
+            assert sure == [np.flatnonzero(rows.all(0)).tolist() for rows in seen]
+        else:
+            ends = [np.flatnonzero(rows.any(0))[[0, -1]] if rows.any() else (0, -1) for rows in seen]
+            assert needed == [[*range(start, last + 1)] for start, last in ends]
+            assert not any(sure)
+
+
+def test_cells_of_a_large_grid_see_themselves() -> None:
+    """Their rows are not read from floats."""
+    side = 1 << 13
+    at, zero = torch.tensor([n * side - 1 for n in (1, 4097, 8190, 8192)]), torch.zeros(1, dtype=torch.int64)
+    assert masks.Axial(side, side, "rows").allows(zero, zero, at, at).all()
 
 
 def test_after_keeps_structure() -> None:

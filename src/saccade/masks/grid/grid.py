@@ -129,11 +129,14 @@ class Grid(Mask):
         for low, high in self._ends(hulls):
             some = Rectangle(low.top, high.bottom, low.left, high.right)
             every = Rectangle(high.top, low.bottom, high.left, low.right)
-            needed = self._spans(some, hulls.some, keys, needed=True)
-            if on_or_off and all(np.array_equal(a, b) for a, b in zip(some, every, strict=True)):
-                bounds = bounds.either(Bounds.exactly(needed), keys)
+            needed, sure = self._spans(some, hulls.some, keys), Spans.nothing(keys)
+            if needed is None:
+                needed = self._one_range(some, hulls.some, keys)
+            elif on_or_off and all(np.array_equal(a, b) for a, b in zip(some, every, strict=True)):
+                sure = needed
             else:
-                bounds = bounds.either(Bounds(needed, self._spans(every, hulls.all, keys, needed=False)), keys)
+                sure = self._spans(every, hulls.all, keys) or sure
+            bounds = bounds.either(Bounds(needed, sure), keys)
         return bounds
 
     def residual(self, box: Box) -> bool | Hashable:
@@ -190,21 +193,23 @@ class Grid(Mask):
         right = np.where(together, stop % self.width, self.width - 1)
         return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
 
-    def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: Universe, *, needed: bool) -> Spans:
-        """The keys in a rectangle per group, where ``which`` is true: a range for each row of it, or for all rows."""
+    def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: Universe) -> Spans | None:
+        """The keys in a rectangle per group, where ``which`` is true, a range for each row of it; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
         is_wide = (r.left == 0) & (r.right == self.width)
         ranges = np.where(is_wide, np.minimum(count, 1), count)
         most = int(ranges.max(initial=0))
         if most * len(count) > _MOST_RANGES:
-            if not needed:
-                return Spans.nothing(keys)
-            stop = (r.bottom - 1) * self.width + r.right
-            return Spans.within(keys, r.top * self.width + r.left, np.where(count > 0, stop, 0))
+            return None
         row = r.top[:, None] + np.arange(max(most, 1))
         starts = row * self.width + r.left[:, None]
         ends = np.where(is_wide[:, None], r.bottom[:, None] * self.width, row * self.width + r.right[:, None])
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
+
+    def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: Universe) -> Spans:
+        """From the first to the last key in a rectangle per group, where ``which`` is true."""
+        start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
+        return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))
 
 
 def check_grid(grid: Grid) -> None:
