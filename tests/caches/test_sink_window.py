@@ -89,7 +89,7 @@ SPLIT = [9, 1, 1, 1, 6, 1, 1, 3]
 
 
 @pytest.mark.parametrize("sinks, window", [(0, 1), (0, 4), (1, 4), (3, 1), (3, 4), (2, 6), (2, 9)])
-@pytest.mark.parametrize("name, stride", [("plain", 1), ("alibi", 2)])
+@pytest.mark.parametrize("name, stride", [("plain", 1), ("alibi", 2), ("plain", 3)])
 def test_one_split_inside_the_cache_is_a_short_text(name: str, stride: int, sinks: int, window: int) -> None:
     mha = _layer(masks.Causal() & masks.Strided(stride), name, Rotary(HEAD_DIM))
     x = torch.randn(2, TOTAL, WIDTH, dtype=torch.float64)

@@ -37,6 +37,8 @@ class Upcoming(NamedTuple):
             if goes_back or (run.step != 1 and len(run) > 1):
                 raise value_error(where, "positions", rule, run, hint=hint)
             return Upcoming(count, run[-1] + 1 if len(run) else self.at)
+        if not len(new):
+            return self  # a call of no tokens says nothing of where tokens stand
         table = new.on(device).expand(batch, -1)
         reached = torch.as_tensor(self.at, device=device).expand(batch)
         floor = reached if self.length else torch.zeros_like(reached)
