@@ -155,6 +155,45 @@ def test_bytes_are_counted_exactly() -> None:
     assert (cache.nbytes, cache.traffic) == (9 * token, (10 * token, token))
 
 
+def test_the_first_token_alone_is_read_and_appended() -> None:
+    cache, x = HeavyHitterCache(9), torch.randn(2, KV_HEADS, 1, DIM)
+    token = 2 * KV_HEADS * (2 * DIM * 4 + 8 + 4)
+    cache.attend(Softmax(), x, x, x, mask=CAUSAL)
+    assert cache.traffic == (token, token)
+
+
+@pytest.mark.parametrize("is_ragged", [False, True])
+@pytest.mark.parametrize("judges", [None, 0, 1, 2, 5, 7])
+def test_what_tokens_receive_comes_of_the_last_queries_of_each_call(judges: int | None, is_ragged: bool) -> None:
+    sizes = (7, 3)
+    q, k, v = (torch.randn(2, heads, 10, DIM, dtype=torch.float64) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    first = padded_positions([7, 5 if is_ragged else 7], side="left")
+    where = torch.cat([first, first[:, -1:] + torch.arange(1, 4)], 1)
+    cache, start = SmallestKeys(20), 0
+    cache.judges = judges
+    expected = torch.zeros(2, KV_HEADS, 10, dtype=torch.float64)
+    for size in sizes:
+        stop = start + size
+        own = [x[:, :, start:stop] for x in (q, k, v)]
+        cache.attend(Softmax(), *own, mask=CAUSAL, positions=where[:, start:stop] if is_ragged else None)
+        allowed = (where[:, None, :] <= where[:, start:stop, None]) & (where[:, None, :] >= 0)
+        scores = q[:, :, start:stop] @ k.repeat_interleave(2, 1).mT * DIM**-0.5
+        weights = scores.masked_fill(~allowed[:, None], -torch.inf).softmax(-1).nan_to_num()
+        last = weights[:, :, max(0, size - (size if judges is None else judges)) :]
+        expected += last.sum(2).unflatten(1, (KV_HEADS, 2)).sum(2)
+        start = stop
+    torch.testing.assert_close(cache.state()[1]["received"], expected)
+
+
+def test_what_judged_once_judges_no_more() -> None:
+    cache, x = SnapKVCache(9, window=3), torch.randn(2, KV_HEADS, 20, DIM)
+    cache.attend(Softmax(), x, x, x, mask=CAUSAL)
+    before = cache.state()[1]["received"]
+    cache.attend(Softmax(), *[x[:, :, :2]] * 3, mask=CAUSAL)
+    expected = torch.nn.functional.pad(before, (0, 2))
+    torch.testing.assert_close(cache.state()[1]["received"], expected, atol=0, rtol=0)
+
+
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ValueError, match="recent must be at most the budget 4; got 5"):
         HeavyHitterCache(4, recent=5)
@@ -180,8 +219,11 @@ def test_a_score_of_another_shape_is_refused() -> None:
     x = torch.randn(1, 2, 9, 4)
     with pytest.raises(ValueError, match=r"Wrong\.score: scores must have shape .* = \[1, 2, 9\]; got \[1, 9\]"):
         Wrong(4).attend(Softmax(), x, x, x, mask=CAUSAL)
+    base = EvictingCache(4)
+    base.attend(Softmax(), *[x[:, :, :4]] * 3, mask=CAUSAL)  # nothing is asked where all may stay
     with pytest.raises(NotImplementedError, match=r"EvictingCache must define score\(held\)"):
-        EvictingCache(4).attend(Softmax(), x, x, x, mask=CAUSAL)
+        base.attend(Softmax(), *[x[:, :, 4:5]] * 3, mask=CAUSAL)
+    assert (base.length, base.kv_positions.tolist()) == (4, [[[0, 1, 2, 3]] * 2])
 
 
 _SCATTERED = [
@@ -241,3 +283,12 @@ def test_a_short_item_keeps_all_its_tokens_on_either_side_of_its_padding(kind: s
         cache = KINDS[kind]()
         cache.attend(Softmax(), x, x, x, mask=CAUSAL, positions=padded_positions([20, 6], side=side))
         assert cache.kv_positions[1].tolist() == [[-1, -1, -1, 0, 1, 2, 3, 4, 5]] * KV_HEADS
+
+
+@pytest.mark.parametrize("row", [[0, -1, -1, -1], [0, -1, 1, 2], [0, 1, 2, -1], [-1, 0, -1, 1], [0, 1, -1, 2]], ids=str)
+def test_padding_stands_before_all_tokens(row: list[int]) -> None:
+    cache, x = HeavyHitterCache(9), torch.randn(2, KV_HEADS, 4, DIM)
+    cache.attend(Softmax(), x, x, x, mask=CAUSAL, positions=torch.tensor([[0, 1, 2, 3], row]))
+    assert cache.kv_positions[1].tolist() == [sorted(row)] * KV_HEADS
+    order = torch.tensor(row).sort(stable=True).indices
+    torch.testing.assert_close(cache.state()[1]["key"][1], x[1][:, order], atol=0, rtol=0)

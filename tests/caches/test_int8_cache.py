@@ -6,6 +6,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches import Int8Cache, KVCache, padded_positions
+from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.nn import MultiHeadAttention
 from saccade.positions import ALiBi, Rotary
@@ -102,20 +103,41 @@ def test_reordered_cropped_and_forked_caches_go_on_as_if_alone() -> None:
     torch.testing.assert_close(again, own[[1, 1, 0]])
     with pytest.raises(NotImplementedError, match="the first 24 columns are rounded in blocks"):
         cache.crop(23)
+    cache.crop(24)
+    alone = Int8Cache(SIZE)
+    alone.attend(Softmax(), *(x[:, :, :24] for x in parts), mask=CAUSAL)
+    last = [one.attend(Softmax(), *(x[:, :, 24:] for x in parts), mask=CAUSAL) for one in (cache, alone)]
+    torch.testing.assert_close(*last)
     cache.crop(0)
     assert (cache.length, cache.nbytes) == (0, 0)
 
 
 def test_heads_that_are_read_a_few_at_a_time_are_those_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     parts, positions = _qkv(20), padded_positions([19, 11], side="left")
-    outs = []
-    for limit in (1 << 21, 3 * 20 * DIM * 8, 1):  # bytes of keys: all, three of four heads, one
+    outs, read = [], []
+
+    class Watched(Softmax):
+        def forward(self, query: Tensor, key: Tensor, **where: object) -> Matrix:
+            read.append(len(key))
+            return super().forward(query, key, **where)
+
+    # Bytes of keys: all, three of four heads, one.
+    for limit, heads in ((1 << 21, [4]), (3 * 20 * DIM * 8, [3, 1]), (1, [1, 1, 1, 1])):
         monkeypatch.setattr("saccade.caches.int8_cache._AT_ONCE", limit)
         cache = Int8Cache(SIZE)
         cache.attend(Softmax(), *(x[:, :, :19] for x in parts), mask=CAUSAL, positions=positions)
-        outs.append(cache.attend(Softmax(), *(x[:, :, 19:] for x in parts), mask=CAUSAL))
+        read.clear()
+        outs.append(cache.attend(Watched(), *(x[:, :, 19:] for x in parts), mask=CAUSAL))
+        assert read == heads
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0])
+
+
+def test_a_call_of_no_tokens_binds_to_no_batch() -> None:
+    cache, (q, k, v) = Int8Cache(SIZE), _qkv(9)
+    cache.attend(Softmax(), q[:, :, :0], k[:, :, :0], v[:, :, :0], mask=CAUSAL)
+    out = cache.attend(Softmax(), q[:1], k[:1], v[:1], mask=CAUSAL)
+    torch.testing.assert_close(out, Softmax()(q[:1], k[:1], mask=CAUSAL) @ v[:1])
 
 
 def test_bytes_are_counted_exactly() -> None:

@@ -1,12 +1,14 @@
 """A prompt read sparsely is what its tokens read one by one."""
 
 import itertools
+import math
 
 import pytest
 import torch
 
 from saccade import masks
 from saccade.caches import BlockSelectCache, BoundScorer, MeanScorer, load_cache, save_cache
+from saccade.caches.sparse_prompt import set_against
 from saccade.errors import UnsupportedError
 from saccade.mechanisms import Linear, Softmax
 
@@ -51,6 +53,55 @@ def test_of_equal_blocks_the_first_are_read_in_prompts_and_steps():
         _run(BlockSelectCache(4, 20, prompt="sparse"), (q, k, v), edges, Softmax()) for edges in ([0, 60], range(61))
     ]
     torch.testing.assert_close(*runs)
+
+
+class _Narrow(MeanScorer):
+    def score(self, query, summary):
+        return super().score(query, summary).bfloat16()
+
+
+def test_scores_of_a_narrow_type_are_set_against_one_another_in_a_wide_one():
+    q, k, v = (torch.randn(2, heads, 60, 4) for heads in (4, 2, 2))
+    q[..., 0], k[..., 0], k[:, :, 20:24, 0] = 10.0, 0.0, 300.0  # beside one block's score, others differ by little
+    runs = [
+        _run(BlockSelectCache(4, 20, prompt="sparse", scorer=_Narrow()), (q, k, v), edges, Softmax(scale=1e-3))
+        for edges in ([0, 60], range(61))
+    ]
+    torch.testing.assert_close(*runs)
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    "scores, ranks",
+    [
+        ([0.0, 1.0, -INF], [0, 1, -INF]),
+        ([float("nan"), 1.0, 2.0, -INF], [INF, 1, 2, -INF]),
+        ([float("nan"), -INF, -INF], [INF, -INF, -INF]),
+        ([float("nan"), float("nan")], [INF, INF]),
+        ([-INF, -INF], [-INF, -INF]),
+    ],
+    ids=str,
+)
+def test_scores_are_set_against_one_another(scores, ranks):
+    finite = [x for x in ranks if abs(x) != INF]
+    total = math.log(sum(math.exp(x) for x in finite)) if finite else 0.0
+    expected = torch.tensor([[x - total for x in ranks], [0.0] * len(ranks)])
+    expected[1] = -math.log(len(ranks))  # another row is as if alone
+    torch.testing.assert_close(set_against(torch.tensor([scores, [5.0] * len(ranks)])), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_means_and_products_are_taken_in_a_wide_type(dtype):
+    wide, scorer = torch.float64 if dtype == torch.float64 else torch.float32, MeanScorer()
+    key = torch.full((1, 1, 1, 128, 2), 1000.0, dtype=dtype)  # whose sum is no float16
+    summary = scorer.summarize(key, torch.ones(1, 1, 1, 128, 1, dtype=torch.bool))
+    assert torch.equal(summary, torch.full((1, 1, 1, 2), 1000.0, dtype=dtype))
+    assert torch.equal(scorer.score(summary[:, :, 0], summary), torch.full((1, 1, 1), 2e6, dtype=wide))
+    half = (3 * torch.randn(1, 1, 1, 128, 2)).to(dtype)
+    mean = (half.to(wide).sum(3) / 128).to(dtype)
+    assert torch.equal(scorer.summarize(half, torch.ones(1, 1, 1, 128, 1, dtype=torch.bool)), mean)
 
 
 def test_gradients_reach_the_prompt():

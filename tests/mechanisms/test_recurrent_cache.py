@@ -249,6 +249,14 @@ def test_a_call_of_no_tokens_binds_to_no_batch() -> None:
         cache.attend(linear, *[torch.randn(2, 2, 1, 4)] * 3, mask=Causal())
 
 
+def test_the_width_of_keys_is_the_mechanism_s() -> None:
+    linear, cache = Linear(lambda x: x[..., :3].exp()), RecurrentCache()
+    q, k, v = (torch.randn(2, 2, 6, width, dtype=torch.float64) for width in (5, 5, 4))
+    out = [cache.attend(linear, q[:, :, :4], k[:, :, :4], v[:, :, :4], mask=Causal())]
+    out += [cache.attend(linear, q[:, :, 4:, :3], k[:, :, 4:, :3], v[:, :, 4:], mask=Causal())]
+    torch.testing.assert_close(torch.cat(out, 2), linear(q, k, mask=Causal()) @ v)
+
+
 def test_it_is_the_cache_of_a_layer_in_a_model() -> None:
     cache = Cache([Linear().new_cache(), Linear().new_cache(7)])
     assert all(isinstance(layer, RecurrentCache) for layer in cache)
