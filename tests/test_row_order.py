@@ -10,7 +10,7 @@ from tests.kernels.native import NATIVE, needs_native
 from torch import Tensor
 
 import saccade as sc
-from saccade import masks, positions
+from saccade import masks, positions, scores
 from saccade.engine import row_order
 
 HEIGHT, WIDTH = 17, 19  # neither a square nor made of squares
@@ -105,6 +105,17 @@ def test_fewer_queries_than_keys(q_len: int) -> None:
     part = [inputs[0], inputs[1][:, :, 40:], inputs[2][:, :, 40:]]
     late = sc.attention(*part, NEAR, q_positions=ranges[0], kv_positions=range(40, N))
     torch.testing.assert_close(late.double(), _defined(*part, NEAR.to_dense(q_len, N)[..., 40:]), atol=1e-5, rtol=1e-5)
+
+
+def test_functions_are_told_where_the_rows_stand() -> None:
+    late, first = 200, 40
+    inputs = _inputs(N, late)
+    part = [inputs[0], inputs[1][:, :, first:], inputs[2][:, :, first:]]
+    rows, columns = torch.arange(N - late, N)[:, None], torch.arange(first, N)
+    score = scores.Modified(lambda s, b, h, q, kv: s + 0.01 * q * (kv % 3))
+    out = sc.attention(*part, NEAR, score=score, q_positions=range(N - late, N), kv_positions=range(first, N))
+    want = _defined(*part, NEAR.to_dense(late, N)[..., first:], 0.01 * rows * (columns % 3))
+    torch.testing.assert_close(out.double(), want, atol=2e-5, rtol=1e-5)
 
 
 def _alibi_like() -> positions.Bias:
