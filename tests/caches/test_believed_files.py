@@ -11,12 +11,16 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches import (
+    BlockScorer,
+    BlockSelectCache,
+    BoundScorer,
     Cache,
     CompressiveCache,
     CrossCache,
     HeavyHitterCache,
     KVCache,
     LayerCache,
+    MeanScorer,
     SinkWindowCache,
     SnapKVCache,
     files,
@@ -198,3 +202,11 @@ def test_a_cache_is_read_to_a_device(tmp_path: Path) -> None:
     save_cache(_filled(KVCache(), ALIKE), tmp_path / "cache")
     assert load_cache(tmp_path / "cache", device="meta").key.device.type == "meta"
     assert load_cache(tmp_path / "cache").key.device.type == "cpu"
+
+
+@pytest.mark.parametrize("scorer", [MeanScorer(), BoundScorer()], ids=["mean", "bound"])
+def test_the_scorer_and_all_sizes_are_those_that_were_saved(scorer: BlockScorer, tmp_path: Path) -> None:
+    cache = BlockSelectCache(3, 18, sink_blocks=2, local_blocks=4, scorer=scorer, rescore_every=5, max_len=40)
+    read = _read_again(cache, tmp_path)
+    assert repr(read) == repr(cache)
+    assert type(read.scorer) is type(scorer)

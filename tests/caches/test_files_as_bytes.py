@@ -196,6 +196,21 @@ def test_blocks_that_are_put_again_count_as_used(tmp_path: Path) -> None:
     assert min(used) > 0
 
 
+@pytest.mark.parametrize("exact", [0, SIZE, 2 * SIZE + 3, len(TEXT)])
+def test_blocks_that_are_not_put_do_not_count_as_used(
+    exact: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of which only the beginning is exact, and a store that knows all of the text."""
+    store, cache = PrefixStore(tmp_path, 1 << 20, fingerprint="a model", block_size=SIZE), _cache()
+    store.put(TEXT, cache)
+    paths = [store._blocks.path(key) for key in store._chain("", TEXT)]
+    for path in paths:
+        os.utime(path, (0, 0))
+    monkeypatch.setattr(KVCache, "exact_len", exact)
+    assert store.put(TEXT, cache) == 0
+    assert [path.stat().st_mtime > 0 for path in paths] == [n < exact // SIZE for n in range(3)]
+
+
 def test_what_is_left_out_is_no_salt_and_blocks_of_64(tmp_path: Path) -> None:
     plain = PrefixStore(tmp_path, 1 << 20, fingerprint="a model")
     text = list(range(64))
