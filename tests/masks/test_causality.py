@@ -66,3 +66,11 @@ def test_no_rule_sees_all_that_comes_unless_nobody_asks() -> None:
     assert not sees_later(None, torch.zeros(1, 0, dtype=torch.int64))
     assert not sees_later(masks.Full(), range(0))
     assert not sees_later(masks.Full(), torch.full((2, 3), -1))
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_of_items_told_apart_what_each_is_sure_of_is_enough(later: int) -> None:
+    """However few keys it is, and between those that a sample holds."""
+    rules = [masks.Causal(), masks.Causal()]
+    rules[later] = masks.Causal() | masks.Global([1000], sees=False)
+    assert sees_later(masks.PerItem(rules), range(4))

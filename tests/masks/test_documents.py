@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from tests.masks import brute_force
@@ -60,3 +61,22 @@ def test_a_pattern_begins_anew_with_each_text(facts: masks.Mask, besides: Callab
 @pytest.mark.parametrize("facts", [PADDING, masks.Causal() & PADDING, masks.Documents([3, 4]) | PADDING], ids=str)
 def test_other_facts_are_joined_with_the_pattern(facts: masks.Mask) -> None:
     assert with_facts(PATTERN, facts) == PATTERN & facts
+
+
+@pytest.mark.parametrize("items", [1, 2, 3])
+@pytest.mark.parametrize("texts", [1, 2, 3])
+def test_a_rule_in_texts_tells_as_many_items_apart(texts: int, items: int) -> None:
+    lengths, rule = [[2, 2]] * texts, masks.Padding([1, 2, 3][:items]) & masks.Blocks(torch.ones(4, 2, 2).bool(), 2)
+    if 1 not in (texts, items) and texts != items:
+        with pytest.raises(ValueError, match=rf"Documents: rule must tell apart 1 or {texts} batch items; got {items}"):
+            masks.Documents(lengths, rule=rule)
+    else:
+        found = masks.Documents(lengths, rule=rule)
+        assert found.shape == (max(texts, items), 4)
+        for item in range(found.shape[0]):
+            own = rule.to_dense(2)[item % items]
+            assert torch.equal(found.to_dense(4)[item, :, 2:, 2:], own)
+
+
+def test_texts_that_hold_nothing_are_cut_at_whole_numbers() -> None:
+    assert masks.Documents([0, 0]).cuts(0, range(3)).dtype == np.int64

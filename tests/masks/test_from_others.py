@@ -55,6 +55,20 @@ def test_an_attention_mask_of_four_dimensions_is_the_pairs():
         assert torch.equal(masks.from_attention_mask(given).to_dense(N, batch=2), allowed)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_of_an_additive_mask_half_the_lowest_number_hides(dtype):
+    """Models add such masks up, and round."""
+    given = torch.zeros(1, 1, 2, 2, dtype=dtype)
+    given[0, 0, 0, 1] = torch.finfo(dtype).min / 2
+    assert masks.from_attention_mask(given).to_dense(2)[0, 0].tolist() == [[True, False], [True, True]]
+    with pytest.raises(ValueError, match="be 0 where a pair is visible, else the lowest number"):
+        masks.from_attention_mask(given * 0.8)
+
+
+def test_a_text_may_hold_nothing():
+    assert masks.from_cu_seqlens(torch.tensor([0, 3, 3, 5])) == Documents([3, 0, 2])
+
+
 @pytest.mark.parametrize("rule", [None, Causal(), Window(1, 0)])
 def test_cumulative_lengths_and_position_ids_are_documents(rule):
     lengths = [3, 1, 4, 2]
@@ -97,7 +111,7 @@ def test_a_pair_counts_as_flash_attention_counts(left, right):
 
 
 def _rule(b, h, q, kv):
-    return (q >= kv) & (q - kv < 70) | (kv < 3 + b)
+    return (q >= kv) & (q - kv < 70) | (kv < 3 + b + h)
 
 
 @pytest.mark.parametrize("batch, q_len, kv_len", [(1, 256, 256), (1, 300, 300), (2, 256, 256), (1, 100, 300)])
@@ -151,6 +165,19 @@ def test_a_mask_for_other_items_or_heads_is_refused(shape: tuple[int, int, int, 
         masks.as_mask(mask, shape, where="test")
     with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or 3 batch items"):
         masks.as_mask(masks.Padding([3, 4]), (3, *shape[1:]), where="test")
+
+
+def test_two_heads_are_not_three() -> None:
+    mask = masks.Blocks(torch.ones(2, 5, 5, dtype=torch.bool), 2)
+    with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or 3 heads; got 2\."):
+        masks.as_mask(mask, (1, 3, 9, 9), where="test")
+
+
+def test_a_function_and_a_column_for_each_head_are_masks() -> None:
+    found = masks.as_mask(lambda b, h, q, kv: q >= kv, (1, 1, 5, 5), where="test")
+    assert torch.equal(found.to_dense(5), Causal().to_dense(5))
+    column = torch.rand(2, 3, 5, 1, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert torch.equal(masks.as_mask(column, (2, 3, 5, 4), where="test").to_dense(5, 4), column.expand(2, 3, 5, 4))
 
 
 def test_blocks_of_one_item_are_not_those_of_all() -> None:

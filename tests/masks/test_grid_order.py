@@ -1,5 +1,7 @@
 """Rows in squares: masks that know what they see in any order of rows."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,7 @@ def test_who_wants_an_order() -> None:
     assert wanted_order(masks.Causal() & ~(masks.Global([0]) | near), 2, 9) == wanted
     assert wanted_order(near.after(3) | masks.Global([0]), 2, 9).grounds == Grounds(4, 6, 3)
     assert wanted_order(masks.ShiftedWindows(4, 6, 2, 1), 0, 24).squares == Squares(2, 2, 1, 1)
+    assert wanted_order(masks.Axial(4, 6), 0, 24).squares == Squares(8, 8)
     assert wanted_order(masks.Causal() | masks.Axial(4, 6, "rows"), 2, 9) is None
 
 
@@ -161,7 +164,7 @@ ORDERED = [
 ]
 
 
-@pytest.mark.parametrize("q_first, q_len", [(0, 24), (1, 20), (7, 9)])
+@pytest.mark.parametrize("q_first, q_len", [(0, 24), (1, 20), (7, 9), (8, 1)])
 @pytest.mark.parametrize("squares", [Squares(2, 3), Squares(2, 2, 1, 1), Squares(8, 8)], ids=str)
 @pytest.mark.parametrize("mask", ORDERED, ids=str)
 def test_groups_of_rows_in_any_order_need_what_some_of_them_see(
@@ -182,3 +185,50 @@ def test_groups_of_rows_in_any_order_need_what_some_of_them_see(
             assert needed >= {universe[0] + key for key in np.flatnonzero(rows.any((0, 1)))}
             assert sure <= {universe[0] + key for key in np.flatnonzero(rows.all((0, 1)))}
             assert sure == needed or not bounds.is_exact
+
+
+@pytest.mark.parametrize("mask", [masks.Causal(), masks.Window(5, 3), masks.Neighborhood(3, 3, 1)], ids=str)
+def test_a_box_of_rows_in_another_order_is_as_constant_as_the_range_they_lie_in(mask: masks.Mask) -> None:
+    order = RowOrder(Grounds(4, 5, 0), Squares(2, 2), 0, 20)
+    table, same = mask.to_dense(20)[0, 0], InOrder(mask, order)
+    contents: dict[object, torch.Tensor] = {}
+    for first, last in itertools.combinations_with_replacement(range(20), 2):
+        positions = order.rows[first : last + 1]
+        whole = range(positions.min(), positions.max() + 1)
+        for keys in (range(5), range(7, 9), range(6, 13), range(19, 20)):
+            part, residual = (
+                table[positions, keys.start : keys.stop],
+                same.residual(Box(0, range(first, last + 1), keys)),
+            )
+            if isinstance(residual, bool):
+                assert (part == residual).all()
+                assert residual == mask.residual(Box(0, whole, keys))
+            else:
+                assert not isinstance(mask.residual(Box(0, whole, keys)), bool)
+                assert torch.equal(contents.setdefault(residual, part), part)
+
+
+@pytest.mark.parametrize("grid", [masks.Neighborhood(4, 5, (1, 0)), masks.Axial(4, 5), masks.ShiftedWindows(4, 5, 2)])
+def test_residuals_of_keys_behind_other_tokens(grid: masks.Mask) -> None:
+    """Keys before the grid are seen by nobody, and of those on it as much is known as if none stood before it."""
+    behind, alone = (RowOrder(Grounds(4, 5, before), Squares(2, 2), before, 20) for before in (6, 0))
+    moved, own = InOrder(grid.after(6), behind), InOrder(grid, alone)
+    table = grid.to_dense(20)[0, 0][torch.from_numpy(alone.rows)]
+    contents, known = dict[object, torch.Tensor](), set[bool]()
+    for (first, last), step in itertools.product(itertools.combinations(range(0, 21, 2), 2), (1, 2)):
+        rows = range(first, last, step)
+        assert moved.residual(Box(0, rows, range(3, 6, step))) is False
+        for start, stop in ((0, 5), (3, 9), (0, 20)):
+            residual = moved.residual(Box(0, rows, range(start + 6, stop + 6, step)))
+            expected, part = (
+                own.residual(Box(0, rows, range(start, stop, step))),
+                table[first:last:step, start:stop:step],
+            )
+            known |= {residual} if start == 0 and isinstance(residual, bool) else set()
+            if isinstance(residual, bool):
+                assert residual is expected
+                assert (part == residual).all()
+            else:
+                assert not isinstance(expected, bool)
+                assert torch.equal(contents.setdefault(residual, part), part)
+    assert known

@@ -221,6 +221,27 @@ def test_joining_flattens_and_refuses_what_cannot_fit() -> None:
         a & torch.ones(2, 2, dtype=torch.bool)
 
 
+def test_a_list_of_masks_is_joined_like_a_tuple() -> None:
+    parts = [masks.Causal(), masks.Prefix(2)]
+    assert masks.And(parts) == masks.And(tuple(parts))
+    assert masks.Or(parts) == masks.Or(tuple(parts))
+
+
+def test_sizes_that_are_multiplied_stay_below_two_to_the_40() -> None:
+    most = 1 << 40
+    assert masks.Causal().after(most - 1).length == masks.Blocks([[True]], most - 1).block_size == most - 1
+    with pytest.raises(ValueError, match=rf"Mask\.after: length must be below {most}; got {most}"):
+        masks.Causal().after(most)
+    with pytest.raises(ValueError, match=rf"Blocks: block_size must be below {most}; got {most}"):
+        masks.Blocks([[True]], most)
+
+
+def test_far_before_its_first_position_a_rule_allows_nothing() -> None:
+    for rule in (masks.Blocks([[True, True], [False, True]], 2), masks.Dense(torch.ones(3, 3, dtype=torch.bool))):
+        places = {"q_positions": range(40), "kv_positions": range(40)}
+        assert not rule.after(40).to_dense(40, **places).any()
+
+
 def test_large_plans_do_not_look_at_pairs() -> None:
     n = 1 << 20
     local = masks.Window(256, 256)

@@ -103,3 +103,9 @@ def test_a_function_may_answer_for_all_pairs_at_once() -> None:
 def test_padding_on_the_right_is_the_same_wherever_it_ends() -> None:
     assert Padding([3, 5], padded_len=9) == Padding([3, 5])
     assert Padding([0, 0], side="left", padded_len=0).to_dense(2).tolist() == [[[[False] * 2] * 2]] * 2
+
+
+def test_one_causal_part_is_enough_for_an_intersection() -> None:
+    assert (Causal() & Window(1, 1)).is_causal
+    assert not (Causal() | Window(1, 1)).is_causal
+    assert (Causal() | Window(1, 0)).is_causal
