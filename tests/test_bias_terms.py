@@ -176,3 +176,14 @@ def test_of_nobody_there_are_no_distances(lengths: tuple[int, int]) -> None:
     matrix = sc.AttentionMatrix(query, key, bias=positions.ALiBi(2), q_positions=places[0], kv_positions=places[1])
     assert (matrix @ key).shape == query.shape
     assert not (matrix @ key).any()
+
+
+def test_tables_are_as_wide_as_scores() -> None:
+    class Short(positions.Bias):
+        def values(self, distance: Tensor, query: Tensor, scale: float) -> Tensor:
+            return distance.to(query.dtype).view(1, 1, 1, -1)
+
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
+        query = torch.randn(1, 2, 4, 8, dtype=dtype)
+        matrix = sc.AttentionMatrix(query, query, bias=Short())
+        assert matrix.ingredients.bias.source.dtype == wide

@@ -119,6 +119,15 @@ def test_functions_are_told_where_the_rows_stand(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(out.double(), want, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 0)], ids=["no items", "no heads"])
+def test_nobody_is_in_squares(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]) -> None:
+    monkeypatch.setattr(row_order, "_PAIR", 0)
+    batch, heads, kv_heads = shape
+    query, key = torch.randn(batch, heads, N, 8), torch.randn(batch, kv_heads, N, 8)
+    assert sc.attention(query, key, key, NEAR).shape == query.shape
+    assert sc.AttentionMatrix(query, key, NEAR).explain().pairs == 0
+
+
 def _alibi_like() -> positions.Bias:
     return positions.ALiBi(4)
 
