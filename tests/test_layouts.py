@@ -134,3 +134,18 @@ def test_pairs_of_a_layout_are_counted_one_by_one(step: int, told: tuple[int, in
 def test_pairs_are_whole_numbers_however_many() -> None:
     length = 2**27 + 1  # whose square no float holds
     assert masks.Full().plan(length).pairs == length**2
+
+
+@pytest.mark.parametrize("rows", [8, 9, 10])
+def test_few_tiles_are_kept_and_many_are_made_anew(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr("saccade.plan.layouts._MAX_RESIDUAL", 1)
+    monkeypatch.setattr("saccade.plan.plan._KEPT_TILES", 9)
+    monkeypatch.setattr("saccade.plan.layouts._WRITTEN_OUT", 2)
+    plan = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)
+    one, other = list(plan.tiles), list(plan.tiles)
+    assert one == other
+    assert len(one) == rows
+    assert [tile is again for tile, again in zip(one, other, strict=True)] == [rows <= 9] * rows
+    monkeypatch.setattr("saccade.plan.layouts._WRITTEN_OUT", 9)
+    (layout,) = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)._layouts
+    assert (layout.tiles() is layout.tiles()) == (rows <= 9)

@@ -75,7 +75,7 @@ SAID: dict[str, tuple[Tensor, str]] = {
         "Documents(lengths=((2,), (1, 1)), rule=None)",
     ),
     "documents that look ahead": (TOGETHER & (DISTANCE <= 0), PACKED.format("Window(left=0, right=None)")),
-    "documents, the last rows": (TOGETHER[-10:], "KeyRanges(items=1, rows=10, columns=12, at_most=1)"),
+    "documents, the last rows": (TOGETHER[-7:], "KeyRanges(items=1, rows=7, columns=12, at_most=1)"),
     "padding that sees nothing": (
         (RIGHT & TRIL & RIGHT.mT)[1],
         "Documents(lengths=((5,),), rule=Causal())",
