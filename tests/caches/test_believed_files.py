@@ -210,3 +210,24 @@ def test_the_scorer_and_all_sizes_are_those_that_were_saved(scorer: BlockScorer,
     read = _read_again(cache, tmp_path)
     assert repr(read) == repr(cache)
     assert type(read.scorer) is type(scorer)
+
+
+def test_a_ranking_that_is_not_to_be_used_again_is_used_once_at_most(tmp_path: Path) -> None:
+    cache = _filled(BlockSelectCache(2, 8, rescore_every=4), ALIKE)
+    steps = [[torch.randn(2, heads, 1, 8) for heads in (4, 2, 2)] for _ in range(4)]
+    cache.attend(Softmax(), *steps[0], mask=CAUSAL)
+    assert "ranking" in cache._state
+    outs = []
+    for names in ((), ("ranking",)):
+
+        def craft(tree: dict[str, Any], tensors: dict[str, Tensor], names: tuple[str, ...] = names) -> None:
+            tree["settings"].update(rescore_every=1)
+            tree.update(age=0)
+            tensors["ranking"].copy_(tensors["ranking"].flip(2))
+            for name in names:
+                tensors.pop(name)
+
+        read = load_cache(_crafted(tmp_path, cache, craft))
+        outs.append([read.attend(Softmax(), *step, mask=CAUSAL) for step in steps[1:]])
+    for own, expected in zip(*(out[1:] for out in outs), strict=True):
+        torch.testing.assert_close(own, expected)
