@@ -158,6 +158,14 @@ def test_a_table_of_two_queries_is_read_at_their_rows() -> None:
     torch.testing.assert_close(DistanceTerm(source, -2, 0).read(tile)[0, 0], want)
 
 
+def test_of_two_heads_and_two_queries_each_has_its_own() -> None:
+    source = torch.arange(8.0).view(1, 2, 2, 2)
+    one = Tile(slice(0, 1), slice(1, 2), range(2), (Strip(range(2), True),), Full())
+    assert DenseTerm(source).read(one).flatten().tolist() == [4.0, 5.0, 6.0, 7.0]
+    other = DenseTerm(source).in_order(torch.tensor([1, 0]), 2)
+    assert other.read(one).flatten().tolist() == [6.0, 7.0, 4.0, 5.0]
+
+
 @pytest.mark.parametrize("impl", ["reference", "tiled", "fused"])
 def test_distances_are_those_of_the_positions(impl: str) -> None:
     query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)

@@ -116,8 +116,25 @@ def test_gradients_for_each_sample_of_a_batch() -> None:
             torch.testing.assert_close(together[name][number], own)
 
 
+def test_dropout_of_a_mapped_axis_is_that_of_the_batch_it_becomes_part_of() -> None:
+    x = torch.randn(3, 2, 4, 7, 8, dtype=torch.float64)
+
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return sc.AttentionMatrix(x, x, MASK).matmul(x, dropout_p=0.5, seed=5)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return dropped(x).sin().sum()
+
+    flat = x.flatten(0, 1)
+    torch.testing.assert_close(func.vmap(dropped)(x), dropped(flat).view(x.shape))
+    torch.testing.assert_close(func.vmap(func.grad(loss))(x), func.grad(loss)(flat).view(x.shape))
+
+
 def test_what_vmap_cannot_map_is_refused() -> None:
     x = torch.randn(3, 2, 2, 5, 4)
+    score = sc.scores.Additive(4, 4, 3)
+    with pytest.raises(sc.UnsupportedError, match="cannot map parameters of a score's own function"):
+        func.vmap(lambda x: sc.attention(x, x, x, score=score))(x)
     with pytest.raises(sc.UnsupportedError, match="tells batch items apart"):
         func.vmap(lambda x: sc.attention(x, x, x, masks.Padding((2, 5))))(x)
 

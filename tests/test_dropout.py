@@ -36,14 +36,14 @@ def _mixed(x: int) -> int:
     return x ^ x >> 16
 
 
-def _is_kept(seed: int, place: tuple[int, int, int, int], p: float) -> bool:
-    """The hash in plain integers: what has been dropped stays dropped, in every version."""
+def _word(seed: int, place: tuple[int, ...]) -> int:
+    """The hash in plain integers, from 0 to 2**32 - 1: what has been dropped stays dropped, in every version."""
     b, h, q, kv = (x % 2**32 for x in place)
     low, high = seed % 2**32, seed // 2**32
     row = _mixed(_mixed(_mixed(_mixed(low ^ _mixed(high)) ^ b) ^ h) ^ q)
     column = _mixed(_mixed(low ^ 0x9E3779B9) ^ kv)
     word = (row ^ column) * (row | 1) % 2**32
-    return (word - 2**32 if word >= 2**31 else word) >= int(p * 2**32) - 2**31
+    return (word - 2**32 if word >= 2**31 else word) + 2**31
 
 
 @pytest.mark.parametrize("seed", [0, 5, 2**32 + 5, 2**40 + 2**31, 2**63 - 1])
@@ -54,7 +54,10 @@ def test_what_is_kept_is_a_hash_of_seed_and_place(seed: int, p: float) -> None:
     b, h, q, kv = torch.meshgrid(
         *(torch.arange(n) + start for n, start in zip(sizes, first, strict=True)), indexing="ij"
     )
-    want = [_is_kept(seed, place, p) for place in zip(*(x.flatten().tolist() for x in (b, h, q, kv)), strict=True)]
+    want = [
+        _word(seed, place) >= int(p * 2**32)
+        for place in zip(*(x.flatten().tolist() for x in (b, h, q, kv)), strict=True)
+    ]
     axes = (b[:, :1, :1, :1], h[:1, :, :1, :1], q[:1, :1, :, :1], kv[:1, :1, :1])
     assert dropout.keep(seed, *axes, p).flatten().tolist() == want
     words = dropout.Words(seed, *axes, p)
@@ -65,6 +68,15 @@ def test_what_is_kept_is_a_hash_of_seed_and_place(seed: int, p: float) -> None:
         own = words.block(*part, out=torch.empty(some.shape, dtype=torch.int32))
         assert torch.equal(dropout.dropped(weights, own, out=torch.empty_like(weights)), weights * some)
         assert torch.equal(dropout.drop_(weights.clone(), own), weights * some)
+
+
+@pytest.mark.parametrize("key", range(4))
+def test_the_least_word_that_is_kept(key: int) -> None:
+    place = (1, 0, 2, key)
+    axes = [torch.full((1, 1, 1, 1), x) for x in place]
+    share = _word(5, place) / 2**32
+    assert dropout.keep(5, *axes, share).item()
+    assert not dropout.keep(5, *axes, share + 2**-32).item()
 
 
 def test_words_of_items_that_stand_apart_are_their_own() -> None:
@@ -109,6 +121,15 @@ def test_torch_s_generator_makes_it_repeatable_and_the_matrix_is_untouched() -> 
     torch.testing.assert_close(dense.sum(-1), torch.ones(1, 2, 16))
 
 
+def test_seeds_are_drawn_evenly_from_torch_s_generator() -> None:
+    """What a manual seed gave once it gives in every version."""
+    for start in range(20):
+        torch.manual_seed(start)
+        own = dropout.draw_seed()
+        torch.manual_seed(start)
+        assert own == int(torch.randint(2**31, ()))
+
+
 def test_its_mean_is_the_product_without_dropout() -> None:
     q, k, v = (torch.randn(1, 1, 8, 4, dtype=torch.float64) for _ in range(3))
     matrix = sc.AttentionMatrix(q, k)
@@ -144,7 +165,8 @@ def test_seeds_that_would_be_the_same_one_are_refused(product: Callable[..., Ten
     for seed in (2**63, 2**64 + 5):
         with pytest.raises(ValueError, match=f"seed must be .*; got {seed}"):
             product(sc.AttentionMatrix(x, x), x, dropout_p=0.5, seed=seed)
-    assert product(sc.AttentionMatrix(x, x), x, dropout_p=0.5, seed=2**63 - 1).isfinite().all()
+    for seed in (0, 2**63 - 1):
+        assert product(sc.AttentionMatrix(x, x), x, dropout_p=0.5, seed=seed).isfinite().all()
 
 
 @pytest.mark.parametrize("dropout_p", [None, [], "", (), {}, "0", True, False])

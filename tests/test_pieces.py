@@ -110,3 +110,11 @@ def test_what_is_small_is_not_cut() -> None:
 def test_of_rows_that_it_has_not_there_is_no_part(rows: range) -> None:
     tile = Tile(slice(1, 3), slice(2, 6), range(10, 50), (Strip(range(45), True),), Full())
     assert list(engine.part_of(tile, None, None, rows)) == []
+
+
+def test_what_all_rows_may_see_some_may_without_a_question() -> None:
+    strips = (Strip(range(4), True), Strip(range(6, 9), "asked"))
+    tile = Tile(slice(0, 1), slice(0, 1), range(10, 20), strips, Full())
+    some = engine.few_rows(tile, 2, 5)
+    assert some.rows == range(12, 15)
+    assert some.columns == (strips[0], Strip(range(6, 9), ("rows", 2, 3, "asked")))

@@ -9,6 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import saccade as sc
 from saccade import masks, mechanisms, scores
+from saccade.engine.modification import Modification
 from saccade.errors import UnsupportedError
 
 IMPLS = ["auto", "tiled", "reference"]
@@ -113,6 +114,84 @@ def test_positions_are_those_that_were_given():
 
     sc.attention(query, key, value, score=function, q_positions=[40, 41], kv_positions=[0, 7, 40, 41])
     assert seen[-1] == ([40, 41], [0, 7, 40, 41])
+
+
+@pytest.mark.parametrize(
+    ("q_positions", "kv_positions", "first"),
+    [
+        (None, None, (2, 0)),
+        (range(40, 42), range(7, 11), (40, 7)),
+        ([40, 41], [3, 7, 40, 41], (40, 3)),
+        ([0, 41], [0, 7, 40, 41], (0, 0)),
+        ([[-1, 41]], [[-1, 7, 40, 41]], (0, 0)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_it_is_first_asked_about_the_first_pair(q_positions, kv_positions, first, dtype):
+    query, key, _ = inputs(q_len=2, kv_len=4, batch=1, dtype=dtype)
+    seen = []
+
+    def function(*asked):
+        seen.append(asked)
+        return asked[0]
+
+    sc.AttentionMatrix(query, key, score=function, q_positions=q_positions, kv_positions=kv_positions)
+    (asked,) = seen
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert [x.dtype for x in asked] == [wide, *[torch.int64] * 4]
+    assert [x.shape for x in asked] == [(1, 1, 1, 1)] * 5
+    assert [x.item() for x in asked] == [0, 0, 0, *first]
+
+
+def test_it_is_asked_on_the_device_of_the_scores():
+    seen = []
+
+    def function(*asked):
+        seen.extend(x.device.type for x in asked)
+        return asked[0]
+
+    x = torch.empty(1, 2, 3, 8, device="meta")
+    sc.AttentionMatrix(x, x, score=function)
+    assert seen == ["meta"] * 5
+
+
+@pytest.mark.parametrize("impl", ["tiled", "reference"])
+def test_scores_may_go_unread_where_something_else_is_trained(impl):
+    tensors = inputs()
+    leaves = table, others = [torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+
+    def function(score, b, h, q, kv):
+        return table[h] * (q - kv) + (others[h] * torch.ones_like(score)) * table[h] * b
+
+    out = sc.attention(*tensors, score=function, impl=impl)
+    grad = torch.randn_like(out)
+    got = torch.autograd.grad(out, [*leaves, tensors[2]], grad)
+    expected = dense(function, *tensors, masks.Full())
+    for own, their in zip(got, torch.autograd.grad(expected, [*leaves, tensors[2]], grad), strict=True):
+        torch.testing.assert_close(own, their)
+
+
+def test_what_stands_behind_the_scores_is_found():
+    """A leaf that comes after what needs no gradient, and one by two ways."""
+    first, last = (torch.ones(3, requires_grad=True) for _ in range(2))
+    place = (torch.zeros(1, 1, 1, 1, dtype=torch.int64),) * 4
+    made = Modification.of(lambda score, b, h, q, kv: (first * last * score + last)[..., :1], place, torch.float32, "f")
+    assert {id(x) for x in made.leaves} == {id(first), id(last)}
+    assert len(made.leaves) == 2
+    assert Modification.of(lambda score, b, h, q, kv: score, place, torch.float32, "f").leaves == ()
+
+
+@pytest.mark.parametrize("own", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_answers_are_taken_in_the_dtype_of_the_scores(own, dtype):
+    place = tuple(
+        torch.arange(n).view([n if i == axis else 1 for i in range(4)]) for axis, n in enumerate((1, 2, 3, 4))
+    )
+    given = torch.randn(1, 2, 3, 4, dtype=dtype)
+    kept = Modification(lambda score, b, h, q, kv: (h * q).to(own))
+    answer = kept(given, place, "f")
+    assert (answer.dtype, answer.shape) == (dtype, given.shape)
+    assert torch.equal(answer, (place[1] * place[2]).to(dtype).expand(1, 2, 3, 4))
 
 
 def test_a_compiled_program_goes_around_it():
