@@ -95,7 +95,14 @@ def test_the_cache_holds_what_is_said(position_encoding):
 
 
 @pytest.mark.parametrize(
-    "mechanism", [mechanisms.Linear(), mechanisms.Delta(), mechanisms.SSD(4), mechanisms.Softmax(), mechanisms.Softmax(impl="fused")]
+    "mechanism",
+    [
+        mechanisms.Linear(),
+        mechanisms.Delta(),
+        mechanisms.SSD(4),
+        mechanisms.Softmax(),
+        mechanisms.Softmax(impl="fused"),
+    ],
 )
 def test_the_cache_of_a_mechanism_holds_what_is_said(mechanism):
     query, key, value = (torch.randn(1, 4, 70, 16) for _ in range(3))

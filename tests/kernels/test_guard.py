@@ -124,14 +124,14 @@ def test_rows_beside_one_that_its_bias_makes_nan_drop_the_same_weights():
 @KERNELS
 @pytest.mark.parametrize("places", [[9], [1, 2, 9], [2, 9, 10]])
 @pytest.mark.parametrize("name", ["query", "key", "value"])
-@pytest.mark.parametrize("is_table", [False, True])
-def test_nan_stands_where_it_may_be_seen_and_nowhere_else(is_table, name, places, impl):
-    if is_table:
-        allowed = torch.rand(12, 12, generator=torch.Generator().manual_seed(2)) < 0.3
-        allowed[9] = False
+@pytest.mark.parametrize("kind", ["texts", "table", "strides"])
+def test_nan_stands_where_it_may_be_seen_and_nowhere_else(kind, name, places, impl):
+    if kind == "table":
+        mask = torch.rand(12, 12, generator=torch.Generator().manual_seed(2)) < 0.3
+        mask[9] = False
     else:
-        allowed = masks.Documents([4, 3, 5], rule=masks.Causal()).to_dense(12)[0, 0]
-    mask = allowed if is_table else masks.Documents([4, 3, 5], rule=masks.Causal())
+        mask = masks.Strided(5) if kind == "strides" else masks.Documents([4, 3, 5], rule=masks.Causal())
+    allowed = mask if kind == "table" else mask.to_dense(12)[0, 0]
     tensors = inputs()
     want, want_lse = sc.attention_with_lse(*tensors, mask, impl=impl)
     tensors[["query", "key", "value"].index(name)][:, :, places] = math.nan

@@ -45,7 +45,7 @@ class Alone(scores.Score):
         return Prepared(query, key, compare)
 
 
-@pytest.mark.parametrize("dtype", list(ROUNDED))
+@pytest.mark.parametrize("dtype", list(ROUNDED), ids=str)
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.usefixtures("small_blocks")

@@ -44,8 +44,12 @@ def double(x: float) -> float:
     return 2 * x
 
 
-def Causal(x: float) -> float:  # noqa: N802  the name of a mask of saccade
+def Causal(x: float) -> float:  # the name of a mask of saccade
     return -x
+
+
+def _holding(y: float) -> Any:
+    return lambda x: x + y
 
 
 VALUES = [
@@ -120,7 +124,7 @@ def test_names_of_ours_are_those_that_users_write():
         [1],
         {1: 2},
         masks.Predicate(lambda b, h, q, kv: q == kv),
-        (lambda y: lambda x: x + y)(1),
+        _holding(1),
     ],
     ids=["changeable", "in a tuple", "in a value", "a class", "a list", "a dict", "a predicate", "a closure"],
 )
