@@ -118,7 +118,7 @@ def test_calls_share_what_is_hidden_where_the_rule_tells_them_not_apart(batch, h
 
 
 @pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
-@pytest.mark.parametrize("entries", [1 << 20, 40])
+@pytest.mark.parametrize("entries", [1 << 20, 3600, 40])
 def test_a_rule_that_answers_for_each_item_and_head_though_they_are_alike(entries, impl, monkeypatch):
     known = masks.Window.allows
 

@@ -90,3 +90,22 @@ def test_in_a_program_it_stays_outside():
     torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match='impl="sdpa" is no operation of its own'):
         torch.compile(product, backend="aot_eager", fullgraph=True)(query)
+
+
+def test_groups_of_heads_are_told_by_heads_alone():
+    """Where there are as many rows as key heads, and as many keys as heads, too."""
+    query, key, value = inputs(2, 4)
+    torch.testing.assert_close(*(sc.attention(query, key, value, impl=impl) for impl in ("sdpa", "reference")))
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_causal_rows_that_begin_later(first):
+    tensors, where = inputs(), range(first, first + 40)
+    own = sc.attention(*tensors, masks.Causal(), impl="sdpa", q_positions=where, kv_positions=where)
+    torch.testing.assert_close(own, sc.attention(*tensors, masks.Causal(), impl="reference"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_auto_does_not_ask_it_where_there_is_no_other_device(device):
+    query, key, _ = (x.to(device) for x in inputs())
+    assert sc.AttentionMatrix(query, key).explain().kernel != "sdpa"
