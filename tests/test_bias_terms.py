@@ -162,6 +162,9 @@ def test_of_two_heads_and_two_queries_each_has_its_own() -> None:
     source = torch.arange(8.0).view(1, 2, 2, 2)
     one = Tile(slice(0, 1), slice(1, 2), range(2), (Strip(range(2), True),), Full())
     assert DenseTerm(source).read(one).flatten().tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert DenseTerm(source).read(one._replace(rows=range(1, 2))).flatten().tolist() == [6.0, 7.0]
+    last = one._replace(columns=(Strip(range(1, 2), True),))
+    assert DenseTerm(source).read(last).flatten().tolist() == [5.0, 7.0]
     other = DenseTerm(source).in_order(torch.tensor([1, 0]), 2)
     assert other.read(one).flatten().tolist() == [6.0, 7.0, 4.0, 5.0]
 

@@ -49,6 +49,11 @@ def test_products_are_those_of_each_head_with_its_group(heads: int, groups: int)
         assert groups_of(slice(start, stop), heads, groups) == slice(own[start], own[stop - 1] + 1)
 
 
+def test_as_many_rows_as_groups_are_shared_like_any() -> None:
+    left, right = torch.randn(2, 6, 3, 5), torch.randn(2, 3, 5, 4)
+    torch.testing.assert_close(product(left, right), left @ right.repeat_interleave(2, 1))
+
+
 def test_no_heads_read_no_groups() -> None:
     assert groups_of(slice(0, 0), 0, 0) == slice(0, 0)
 
