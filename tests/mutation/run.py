@@ -43,7 +43,9 @@ class Package(NamedTuple):
 _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_tensors"
 _NUMBERS = "ingredients product guard autograd dropout tiles grouping sink bias bias_terms pieces modification moving"
 _KERNELS = "tiled tiled_blocks fused fused_terms fused_calls reference sdpa"
-_TESTS_OF_KERNELS = "fused fused_threads tiled nonfinite empty_tops few_rows choice sdpa native"
+_TESTS_OF_KERNELS = (
+    "fused fused_inputs fused_threads tiled tiled_scores guard nonfinite empty_tops few_rows choice sdpa native"
+)
 _BY_CASE = "tests/mutation/case_by_case.py"
 _USERS_OF_CACHES = (
     "tests/mechanisms/test_recurrent_cache.py",
@@ -72,6 +74,9 @@ PACKAGES = {
         ("engine",),
         (
             _BY_CASE,
+            "tests/test_citizenship.py",
+            "tests/test_ingredients.py",
+            "tests/scores/test_modified.py",
             "tests/test_dropout.py",
             "tests/test_grouping.py",
             "tests/test_pieces.py",
