@@ -169,3 +169,24 @@ def test_what_a_sink_leaves_to_the_keys() -> None:
     want = _share(lse, sink)
     want[:, :, 1] = 0.0
     torch.testing.assert_close(sc.engine.sink.log_share(lse, sink), want)
+
+
+def test_of_overlapping_terms_the_rows_can_be_had_whole():
+    x = torch.randn(1, 2, 40, 4)
+    for mask, overlaps in ((masks.Strided(2) | masks.Window(3, 0), True), (masks.Causal(), False)):
+        given = Ingredients.of(x, x, mask)
+        assert given.plan.overlaps == overlaps
+        assert (given.row_plan is given.plan) == (not overlaps)
+        assert not given.row_plan.overlaps
+        assert sorted(row for tile in given.row_plan.tiles for row in tile.rows) == list(range(40))
+        held = {(row, key) for tile in given.row_plan.tiles for row in tile.rows for span in tile.spans for key in span}
+        assert held >= {tuple(pair) for pair in mask.to_dense(40)[0, 0].nonzero().tolist()}
+
+
+def test_plain_is_what_compares_by_dot_products_alone():
+    x = torch.randn(1, 2, 5, 4)
+    assert Ingredients.of(x, x, masks.Causal()).is_plain
+    assert not Ingredients.of(x, x, None, score=scores.Cosine(), bias=torch.zeros(5, 5)).is_plain
+    assert not Ingredients.of(x, x, None, bias=torch.zeros(5, 5)).is_plain
+    assert not Ingredients.of(x, x, None, score=scores.Additive(4, 4, hidden_dim=2)).is_plain
+    assert not Ingredients.of(x, x, None, score=lambda score, b, h, q, kv: score).is_plain
