@@ -118,6 +118,16 @@ def test_decoding_reads_what_its_mask_lets_it_see():
     assert told.decode.bytes_moved < 2 * 256 * 8 * 128 * 4
 
 
+def test_a_layer_says_the_same_of_its_cache_whatever_its_kernel():
+    told = [
+        sc.cost(MultiHeadAttention(64, 4, mechanism=mechanisms.Softmax(impl=impl)), 100, mask=CAUSAL)
+        for impl in ("auto", "fused", "tiled")
+    ]
+    assert len({one.cache_bytes for one in told}) == 1
+    assert told[0].cache_bytes == 2 * 100 * 64 * 4
+    assert told[1].forward.peak_bytes != told[2].forward.peak_bytes
+
+
 def test_numbers_are_said_in_few_digits():
     assert "1000 KiB" in str(sc.cost(CAUSAL, 1000, num_heads=4, head_dim=32))
 
@@ -128,6 +138,9 @@ def test_what_fits():
     assert not told.fits(told.forward.peak_bytes - 1)
     assert not told.fits(told.training.peak_bytes - 1, training=True)
     assert told.fits(training=True)  # on this machine
+
+
+LAYER_OF_SDPA = MultiHeadAttention(16, 2, mechanism=mechanisms.Softmax(impl="sdpa"))
 
 
 @pytest.mark.parametrize(
@@ -141,6 +154,7 @@ def test_what_fits():
         (lambda: sc.cost(nn.Conv2d(3, 4, 3), 8), "inputs=lambda length"),
         (lambda: sc.cost(mechanisms.TopK(mechanisms.scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depends on what"),
         (lambda: sc.cost(mechanisms.Softmax(impl="sdpa"), 8), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
+        (lambda: sc.cost(LAYER_OF_SDPA, 8, mask=CAUSAL), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
         (lambda: sc.cost(CAUSAL, 8).fits(-1), "Cost.fits: memory must be a number of bytes of at least 0; got -1"),
     ],
 )

@@ -81,11 +81,12 @@ class Subject(NamedTuple):
 
     def cache_bytes(self, length: int) -> int:
         """What its cache holds after so many tokens."""
-        if hasattr(self.module, "new_cache"):
-            cache: Cache | LayerCache = cast("Any", self.module).new_cache()
-            self.called(*self.given(length), cache=cache)
+        alone = self._replace(module=_of_any_kernel(self.module))
+        if hasattr(alone.module, "new_cache"):
+            cache: Cache | LayerCache = cast("Any", alone.module).new_cache()
+            alone.called(*alone.given(length), cache=cache)
             return cache.nbytes
-        held = self.filled(length)["past_key_values"]
+        held = alone.filled(length)["past_key_values"]
         return sum(x.nbytes for layer in held.layers for x in (layer.keys, layer.values))
 
     def filled(self, length: int) -> dict[str, Any]:
@@ -107,16 +108,8 @@ class _Product(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, cache: LayerCache | None = None) -> Tensor:
         if cache is not None:
-            return cache.attend(_of_any_kernel(self.mechanism), query, key, value, mask=mask)
+            return cache.attend(self.mechanism, query, key, value, mask=mask)
         return self.mechanism(query, key, mask=mask) @ value
-
-
-def _of_any_kernel(mechanism: Mechanism) -> Mechanism:
-    """The same for a cache, which holds the same whatever the kernel; of kernels some run on processors alone."""
-    alone = copy.copy(mechanism)
-    if isinstance(alone, Softmax):
-        alone.impl = "auto"
-    return alone
 
 
 def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None, inputs: Inputs | None) -> Subject:
@@ -127,7 +120,7 @@ def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None,
         UnsupportedError: nobody knows what the module is given.
     """
     if isinstance(subject, Mask | Score | Mechanism | None):
-        return _of_product(subject, mask, sizes)
+        return _checked(_of_product(subject, mask, sizes))
     if type(subject) in _MODELS:
         with torch.device("meta"):
             module = _MODELS[type(subject)](subject)
@@ -140,7 +133,29 @@ def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None,
     sizes = sizes._replace(dtype=next((x.dtype for x in module.parameters() if x.is_floating_point()), sizes.dtype))
     options = {} if mask is None else {"mask": mask}
     own = _inputs_of(module, sizes) if inputs is None else inputs
-    return Subject(type(module).__name__, module, own, options, _decodes(module, mask))
+    return _checked(Subject(type(module).__name__, module, own, options, _decodes(module, mask)))
+
+
+def _checked(subject: Subject) -> Subject:
+    """The same; raises where a kernel is asked for by name that does not say what it holds."""
+    for mechanism in _softmaxes(subject.module):
+        if mechanism.impl not in tracing.KERNELS:
+            reason = "what it runs inside of torch holds is not known before it is run"
+            hint = f"impl can be one of {', '.join(tracing.KERNELS)}"
+            raise unsupported("cost", f"impl={shown(mechanism.impl)}", [reason], hint=hint)
+    return subject
+
+
+def _softmaxes(module: nn.Module) -> list[Softmax]:
+    return [x for x in module.modules() if isinstance(x, Softmax)]
+
+
+def _of_any_kernel(module: nn.Module) -> nn.Module:
+    """The same for a cache, which holds the same whatever the kernel; some of them run on processors alone."""
+    alone = _without_memory(module, "meta")
+    for mechanism in _softmaxes(alone):
+        mechanism.impl = "auto"
+    return alone
 
 
 def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: Sizes) -> Subject:
@@ -150,10 +165,6 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
             raise type_error("cost", "mask", where_left, mask, hint="m1 & m2 is one mask")
         subject, mask = None, subject
     mechanism = subject if isinstance(subject, Mechanism) else Softmax(score=subject)
-    if isinstance(mechanism, Softmax) and mechanism.impl not in tracing.KERNELS:
-        reason = "what it runs inside of torch holds is not known before it is run"
-        hint = f"impl can be one of {', '.join(tracing.KERNELS)}"
-        raise unsupported("cost", f"impl={shown(mechanism.impl)}", [reason], hint=hint)
     rule: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1), where="cost")
     named = subject if subject is None or isinstance(subject, Score) else mechanism
     name = str(rule) if named is None else f"{type(named).__name__}, {rule}"
