@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from tests.masks.test_knowledge import _universe, _written
+from tests.masks.written_out import universe_of, written
 
 import saccade as sc
 from saccade import masks
@@ -87,8 +87,8 @@ def test_bounds_hold_what_some_row_needs_and_nothing_that_one_lacks(mask, name, 
         few = (lasts - firsts) < 2
         for chosen in (slice(None), few, few & (own == own[0])):  # few rows of all items get one range
             groups = Groups(own[chosen], firsts[chosen], lasts[chosen])
-            bounds = rule.bounds(groups, _universe(universe, len(groups.first)))
-            needed, sure = _written(bounds.needed, universe), _written(bounds.sure, universe)
+            bounds = rule.bounds(groups, universe_of(universe, len(groups.first)))
+            needed, sure = written(bounds.needed, universe), written(bounds.sure, universe)
             for item, first, last, some, every in zip(*groups[:3], needed, sure, strict=True):
                 part = table[_items(item), first : last + 1, columns.start : columns.stop]
                 assert not (part.any((0, 1)) & ~some).any(), "a key that is needed is left out"
@@ -102,9 +102,9 @@ def test_rows_of_one_item_need_what_the_mask_says_and_no_more(name):
     for item in range(2):
         rows = np.arange(LEN)
         groups = Groups(np.full(LEN, item), rows, rows)
-        bounds = rule.bounds(groups, _universe((0, LEN), LEN))
-        assert np.array_equal(_written(bounds.needed, (0, LEN)), table[item])
-        assert np.array_equal(_written(bounds.sure, (0, LEN)), table[item])
+        bounds = rule.bounds(groups, universe_of((0, LEN), LEN))
+        assert np.array_equal(written(bounds.needed, (0, LEN)), table[item])
+        assert np.array_equal(written(bounds.sure, (0, LEN)), table[item])
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -113,10 +113,10 @@ def test_of_one_group_alone_nothing_is_sure_that_one_row_lacks(mask, name):
     rule, table = _made(mask, name)
     for item in ITEMS:
         for first, last in GROUPS:
-            bounds = rule.bounds(Groups(*(np.array([x]) for x in (item, first, last))), _universe((0, LEN), 1))
+            bounds = rule.bounds(Groups(*(np.array([x]) for x in (item, first, last))), universe_of((0, LEN), 1))
             part = table[_items(item), first : last + 1]
-            assert not (_written(bounds.sure, (0, LEN))[0] & ~part.all((0, 1))).any()
-            assert not (part.any((0, 1)) & ~_written(bounds.needed, (0, LEN))[0]).any()
+            assert not (written(bounds.sure, (0, LEN))[0] & ~part.all((0, 1))).any()
+            assert not (part.any((0, 1)) & ~written(bounds.needed, (0, LEN))[0]).any()
 
 
 def _boxes() -> Iterator[tuple[range, range]]:
@@ -180,9 +180,9 @@ def test_positions_that_decrease_are_looked_at_pair_by_pair(table):
     assert TokenOrder.of(torch.tensor(table)) is None
     q = torch.tensor(table)
     rule = AtPositions(masks.Causal(), q, torch.arange(4)[None])
-    bounds = rule.bounds(Groups(np.zeros(1, int), np.zeros(1, int), np.zeros(1, int)), _universe((0, 4), 1))
-    assert _written(bounds.needed, (0, 4)).all()
-    assert not _written(bounds.sure, (0, 4)).any()
+    bounds = rule.bounds(Groups(np.zeros(1, int), np.zeros(1, int), np.zeros(1, int)), universe_of((0, 4), 1))
+    assert written(bounds.needed, (0, 4)).all()
+    assert not written(bounds.sure, (0, 4)).any()
     assert not isinstance(rule.residual(Box(0, range(2), range(2))), bool)
     assert rule.cuts(0, range(4)).tolist() == []
 
@@ -196,11 +196,11 @@ def test_tokens_with_padding_between_each_two_are_bounded_from_outside():
     q = torch.full((1, 80), -1)
     q[:, ::2] = torch.arange(40)
     rule, rows = AtPositions(masks.Causal() & masks.Window(3, 0), q, q), np.arange(80)
-    bounds = rule.bounds(Groups(np.zeros(80, int), rows, rows), _universe((0, 80), 80))
+    bounds = rule.bounds(Groups(np.zeros(80, int), rows, rows), universe_of((0, 80), 80))
     at = q[0].numpy()
     distance = at[:, None] - at
     table = (at[:, None] >= 0) & (at >= 0) & (distance >= 0) & (distance <= 3)
-    needed, sure = _written(bounds.needed, (0, 80)), _written(bounds.sure, (0, 80))
+    needed, sure = written(bounds.needed, (0, 80)), written(bounds.sure, (0, 80))
     assert not (table & ~needed).any()
     assert not (sure & ~table).any()
     assert needed.sum() <= 2 * table.sum()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.caches import kinds
 from torch import Tensor
 
 from saccade import masks
@@ -16,7 +17,6 @@ from saccade.caches import (
     Int8Cache,
     KVCache,
     LayerCache,
-    SegmentCache,
     SinkWindowCache,
     SnapKVCache,
     padded_positions,
@@ -27,16 +27,7 @@ from saccade.positions import Rotary
 
 SOFTMAX, CAUSAL = Softmax(), masks.Causal()
 
-KINDS: dict[str, Callable[[], LayerCache]] = {
-    "all": KVCache,
-    "blocks": lambda: BlockSelectCache(2, 6),
-    "heavy": lambda: HeavyHitterCache(6),
-    "snap": lambda: SnapKVCache(6, window=3),
-    "8 bits": lambda: Int8Cache(4),
-    "window": lambda: SinkWindowCache(2, 5),
-    "segments": lambda: SegmentCache(4, 3),
-    "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(8)),
-}
+KINDS: dict[str, Callable[[], LayerCache]] = kinds.KINDS | {"turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(8))}
 
 
 def _qkv(q_len: int = 3, batch: int = 2, kv_heads: int = 2, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.masks import brute_force
 from tests.masks.test_masks import ATOMS
+from tests.masks.written_out import universe_of, written
 
 from saccade import masks
 from saccade.masks.key_ranges import KeyRanges
 from saccade.plan import ALL, Box, Groups, Triangle
-from saccade.plan.spans import Spans, Universe
 
 FIRST, LEN, BATCH = -3, 12, 2  # rows before position 0 are those of more queries than keys
 MORE = [
@@ -55,12 +55,12 @@ RANGES = [_ranges(1, 5, 9), _ranges(2, 12, 12), _ranges(2, 1, 7), _ranges(1, 1, 
 RULES = [*ATOMS, *MORE, *RANGES]
 
 
-def _table(mask: masks.Mask) -> np.ndarray:
+def table_of(mask: masks.Mask) -> np.ndarray:
     """bool [batch, rows from FIRST on, keys]."""
     return brute_force.dense(mask, BATCH, LEN - FIRST, LEN).numpy()
 
 
-def _part(table: np.ndarray, batch: int, rows: range, keys: range) -> np.ndarray:
+def part_of(table: np.ndarray, batch: int, rows: range, keys: range) -> np.ndarray:
     """bool [items, rows, keys]."""
     items = slice(None) if batch == ALL else slice(batch, batch + 1)
     return table[items][:, [row - FIRST for row in rows]][:, :, list(keys)]
@@ -72,32 +72,18 @@ def _part(table: np.ndarray, batch: int, rows: range, keys: range) -> np.ndarray
 def test_bounds_hold_what_some_row_needs_and_nothing_that_one_lacks(
     mask: masks.Mask, batch: int, universe: tuple[int, int]
 ) -> None:
-    table, keys = _table(mask), range(*universe)
+    table, keys = table_of(mask), range(*universe)
     pairs = [(first, last) for first in range(FIRST, LEN) for last in range(first, LEN)]
     firsts, lasts = np.asarray(pairs).T
-    bounds = mask.bounds(Groups(np.full_like(firsts, batch), firsts, lasts), _universe(universe, len(pairs)))
-    needed, sure = _written(bounds.needed, universe), _written(bounds.sure, universe)
+    bounds = mask.bounds(Groups(np.full_like(firsts, batch), firsts, lasts), universe_of(universe, len(pairs)))
+    needed, sure = written(bounds.needed, universe), written(bounds.sure, universe)
     for (first, last), some, every in zip(pairs, needed, sure, strict=True):
-        part = _part(table, batch, range(first, last + 1), keys)
+        part = part_of(table, batch, range(first, last + 1), keys)
         assert not (part.any((0, 1)) & ~some).any(), "a key that is needed is left out"
         assert not (every & ~part.all((0, 1))).any(), "a key that is sure is not allowed"
         assert not (every & ~some).any()
         if bounds.is_exact:
             assert np.array_equal(some, part.all((0, 1)))
-
-
-def _universe(of: tuple[int, int], groups: int) -> Universe:
-    return Universe(*(np.full(groups, edge) for edge in of))
-
-
-def _written(spans: Spans, universe: tuple[int, int]) -> np.ndarray:
-    """bool [groups, keys of the universe]."""
-    found = np.zeros((len(spans.starts), universe[1] - universe[0]), dtype=bool)
-    for row, ranges in zip(found, spans.ranges(np.zeros(len(found), dtype=np.int64)), strict=True):
-        for part in ranges:
-            assert universe[0] <= part.start < part.stop <= universe[1]
-            row[part.start - universe[0] : part.stop - universe[0]] = True
-    return found
 
 
 def _boxes() -> Iterator[tuple[range, range]]:
@@ -116,9 +102,9 @@ def _boxes() -> Iterator[tuple[range, range]]:
 @pytest.mark.parametrize("batch", [ALL, 0, 1])
 @pytest.mark.parametrize("mask", RULES, ids=str)
 def test_a_residual_is_the_content_of_its_box(mask: masks.Mask, batch: int) -> None:
-    table, contents = _table(mask), dict[object, np.ndarray]()
+    table, contents = table_of(mask), dict[object, np.ndarray]()
     for rows, keys in _boxes():
-        residual, part = mask.residual(Box(batch, rows, keys)), _part(table, batch, rows, keys)
+        residual, part = mask.residual(Box(batch, rows, keys)), part_of(table, batch, rows, keys)
         if isinstance(residual, bool):
             assert (part == residual).all()
         else:

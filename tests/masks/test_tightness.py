@@ -7,7 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from tests.masks.test_knowledge import FIRST, LEN, RULES, _part, _table, _universe, _written
+from tests.masks.test_knowledge import FIRST, LEN, RULES, part_of
+from tests.masks.written_out import universe_of, written
 
 from saccade import masks
 from saccade.masks import (
@@ -56,7 +57,7 @@ SINGLE = [
     Neighborhood(3, 4, (1 << 62, 0)),
     Documents([3, 1, 6], rule=Window(1, 1)),
 ]
-_known = functools.cache(_table)
+_known = functools.cache(table_of)
 PAIRS = [(first, last) for first in range(FIRST, LEN) for last in range(first, LEN)]
 
 
@@ -68,11 +69,11 @@ def _items(mask: masks.Mask) -> list[int]:
 def _asked(mask: masks.Mask, item: int, pairs: list[tuple[int, int]], step: int = 1) -> tuple[np.ndarray, ...]:
     """Per group of rows, the keys that are said to be needed and sure, and those seen by some row and by all: bool."""
     firsts, lasts = np.asarray(pairs).T
-    bounds = mask.bounds(Groups(np.full_like(firsts, item), firsts, lasts, step), _universe((0, LEN), len(pairs)))
+    bounds = mask.bounds(Groups(np.full_like(firsts, item), firsts, lasts, step), universe_of((0, LEN), len(pairs)))
     table = _known(mask)
-    parts = [_part(table, item, range(first, last + 1, step), range(LEN)) for first, last in pairs]
+    parts = [part_of(table, item, range(first, last + 1, step), range(LEN)) for first, last in pairs]
     some, every = np.asarray([x.any((0, 1)) for x in parts]), np.asarray([x.all((0, 1)) for x in parts])
-    needed, sure = (_written(spans, (0, LEN)) for spans in bounds)
+    needed, sure = (written(spans, (0, LEN)) for spans in bounds)
     assert not bounds.is_exact or np.array_equal(some, every), "what is exact holds for every row"
     return needed, sure, some, every
 
@@ -112,11 +113,11 @@ def test_one_group_alone_is_asked_like_many(mask: masks.Mask) -> None:
 @pytest.mark.parametrize("mask", [mask for mask in (*RULES, *MORE) if mask.shape[0] > 1], ids=str)
 def test_items_are_asked_together_as_they_are_alone(mask: masks.Mask) -> None:
     items, rows = np.repeat([0, 1], LEN), np.tile(np.arange(LEN), 2)
-    bounds = mask.bounds(Groups(items, rows, rows), _universe((0, LEN), len(rows)))
+    bounds = mask.bounds(Groups(items, rows, rows), universe_of((0, LEN), len(rows)))
     for item in (0, 1):
-        alone = mask.bounds(Groups(items[:LEN] + item, rows[:LEN], rows[:LEN]), _universe((0, LEN), LEN))
+        alone = mask.bounds(Groups(items[:LEN] + item, rows[:LEN], rows[:LEN]), universe_of((0, LEN), LEN))
         for one, all_of_them in zip(alone, bounds, strict=True):
-            assert np.array_equal(_written(one, (0, LEN)), _written(all_of_them.at(items == item), (0, LEN)))
+            assert np.array_equal(written(one, (0, LEN)), written(all_of_them.at(items == item), (0, LEN)))
 
 
 STEPS = [
@@ -153,7 +154,7 @@ def test_cuts_are_whole_numbers(mask: masks.Mask) -> None:
 
 def test_bounds_of_many_groups_take_memory_for_their_own_ranges_alone() -> None:
     groups, mask = 300, Global(range(0, 400, 4))
-    rows, keys = np.arange(groups), _universe((0, 400), groups)
+    rows, keys = np.arange(groups), universe_of((0, 400), groups)
     tracemalloc.start()
     mask.bounds(Groups(np.full(groups, ALL), rows, rows), keys)
     _, most = tracemalloc.get_traced_memory()
@@ -191,7 +192,7 @@ def test_a_box_that_is_the_same_throughout_is_known_to_be(mask: masks.Mask, edge
     table, first = _known(mask), 0 if isinstance(mask, Blocks) else FIRST  # before 0 nobody asks for blocks
     for item in _items(mask):
         for rows, keys in itertools.product(_within(first, edges), _within(0, edges)):
-            part, residual = _part(table, item, rows, keys), mask.residual(Box(item, rows, keys))
+            part, residual = part_of(table, item, rows, keys), mask.residual(Box(item, rows, keys))
             is_same = part.all() or not part.any()
             assert residual is bool(part.any()) if is_same else not isinstance(residual, bool)
 
