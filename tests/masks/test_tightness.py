@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from tests.masks.test_knowledge import FIRST, LEN, RULES, part_of
+from tests.masks.test_knowledge import FIRST, LEN, RULES, part_of, table_of
 from tests.masks.written_out import universe_of, written
 
 from saccade import masks
