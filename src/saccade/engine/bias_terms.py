@@ -116,7 +116,7 @@ class HidingTerm(Term):
         keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
         hidden = keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
         inner = self._nothing if self.term is None else self.term.read(tile)
-        return inner.expand(torch.broadcast_shapes(inner.shape, hidden.shape)).masked_fill(hidden, -math.inf)
+        return inner.masked_fill(hidden, -math.inf)
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         inner = entry(self._nothing, b, h, q, kv) if self.term is None else self.term.at(b, h, q, kv)

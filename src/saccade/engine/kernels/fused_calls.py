@@ -26,14 +26,12 @@ class Call(NamedTuple):
 
     Attributes:
         tile: the rows, and those columns of a tile that the call takes.
-        is_triangle: whether the columns are a causal square.
         causal: whether the operation's own flag hides what is hidden of it; with a bias, the terms say it instead.
         is_sure: whether every row has every column.
         is_first: whether it is the first of its tile.
     """
 
     tile: Tile
-    is_triangle: bool
     causal: bool
     is_sure: bool
     is_first: bool = True
@@ -54,7 +52,7 @@ def calls_of(given: Ingredients, tile: Tile) -> Iterator[Call]:
     """The calls of one tile; over all of them, each of its columns is taken once."""
     for number, (columns, is_triangle) in enumerate(_parts(tile)):
         causal, is_sure = is_triangle and given.bias is None, not is_triangle and _all_sure(columns)
-        yield Call(tile._replace(columns=columns), is_triangle, causal, is_sure, number == 0)
+        yield Call(tile._replace(columns=columns), causal, is_sure, number == 0)
 
 
 def single_call(given: Ingredients) -> Call | None:
@@ -72,7 +70,7 @@ def single_call(given: Ingredients) -> Call | None:
         has_all_rows = (tile.batch.stop - tile.batch.start) * shape[1] * len(tile.rows) == math.prod(shape[:3])
         if has_all_rows and len(tile.columns) == 1 and tile.columns[0].residual is True:  # most steps of decoding
             is_whole = len(tile.columns[0].keys) == shape[3]
-            found = Call(tile, False, False, True) if is_whole or bias is None else None
+            found = Call(tile, False, True) if is_whole or bias is None else None
         elif has_all_rows:
             calls = list(calls_of(given, tile))
             is_whole = tile.width == shape[3] or (bias is None and len(joined(tile.spans)) == 1)
