@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import KVCache, LatentCache
+from saccade.caches import KVCache, LatentCache, padded_positions
 from saccade.mechanisms import Softmax
 
 SOFTMAX, CAUSAL = Softmax(), masks.Causal()
@@ -69,6 +69,16 @@ def test_a_step_reads_of_each_item_its_last_document(lengths: list[list[int]]) -
     token = 2 * 4 * x.element_size()
     assert cache.traffic == (sum(own[-1] for own in lengths) * token, len(lengths) * token)
     assert all(type(moved) is int for moved in cache.traffic)
+
+
+def test_a_step_of_a_ragged_batch_reads_the_windows_of_its_items() -> None:
+    lengths, width = (3000, 1000), 4
+    x = torch.randn(2, 1, 3001, width)
+    cache = KVCache()
+    cache.fill(x[:, :, :3000], x[:, :, :3000], positions=padded_positions(lengths, side="left"))
+    cache.attend(SOFTMAX, *([x[:, :, 3000:]] * 3), mask=masks.Window(9, 0))
+    token = 2 * width * x.element_size()
+    assert cache.traffic == (2 * 10 * token, 2 * token)
 
 
 def test_a_single_token_is_read_as_a_whole() -> None:
