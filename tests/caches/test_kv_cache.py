@@ -81,6 +81,16 @@ def test_a_step_of_a_ragged_batch_reads_the_windows_of_its_items() -> None:
     assert cache.traffic == (2 * 10 * token, 2 * token)
 
 
+def test_growing_moves_memory_rarely() -> None:
+    cache, places = KVCache(), set()
+    for _ in range(200):
+        cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
+        assert cache.key is not None
+        places.add(cache.key.untyped_storage().nbytes())
+    assert len(places) <= 5
+    assert cache.key.shape == (2, 1, 200, 4)
+
+
 def test_a_single_token_is_read_as_a_whole() -> None:
     x, cache = torch.randn(1, 1, 1, 4), KVCache()
     cache.attend(SOFTMAX, x, x, x, mask=masks.Predicate(lambda b, h, q, kv: q == kv))
