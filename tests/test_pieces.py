@@ -36,6 +36,7 @@ def _pairs(tiles: Iterable[Tile]) -> np.ndarray:
     for tile in tiles:
         assert 0 <= tile.batch.start < tile.batch.stop <= BATCH
         assert 0 <= tile.heads.start < tile.heads.stop <= HEADS
+        assert len(tile.rows)
         for strip in tile.columns:
             assert len(strip.keys)
             held[
@@ -98,6 +99,27 @@ def test_a_part_holds_what_is_asked_for(room: int, tile: Tile, data: st.DataObje
         slice(None) if rows is None else slice(rows.start, rows.stop),
     ] = True
     assert np.array_equal(_pairs(found), _pairs([tile]) * wanted)
+
+
+@pytest.mark.parametrize("items", [1, 2])
+@pytest.mark.parametrize("heads", [1, 6])
+@pytest.mark.parametrize("columns", [40, 3000])
+@pytest.mark.parametrize("height", [20, 1500])
+@pytest.mark.parametrize("is_triangle", [True, False])
+def test_a_part_of_many_pairs_takes_little_room(
+    is_triangle: bool, height: int, columns: int, heads: int, items: int
+) -> None:
+    """A block of entries at once; of long rows 32, in at most 16 blocks, and else one."""
+    room = 1 << 10
+    strip = Strip(range(columns), Triangle(height, columns, 0) if is_triangle else True)
+    tile = Tile(slice(1, 1 + items), slice(2, 2 + heads), range(height), (strip,), Full())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_BLOCK_ENTRIES", room)
+        found = list(engine.part_of(tile, None, None, None))
+    together = [(part.batch.stop - part.batch.start) * (part.heads.stop - part.heads.start) for part in found]
+    assert sum(number * part.height for number, part in zip(together, found, strict=True)) == items * heads * height
+    for number, part in zip(together, found, strict=True):
+        assert number * part.height * part.width <= max(room, min(32 * part.width, 16 * room), part.width)
 
 
 def test_what_is_small_is_not_cut() -> None:
