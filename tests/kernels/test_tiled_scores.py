@@ -80,6 +80,43 @@ def test_a_score_s_own_function_may_leave_out_one_side(of_key):
     torch.testing.assert_close(found, expected)
 
 
+class Gaps(scores.Score):
+    """Sines of sums of differences, by a function with or without a rule of its own for gradients."""
+
+    def __init__(self, has_rule, asked):
+        super().__init__()
+        self.has_rule, self.asked = has_rule, asked
+
+    def prepare(self, query, key):
+        def compare(q, k):
+            return gaps(q, k).sin()
+
+        def gradients(grad, q, k):
+            self.asked.append(grad.shape)
+            slope = grad * gaps(q, k).cos()
+            return slope.sum(-1, keepdim=True).expand_as(q), -slope.sum(-2)[..., None].expand_as(k)
+
+        if self.has_rule:
+            compare.gradients = gradients
+        return Prepared(query, key, compare)
+
+
+def gaps(q, k):
+    return q.sum(-1)[..., None] - k.sum(-1)[..., None, :]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("has_rule", [True, False])
+@pytest.mark.usefixtures("small_blocks")
+def test_gradients_of_a_score_s_own_function(has_rule, scale):
+    tensors, mask, asked = inputs(), masks.Causal(), []
+    out = sc.attention(*tensors, mask, score=Gaps(has_rule, asked), scale=scale, impl="tiled")
+    want, _ = oracle.attention(*tensors, allowed_of(mask, 11, 13), compare=lambda q, k: gaps(q, k).sin(), scale=scale)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(*(torch.autograd.grad(x.sin().sum(), tensors) for x in (out, want)))
+    assert bool(asked) == has_rule
+
+
 def test_parameters_of_a_score_beside_what_its_change_has_captured():
     tensors, slope = inputs(), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     score = scores.Modified(lambda s, b, h, q, kv: s * slope, scores.Additive(8, 8, 3).double())
@@ -111,6 +148,48 @@ def test_scores_too_large_to_be_exponentiated_as_they_are(name):
     got = sc.attention_with_lse(query, key, value, masks.Causal(), impl="tiled", **options)
     for own, other in zip(got, want, strict=True):
         torch.testing.assert_close(own.double(), other, atol=1e-3, rtol=1e-4)
+
+
+def test_scores_too_large_that_many_small_numbers_make():
+    """One head, few rows: only along their width are queries and keys long."""
+    query, key, value = (x * torch.ones(1, 1, size, 256) for x, size in ((3.0, 2), (-3.0, 3), (1.0, 3)))
+    key[..., 1, :] = 3.0
+    want = oracle.attention(query, key, value, torch.ones(1, 1, 2, 3, dtype=torch.bool))
+    got = sc.attention_with_lse(query, key, value, impl="tiled")
+    for own, other in zip(got, want, strict=True):
+        torch.testing.assert_close(own.double(), other, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_whose_lse_is_nothing_or_minus_infinity():
+    """The first row sees nothing, the second one key, by a score of 0."""
+    tensors, mask = inputs(11, 11), masks.Causal() & ~masks.Window(1, 0)
+    with torch.no_grad():
+        tensors[0][:, :, 2] = 0.0
+    allowed = allowed_of(mask, 11, 11)
+    found, expected = sc.attention_with_lse(*tensors, mask, impl="tiled"), oracle.attention(*tensors, allowed)
+    assert (found[1][:, :, :2] == -math.inf).all()
+    assert not found[1][:, :, 2].any()
+    of = torch.randn_like(found[0])
+    known = allowed.any(-1)
+    gradients = [
+        torch.autograd.grad((out * of).sum() + sum(lse[at].square().sum() for at in places), tensors)
+        for (out, lse), places in ((found, (known, ~known)), (expected, (known,)))
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_what_half_precision_rounds_off_an_output_is_not_in_its_gradients():
+    """Many rows alike, and values whose differences are smaller than what rounding takes off their mean."""
+    value = 8.0 + torch.arange(48).reshape(1, 1, 6, 8).mul(5).remainder(16) / 16
+    sizes = ((1, 1, 600, 8), (1, 1, 6, 8))
+    query, key = (torch.randn(1, 1, 1 if size[2] == 600 else 6, 8).expand(size) for size in sizes)
+    own = [x.bfloat16().requires_grad_() for x in (query, key, value)]
+    assert torch.equal(own[2].float(), value)
+    wide = [x.detach().double().requires_grad_() for x in own]
+    out, (want, _) = sc.attention(*own, impl="tiled"), oracle.attention(*wide, torch.ones(1, 1, 600, 6).bool())
+    found = torch.autograd.grad(out.sum(), own)
+    for part, exact in zip(found, torch.autograd.grad(want.sum(), wide), strict=True):
+        torch.testing.assert_close(part.double(), exact, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("impl", ["tiled", "reference"])
@@ -173,17 +252,18 @@ def test_a_function_that_answers_each_block_alike_is_no_error():
     torch.testing.assert_close(*(torch.autograd.grad(x.sin().sum(), tensors) for x in (out, want)))
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("has_sink", [False, True])
 @pytest.mark.parametrize("is_recorded", [False, True])
-def test_blocks_hold_weights_logs_and_lse_of_the_definition(is_recorded, has_sink):
+def test_blocks_hold_weights_logs_and_lse_of_the_definition(is_recorded, has_sink, softcap):
     query, key, _ = (x.detach().requires_grad_(is_recorded) for x in inputs())
     sink = torch.tensor([0.5, -2.0, 1.0, 3.0], dtype=torch.float64) if has_sink else None
     mask = masks.Causal() & ~masks.Window(3, 0)  # the first rows see nothing
     allowed, unit = allowed_of(mask, 11, 13), torch.eye(13, dtype=torch.float64).expand(2, 2, 13, 13)
-    want, want_lse = oracle.attention(query, key, unit, allowed, sink_logit=sink)
+    want, want_lse = oracle.attention(query, key, unit, allowed, sink_logit=sink, softcap=softcap)
     assert not allowed.any(-1).all()
     weights, lse = torch.zeros_like(want), torch.zeros_like(want_lse)
-    for block in sc.AttentionMatrix(query, key, mask, sink_logit=sink).blocks():
+    for block in sc.AttentionMatrix(query, key, mask, sink_logit=sink, softcap=softcap).blocks():
         rows = slice(block.rows.start, block.rows.stop)
         columns = [place for span in block.columns for place in span]
         part = torch.zeros_like(want[block.batch, block.heads, rows])
