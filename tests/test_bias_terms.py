@@ -198,3 +198,18 @@ def test_tables_are_as_wide_as_scores() -> None:
         query = torch.randn(1, 2, 4, 8, dtype=dtype)
         matrix = sc.AttentionMatrix(query, query, bias=Short())
         assert matrix.ingredients.bias.source.dtype == wide
+
+
+BRAIN, HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
+WIDTHS = [(BRAIN, BRAIN, BRAIN), (BRAIN, HALF, SINGLE), (BRAIN, SINGLE, SINGLE), (BRAIN, DOUBLE, SINGLE)]
+WIDTHS += [(SINGLE, BRAIN, SINGLE), (SINGLE, SINGLE, SINGLE), (SINGLE, DOUBLE, SINGLE)]
+WIDTHS += [(DOUBLE, BRAIN, DOUBLE), (DOUBLE, SINGLE, DOUBLE), (DOUBLE, DOUBLE, DOUBLE)]
+
+
+@pytest.mark.parametrize("dtype, given, held", WIDTHS, ids=str)
+def test_a_tensor_is_held_as_queries_are_or_as_wide_as_scores(
+    dtype: torch.dtype, given: torch.dtype, held: torch.dtype
+) -> None:
+    query = torch.randn(1, 2, 4, 8, dtype=dtype)
+    matrix = sc.AttentionMatrix(query, query, bias=torch.zeros(4, 4, dtype=given))
+    assert matrix.ingredients.bias.source.dtype == held

@@ -101,6 +101,25 @@ def test_kernel_and_blocks_drop_the_same_weights(mask: masks.Mask | None, monkey
     assert not torch.equal(matrix.matmul(v, dropout_p=0.3, seed=6), whole)
 
 
+@pytest.mark.parametrize("impl", ["tiled", "reference"])
+def test_what_is_kept_is_scaled_forward_and_backward(impl: str) -> None:
+    query, key, value = (torch.randn(2, 3, 7, 4, dtype=torch.float64) for _ in range(3))
+    axes = torch.meshgrid(*(torch.arange(n) for n in (2, 3, 7, 7)), indexing="ij")
+    kept = dropout.keep(5, *axes, 0.3) / 0.7
+    upstream, found = torch.randn_like(value), []
+    for own in (False, True):
+        leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+        q, k, v = leaves
+        if own:
+            out = sc.AttentionMatrix(q, k, impl=impl).matmul(v, dropout_p=0.3, seed=5)
+        else:
+            out = ((q @ k.mT / 2.0).softmax(-1) * kept) @ v
+        found.append((out.detach(), *torch.autograd.grad(out, leaves, upstream)))
+    torch.testing.assert_close(found[1], found[0])
+    plain = sc.AttentionMatrix(query, key, impl=impl).matmul(value, dropout_p=0.3, seed=5)
+    torch.testing.assert_close(plain, found[0][0])
+
+
 def test_a_slice_of_the_sequence_drops_what_the_whole_drops() -> None:
     q, k, v = (torch.randn(1, 2, 16, 8, dtype=torch.float64) for _ in range(3))
     whole = sc.AttentionMatrix(q, k).matmul(v, dropout_p=0.4, seed=3)

@@ -57,6 +57,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"bias": torch.ones(5, 6, dtype=torch.bool)}, "bias must be a float tensor; got bool."),
     ({"bias": torch.ones(5, 6, dtype=torch.int64)}, "bias must be a float tensor; got int64."),
     ({"bias": _q(5, 7)}, "bias must broadcast to [2, 4, 5, 6]; got [5, 7]."),
+    ({"bias": _q(1, 1, 1, 5, 6)}, "bias must broadcast to [2, 4, 5, 6]; got [1, 1, 1, 5, 6]."),
     ({"bias": _q(5, 6, device="meta")}, "device must be the same for query and bias; got cpu and meta."),
     ({"scale": float("nan")}, "scale must be a finite number; got nan."),
     ({"scale": float("inf")}, "scale must be a finite number; got inf."),

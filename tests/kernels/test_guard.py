@@ -84,7 +84,7 @@ def test_a_query_that_sees_nothing_moves_nothing(bad, impl):
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("impl", ["tiled", "fused"])
+@KERNELS
 def test_a_row_that_its_bias_makes_nan_moves_no_key_that_it_may_not_see(impl):
     bias, tensors = torch.zeros(12, 12, dtype=torch.float64), inputs()
     rows = torch.arange(12) != 5
@@ -98,7 +98,7 @@ def test_a_row_that_its_bias_makes_nan_moves_no_key_that_it_may_not_see(impl):
     torch.testing.assert_close([x[:, :, 6:] for x in found[1:]], [x[:, :, 6:] for x in clean[1:]])
 
 
-@pytest.mark.parametrize("impl", ["tiled", "fused"])
+@KERNELS
 def test_nothing_flows_back_from_rows_that_see_a_bad_key(impl):
     tensors = inputs()
     above, rows = torch.arange(12) < 8, torch.ones(12, dtype=torch.bool)
@@ -106,6 +106,62 @@ def test_nothing_flows_back_from_rows_that_see_a_bad_key(impl):
     tensors[1][:, :, 8] = math.nan
     _, _, got = gradients_of(tensors, masks.Causal(), rows, impl, upstream=0.7)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("impl", ["tiled", "reference"])
+def test_an_infinite_query_whose_scores_are_capped_moves_no_key(impl):
+    tensors = inputs()
+    rows = torch.arange(12) != 5
+    _, _, want = gradients_of(tensors, masks.Causal(), rows, impl, softcap=2.0)
+    tensors[0][:, :, 5, 1] = math.inf
+    _, _, got = gradients_of(tensors, masks.Causal(), torch.ones(12, dtype=torch.bool), impl, softcap=2.0)
+    torch.testing.assert_close(got[1:], want[1:])
+    torch.testing.assert_close(got[0][:, :, rows], want[0][:, :, rows])
+
+
+@KERNELS
+def test_nan_is_seen_by_some_heads_and_items_and_not_by_others(impl, monkeypatch):
+    monkeypatch.setattr(guard, "_PAIRS_AT_ONCE", 40)
+    allowed = torch.rand(2, 4, 12, 12, generator=torch.Generator().manual_seed(2)) < 0.3
+    tensors = [torch.randn(2, heads, 12, 4, dtype=torch.float64) for heads in (4, 2, 2)]
+    want = sc.attention(*tensors, allowed, impl=impl)
+    tensors[1][1, 1, 4] = tensors[2][0, 1, 9] = tensors[2][1, 0, 2] = math.nan
+    hit = torch.zeros(2, 4, 12, dtype=torch.bool)
+    for item, group, column in ((1, 1, 4), (0, 1, 9), (1, 0, 2)):
+        heads = slice(2 * group, 2 * group + 2)
+        hit[item, heads] |= allowed[item, heads, :, column]
+    out = sc.attention(*tensors, allowed, impl=impl)
+    torch.testing.assert_close(out, want.masked_fill(hit[..., None], math.nan), equal_nan=True)
+
+
+def test_of_a_long_matrix_only_bad_columns_are_looked_at(monkeypatch):
+    mask = torch.ones(12, 12, dtype=torch.bool)
+    mask[3, 5] = False
+    query, key, value = inputs()
+    key[:, :, [1, 2, 9]], value[:, :, 4] = math.nan, math.inf
+    looked, scores_of = [], guard.scores_of
+
+    def seen(given, tile):
+        looked.extend(tile.spans)
+        return scores_of(given, tile)
+
+    monkeypatch.setattr(guard, "scores_of", seen)
+    given = sc.AttentionMatrix(query, key, mask).ingredients
+    assert len(list(given.row_plan.tiles)) == 1
+    isolated = guard.isolate(given, value)
+    assert looked == [range(1, 3), range(4, 5), range(9, 10)]
+    assert isolated.in_scores.all()
+
+
+def test_what_is_hidden_can_be_asked_for_pair_by_pair():
+    query, key, value = inputs()
+    query[0, 1, 3], key[0, 1, 5] = math.nan, math.inf
+    given = sc.AttentionMatrix(query, key, masks.Causal()).ingredients
+    isolated = guard.isolate(given, value)
+    want = torch.zeros(1, 4, 12, 12)
+    want[0, 1, 3] = want[0, 2:, :, 5] = -math.inf
+    places = torch.arange(4)[:, None, None], torch.arange(12)[:, None], torch.arange(12)
+    assert torch.equal(isolated.given.bias.at(torch.tensor(0), *places), want[0].double())
 
 
 def test_rows_beside_one_that_its_bias_makes_nan_drop_the_same_weights():
