@@ -27,6 +27,11 @@ __all__ = [
 
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# How a tensor of fewer dimensions becomes one of four.
+_FOR_FEWER = {
+    2: "[len, head_dim] becomes one by x[None, None]",
+    3: "[batch, len, head_dim] becomes one by x[:, None], [heads, len, head_dim] by x[None]",
+}
 
 
 def check_query_key(query: Tensor, key: Tensor, score: Score | None, where: str) -> tuple[int, int, int, int]:
@@ -54,7 +59,7 @@ def _explained(query: Tensor, key: Tensor, score: Score | None, where: str) -> E
     for name, x in (("query", query), ("key", key)):
         if x.dim() != 4:
             rule = "have four dimensions, [batch, heads, len, head_dim]"
-            return value_error(where, name, rule, list(x.shape), facts=facts)
+            return value_error(where, name, rule, list(x.shape), facts=facts, hint=_FOR_FEWER.get(x.dim()))
     if query.dtype not in _DTYPES:
         rule = "be float32, float64, bfloat16 or float16"
         return type_error(where, "query", rule, str(query.dtype).removeprefix("torch."), facts=facts)

@@ -42,7 +42,16 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
     if callable(mask) and not isinstance(mask, type):
         return Predicate(mask)
     rule = "be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool"
-    raise type_error(where, "mask", rule, kind(mask))
+    raise type_error(where, "mask", rule, kind(mask), hint=_hint_for_words(mask))
+
+
+def _hint_for_words(mask: object) -> str | None:
+    """What to write instead of a mask's text, or of its class."""
+    if isinstance(mask, str):
+        return "masks.parse(...) reads one: masks.parse('causal & window(4, 0)')"
+    if isinstance(mask, type) and issubclass(mask, Mask):
+        return f"make one: masks.{mask.__name__}(...)"
+    return None
 
 
 def check_told_apart(mask: Mask, shape: tuple[int, int, int, int], where: str) -> None:
