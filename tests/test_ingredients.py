@@ -60,8 +60,23 @@ def test_what_a_mask_holds_now_holds_from_then_on() -> None:
     assert now.current() is now
 
 
-@pytest.mark.parametrize("score", [None, _additive()], ids=["dot", "additive"])
-def test_without_its_sources_it_holds_none_of_their_memory(score: scores.Score | None) -> None:
+@pytest.mark.parametrize("mask", [None, masks.Causal(), lambda b, h, q, kv: kv <= q], ids=["none", "rule", "function"])
+def test_a_mask_that_reads_no_tensor_is_not_looked_at_again(mask: object) -> None:
+    for options in ({}, {"q_positions": [1, 2, 4, 8], "kv_positions": [0, 1, 2, 4, 8]}):
+        given = _made(mask=mask, **options)
+        assert given.is_live is False
+        assert given.current() is given
+
+
+TRAINED = torch.ones(H, requires_grad=True)
+
+
+def _changed(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    return score * TRAINED[h]
+
+
+@pytest.mark.parametrize("score", [None, _additive(), _changed], ids=["dot", "additive", "function"])
+def test_without_its_sources_it_holds_none_of_their_memory(score: Any) -> None:
     given = _made(score=score, bias=torch.randn(H, L, S))
     value = torch.randn(B, H, S, D)
     empty = given.emptied()

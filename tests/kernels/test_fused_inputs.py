@@ -37,16 +37,46 @@ def test_gradients_through_the_lse_where_values_have_a_width_of_their_own(mask, 
 
 
 @pytest.mark.parametrize("scale", [0.3, -0.3])
-@pytest.mark.parametrize("odd", [*NAMES, "all"])
+@pytest.mark.parametrize("odd", [*NAMES, "query and key", "query and value", "key and value", "query, key and value"])
 @pytest.mark.parametrize("layout", ["transposed", "spread"])
-def test_one_input_with_another_stride(layout, odd, scale):
+def test_some_inputs_with_another_stride(layout, odd, scale):
     tensors = inputs()
     for number, name in enumerate(NAMES):
         x = tensors[number].detach()
-        if odd in (name, "all"):
+        if name in odd:
             view = x.mT.contiguous().mT if layout == "transposed" else x.repeat_interleave(2, 3)[..., ::2]
             tensors[number] = view.requires_grad_()
     check(tensors, masks.Causal(), scale=scale)
+
+
+def heads_last(x):
+    """The same numbers, those of all heads side by side in memory: what torch calls channels last."""
+    return x.detach().permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("value_dim", [3, 8, 20])
+@pytest.mark.parametrize("scale", [0.3, -0.3])
+@pytest.mark.parametrize("mask", [masks.Causal(), masks.Window(4, 2)], ids=str)
+def test_heads_that_stand_last_in_memory(mask, scale, value_dim):
+    tensors = [heads_last(x).requires_grad_() for x in inputs(value_dim=value_dim)]
+    check(tensors, mask, scale=scale)
+    ours = sc.attention(*tensors, mask, scale=scale, impl="fused")
+    theirs, _ = oracle.attention(*tensors, mask.to_dense(21, batch=2, heads=4), scale=scale)
+    weights = heads_last(torch.randn_like(theirs))
+    torch.testing.assert_close(*(torch.autograd.grad(out, tensors, weights) for out in (ours, theirs)))
+
+
+@pytest.mark.parametrize("scale", [None, 0.0, -0.3])
+@pytest.mark.parametrize("mask", [masks.Full(), masks.Causal(), ~masks.Causal()], ids=str)
+def test_inputs_and_values_without_width(mask, scale):
+    query, key = torch.zeros(2, 4, 5, 0), torch.zeros(2, 2, 5, 0)
+    out, lse = sc.attention_with_lse(query, key, key, mask, scale=scale, impl="fused")
+    assert out.shape == (2, 4, 5, 0)
+    torch.testing.assert_close(lse, mask.to_dense(5, batch=2, heads=4).sum(-1).log())
+
+
+def test_a_last_row_that_sees_as_many_keys_as_they_are_wide():
+    check(inputs(q_len=1), masks.Window(7, 0))
 
 
 @pytest.mark.parametrize("value_dim", [3, 20])

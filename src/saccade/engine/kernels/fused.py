@@ -78,7 +78,7 @@ class Fused(KernelByHand):
             is_plain = given.bias is None and (single.causal or single.is_sure)
             terms = NOTHING if is_plain else added(given, single)
             key = given.key
-            if single.tile.columns and len(single.tile.columns[0].keys) != key.shape[2]:
+            if len(single.tile.columns[0].keys) != key.shape[2]:
                 key, value = _columns(given, value, single)
             out, lse = aten.forward(given.query, key, value, *terms, single.causal, given.scale)
         return (out if out.shape[3] == value_dim else out[..., :value_dim]), lse
@@ -126,7 +126,7 @@ def _sign(given: Ingredients) -> float | None:
 
 def _prepared(x: Tensor, width: int) -> Tensor:
     if x.shape[3] != width:
-        return F.pad(x, (0, width - x.shape[3]))
+        x = F.pad(x, (0, width - x.shape[3]))  # where channels stand last in memory, they still do
     return x if x.stride(3) == 1 else x.contiguous()
 
 
@@ -194,7 +194,6 @@ def _backward(given: Ingredients, value: Tensor, results: Backward) -> tuple[Ten
     if grad_lse is not None:
         query, key, value, out, grad_out = _with_lse(query, key, value, out, grad_out, grad_lse)
         given = given.replaced(query=query, key=key)
-    grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
     single = single_call(given)
     if single is not None and single.tile.width == given.shape[3]:
         terms = added(given, single).terms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
@@ -65,13 +64,12 @@ def single_call(given: Ingredients) -> Call | None:
     if key in plan.memo:
         return cast("Call | None", plan.memo[key])
     found, shape = None, plan.shape
-    if plan.count == 1 and key[2]:
+    if plan.count == 1 and key[2]:  # a plan of one tile has all rows in it
         (tile,) = plan.tiles
-        has_all_rows = (tile.batch.stop - tile.batch.start) * shape[1] * len(tile.rows) == math.prod(shape[:3])
-        if has_all_rows and len(tile.columns) == 1 and tile.columns[0].residual is True:  # most steps of decoding
+        if len(tile.columns) == 1 and tile.columns[0].residual is True:  # most steps of decoding
             is_whole = len(tile.columns[0].keys) == shape[3]
             found = Call(tile, False, True) if is_whole or bias is None else None
-        elif has_all_rows:
+        else:
             calls = list(calls_of(given, tile))
             is_whole = tile.width == shape[3] or (bias is None and len(joined(tile.spans)) == 1)
             found = calls[0] if len(calls) == 1 and is_whole else None
