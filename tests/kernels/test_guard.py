@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import saccade as sc
-from saccade import masks
+from saccade import masks, scores
 from saccade.engine import guard
 from saccade.engine.kernels.kernel import Kernel
 
@@ -106,6 +106,23 @@ def test_nothing_flows_back_from_rows_that_see_a_bad_key(impl):
     tensors[1][:, :, 8] = math.nan
     _, _, got = gradients_of(tensors, masks.Causal(), rows, impl, upstream=0.7)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("impl", ["tiled", "reference"])
+@pytest.mark.parametrize("name", ["query", "key"])
+@pytest.mark.parametrize(
+    "options",
+    [{"softcap": 2.0}, {"score": scores.Additive(4, 4, 3).double()}, {"score": lambda x, b, h, q, kv: x.tanh()}],
+    ids=["softcap", "additive", "function"],
+)
+def test_an_infinity_of_which_scores_make_a_number_is_seen_all_the_same(options, name, impl):
+    tensors = [x.clone() for x in inputs()]
+    want = sc.attention(*tensors, masks.Causal(), impl=impl, **options)
+    tensors[["query", "key"].index(name)][:, :, 5, 1] = math.inf
+    hit = torch.arange(12) >= 5 if name == "key" else torch.arange(12) == 5
+    expected = want.masked_fill(hit[:, None], math.nan)
+    out = sc.attention(*tensors, masks.Causal(), impl=impl, **options)
+    torch.testing.assert_close(out, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("impl", ["tiled", "reference"])

@@ -57,8 +57,8 @@ def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped 
     """Output and lse of any kernel, in which NaN and inf are where they may be seen."""
     if isinstance(kernel, KernelByHand):
         out, lse = kernel.forward(given, value, dropped)
-        # Where the output is finite, nothing that is not has had a part in it.
-        if given.plan.is_full or is_finite(out):
+        # Where the output is finite, nothing that is not has had a part in it, unless scores could bring it back.
+        if given.plan.is_full or (is_finite(out) and (_keeps_infinity(given) or is_finite(given.query, given.key))):
             return out, lse
         isolated = isolate(given, value)
         return (out, lse) if isolated is None else isolated.forward(kernel, dropped)
@@ -141,14 +141,24 @@ def _is_plain(given: Ingredients, value: Tensor, lse: Tensor) -> bool:
     return is_finite(lse, given.query, given.key, value)
 
 
+def _keeps_infinity(given: Ingredients) -> bool:
+    """Whether a query or key that is not finite has no finite score; a cap, or a function, may make one of it."""
+    return given.softcap is None and given.tile_function is None and given.modification is None
+
+
 def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
     """What is held beside a kernel's results, or instead of them, while `forward` looks whether all is finite."""
     batch, heads, q_len, kv_len = given.shape
     if given.plan.is_full:
         return 0
-    widest = max(given.key.shape[3], value_dim)
-    entries = batch * (heads * q_len * value_dim if kernel.by_hand else given.key.shape[1] * kv_len * widest)
-    return bytes_widened(entries, given.query.dtype)
+    width, groups = given.key.shape[3], given.key.shape[1]
+    if not kernel.by_hand:
+        entries = groups * kv_len * max(width, value_dim)
+    elif _keeps_infinity(given):
+        entries = heads * q_len * value_dim
+    else:
+        entries = max(heads * q_len * max(width, value_dim), groups * kv_len * width)
+    return bytes_widened(batch * entries, given.query.dtype)
 
 
 def isolate(given: Ingredients, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
