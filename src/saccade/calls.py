@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from saccade.errors import type_error
 
-__all__ = ["AnswersCalls", "answers", "answers_class", "unknown"]
+__all__ = ["WORDS", "AnswersCalls", "answers", "answers_class", "unknown"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -78,11 +78,12 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def answers(where: str, **hints: str) -> Callable[[F], F]:
+def answers(where: str, words: Mapping[str, str] = WORDS, /, **hints: str) -> Callable[[F], F]:
     """A decorator: calls that do not fit get a sentence of ours.
 
     Args:
         where: the function's name.
+        words: what others call the arguments of attention and layers; empty for functions that have other ones.
         hints: by names of arguments that may be missing, or that only this function answers.
     """
 
@@ -94,7 +95,7 @@ def answers(where: str, **hints: str) -> Callable[[F], F]:
             except TypeError as error:
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise  # from inside of the function
-                refusal = _refusal(where, inspect.signature(function), args, kwargs, hints)
+                refusal = _refusal(where, inspect.signature(function), args, kwargs, {**words, **hints})
                 if refusal is None:
                     raise
                 raise refusal from None
@@ -104,11 +105,11 @@ def answers(where: str, **hints: str) -> Callable[[F], F]:
     return decorate
 
 
-def answers_class(**hints: str) -> Callable[[C], C]:
+def answers_class(words: Mapping[str, str] = WORDS, /, **hints: str) -> Callable[[C], C]:
     """The same for making an instance of a class."""
 
     def decorate(kind: C) -> C:
-        setattr(kind, "__init__", answers(kind.__name__, **hints)(kind.__dict__["__init__"]))  # noqa: B010  mypy
+        setattr(kind, "__init__", answers(kind.__name__, words, **hints)(kind.__dict__["__init__"]))  # noqa: B010  mypy
         return kind
 
     return decorate
@@ -123,7 +124,7 @@ def unknown(where: str, names: Mapping[str, object], known: Callable[..., Any]) 
         known: the function.
     """
     parameters = [name for name in inspect.signature(known).parameters if name not in ("self", "unknown")]
-    return _misnamed(where, next(iter(names)), parameters, {})
+    return _misnamed(where, next(iter(names)), parameters, WORDS)
 
 
 class AnswersCalls:
@@ -153,11 +154,15 @@ def _refusal(
         return type_error(where, "values without a name", rule, given, hint=hint if known or "more" in hints else None)
     for name in known[given:]:
         parameter = signature.parameters[name]
-        if parameter.default is parameter.empty and name not in kwargs and parameter.kind is plain:
+        is_named = parameter.kind in (plain, inspect.Parameter.KEYWORD_ONLY)
+        if parameter.default is parameter.empty and name not in kwargs and is_named:
             return type_error(where, name, "be given", "nothing", hint=hints.get(name))
     return None
 
 
 def _misnamed(where: str, name: str, known: Sequence[str], hints: Mapping[str, str]) -> TypeError:
-    hint = hints.get(name) or WORDS.get(name) or (f"its arguments are {', '.join(known)}" if known else None)
+    hint = hints.get(name)
+    is_name = hint is not None and hint.endswith("=") and hint[:-1].isidentifier()
+    if hint is None or (is_name and hint[:-1] not in known):
+        hint = f"its arguments are {', '.join(known)}" if known else None
     return type_error(where, "an argument", "be one of its own", f"{name}=", hint=hint)

@@ -7,9 +7,11 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from saccade.arguments import flag, instance, integer, number, one_of
+from saccade.calls import answers_class
 from saccade.errors import value_error
 from saccade.masks import Causal, Mask
 from saccade.masks.algebra import And
+from saccade.models.words import OF_CONFIGS
 from saccade.nn.feed_forward import Activation
 from saccade.nn.norms import Norm
 from saccade.positions import Scaling
@@ -52,6 +54,7 @@ class TextConfig(Config):
     num_heads: int
 
 
+@answers_class(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(TextConfig):
     """Everything about an `Encoder` but its weights.
@@ -90,6 +93,7 @@ class EncoderConfig(TextConfig):
         integer("EncoderConfig", "pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
 
 
+@answers_class(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig(TextConfig):
     """Everything about a `Decoder` but its weights. The defaults are those of Llama.
@@ -166,6 +170,7 @@ class DecoderConfig(TextConfig):
         return self.mask if Causal() in parts else Causal() & self.mask
 
 
+@answers_class(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(TextConfig):
     """Everything about an `EncoderDecoder` but its weights. The defaults are those of the first paper.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from saccade.calls import answers_class
 from saccade.errors import value_error
 from saccade.masks import Mask
 from saccade.models.config import Config, Positive, Probability
+from saccade.models.words import OF_CONFIGS
 from saccade.nn.feed_forward import Activation
 
 __all__ = ["SetDecoderConfig", "VisionTransformerConfig"]
 
 
+@answers_class(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class VisionTransformerConfig(Config):
     """Everything about a `VisionTransformer` but its weights.
@@ -95,6 +98,7 @@ class VisionTransformerConfig(Config):
         return rows * columns + self.class_token
 
 
+@answers_class(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class SetDecoderConfig(Config):
     """Everything about a `SetDecoder` but its weights and its backbone. The defaults are those of DETR.

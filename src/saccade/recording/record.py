@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from saccade.arguments import instance
+from saccade.calls import answers
 from saccade.errors import type_error, unsupported, value_error
 from saccade.integrations.taps import tapped
 from saccade.matrix import Matrix
@@ -40,6 +41,7 @@ class UnheardLayersWarning(UserWarning):
     """
 
 
+@answers("record", {})
 def record(
     model: nn.Module,
     *,

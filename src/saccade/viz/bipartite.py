@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.arguments import number
+from saccade.calls import answers
 from saccade.errors import value_error
 from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix
@@ -23,6 +24,7 @@ _MOST = 80  # words on either side
 _LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches of a line of text and between the columns, points
 
 
+@answers("bipartite", {})
 def bipartite(
     weights: object,
     *,

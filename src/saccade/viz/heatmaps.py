@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from saccade.calls import answers
 from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.viz.arrays import Array, as_matrix, masked, max_pool
@@ -26,6 +27,7 @@ _SHORTEST = 0.9  # inches of the shorter side at least
 _LINES = "#e4e4e9"  # between cells: there, and no more than that
 
 
+@answers("heatmap", {})
 def heatmap(
     weights: object,
     *,

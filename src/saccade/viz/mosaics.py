@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from saccade.calls import answers
 from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool
@@ -26,6 +27,7 @@ _TINY = 1e-30  # 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
+@answers("mosaic", {})
 def mosaic(
     weights: object,
     *,

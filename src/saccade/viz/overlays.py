@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from saccade.arguments import is_number
+from saccade.calls import answers
 from saccade.errors import value_error
 from saccade.viz.arrays import Array, as_numbers, limits_of
 from saccade.viz.canvas import blank, whole_pixels
@@ -22,6 +23,7 @@ _TINTS = ((1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1)
 _LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as the eye weighs them
 
 
+@answers("spatial_map", {})
 def spatial_map(
     image: object,
     weights: object,

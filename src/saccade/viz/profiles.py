@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from saccade.calls import answers
 from saccade.errors import value_error
 from saccade.viz.arrays import Array, as_numbers
 from saccade.viz.canvas import INKS, PLAIN, blank, dress
@@ -21,6 +22,7 @@ _WIDTH, _HEIGHT = 6.4, 2.8  # inches
 _POINTS, _LOG_POINTS = 960, 160  # groups: what so many pixels can show; on a logarithmic axis, before lines are a blur
 
 
+@answers("profile", {})
 def profile(
     values: object,
     *,

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from saccade.arguments import instance
+from saccade.calls import answers
 from saccade.errors import value_error
 from saccade.mechanisms.comparison import CLOSE, ROUGH, Comparison
 from saccade.viz.canvas import INK, PLAIN, blank, dress
@@ -17,6 +18,7 @@ _WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
 
 
+@answers("tradeoff", {})
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     """Draw how wrong mechanisms are against how long they take: further left is faster, further down is closer.
 

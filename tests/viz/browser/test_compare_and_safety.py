@@ -172,6 +172,8 @@ def test_a_page_of_what_was_kept(open_page, tmp_path):
     assert page.evaluate("saccade.mapView.levels.length") == 0
     page.mouse.move(*at(page, 3, 2))
     assert page.locator(".tip").inner_text().endswith("not kept in this recording")
+    page.locator('[data-token="3"]').click()
+    assert page.get_by_text('sc.record(model, keep="qk") keeps the maps').is_visible()
 
 
 def test_a_run_that_goes_on_is_read_anew(open_page, tmp_path):

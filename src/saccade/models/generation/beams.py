@@ -13,9 +13,11 @@ from torch import Tensor
 
 from saccade.arguments import integer, number
 from saccade.caches import Cache, LayerCache
+from saccade.calls import answers
 from saccade.models.generation.generate import Tokens
 from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.reader import LanguageModel, new_reader
+from saccade.models.words import OF_GENERATION
 
 __all__ = ["Hypothesis", "beam_search"]
 
@@ -33,6 +35,7 @@ class Hypothesis(NamedTuple):
     score: float
 
 
+@answers("beam_search", OF_GENERATION)
 def beam_search(
     model: LanguageModel,
     tokens: Tokens,

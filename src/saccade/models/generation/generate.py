@@ -12,11 +12,13 @@ from torch import Tensor
 
 from saccade.arguments import instance, integer
 from saccade.caches import Cache, LayerCache
+from saccade.calls import answers
 from saccade.engine import dropout
 from saccade.errors import value_error
 from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.reader import LanguageModel, Reader, new_reader
 from saccade.models.generation.sampler import Sampler
+from saccade.models.words import OF_GENERATION
 
 __all__ = ["Step", "generate", "stream"]
 
@@ -44,6 +46,7 @@ class Step:
     bytes_appended: int | None
 
 
+@answers("generate", OF_GENERATION)
 def generate(
     model: LanguageModel,
     tokens: Tokens,
@@ -93,6 +96,7 @@ def generate(
     return texts
 
 
+@answers("stream", OF_GENERATION)
 def stream(
     model: LanguageModel,
     tokens: Tokens,

@@ -12,6 +12,7 @@ import torch
 
 from saccade.arguments import instance, integer, is_integer, one_of
 from saccade.caches.files import write_whole
+from saccade.calls import answers
 from saccade.errors import kind, shown, type_error, value_error
 from saccade.text import visible
 from saccade.viz.page.document import document
@@ -40,6 +41,7 @@ class Options(NamedTuple):
     size: int = _SIZE
 
 
+@answers("report", {})
 def report(
     given: object,
     path: str | os.PathLike[str],

@@ -81,7 +81,8 @@ export class MapView {
       context.restore();
     } else {
       context.fillStyle = ink;
-      context.fillText(page.message ?? say(page.language, "notKept"), box.x + 8, box.y + 20);
+      const lines = page.message ? [page.message] : [say(page.language, "notKept"), say(page.language, "howToKeep")];
+      lines.forEach((line, row) => context.fillText(line, box.x + 8, box.y + 20 + 16 * row));
     }
     context.strokeStyle = ink;
     context.globalAlpha = 0.3;

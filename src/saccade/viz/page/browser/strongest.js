@@ -13,7 +13,7 @@ export function drawStrongest(page, element) {
     return;
   }
   if (!reading.map && !reading.close?.rows) {
-    element.replaceChildren(make("p", { className: "hint", textContent: say(language, "notKept") }));
+    element.replaceChildren(make("p", { className: "hint", textContent: `${say(language, "notKept")}: ${say(language, "howToKeep")}` }));
     return;
   }
   const tables = page.shownReadings.flatMap((own) => {
