@@ -235,7 +235,7 @@ def test_objects_are_learned():
         boxes = torch.tensor([[(column + 0.5) / 6, (row + 0.5) / 6, 1 / 6, 1 / 6] for row, column, _ in places])
         objects.append(Objects(torch.tensor([kind for _, _, kind in places]), boxes))
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    for _ in range(120):
+    for _ in range(300):
         optimizer.zero_grad()
         losses = [set_loss(found, objects, no_object_weight=1.0) for found in model.every_layer(features)]
         sum(loss.total for loss in losses).backward()

@@ -128,7 +128,7 @@ class DistanceTerm(Term):
         """Where each pair stands in the table, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
-            columns = torch.cat([torch.arange(s.start, s.stop, s.step) for s in tile.spans]).to(self.source.device)
+            columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
             rows = torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step, device=self.source.device)
             distances = (rows[:, None] - columns + self.first)[None]
         else:

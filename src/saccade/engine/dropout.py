@@ -48,7 +48,7 @@ def check_seed(seed: int | None, where: str) -> None:
 
 def draw_seed() -> int:
     """A fresh seed from torch's generator, so that ``torch.manual_seed`` makes dropout repeatable."""
-    return int(torch.randint(0, 1 << 31, ()).item())
+    return int(torch.randint(0, 1 << 31, (), device="cpu").item())
 
 
 def keep(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: float) -> Tensor:

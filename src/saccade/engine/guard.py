@@ -4,6 +4,10 @@ In a product of matrices 0 * NaN is NaN, so masking the given alone does not kee
 ingredients in which such rows are zeroed and hidden, and afterwards mark with NaN the queries that are concerned: those
 that may attend to such a key or value, and those that hold it themselves and may attend to anything. A pair whose score
 is -inf has weight 0, whatever its key and value hold.
+
+What is hidden may also be finite and so large that products with it overflow: inf - inf and 0 * inf are NaN. There
+the product is run once more without such keys and values, if nobody may attend to them, and by a kernel that leaves
+hidden scores out.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.grouping import at, groups_of, joined, take
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
+from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.memory import bytes_widened
 from saccade.engine.pieces import pieces
 from saccade.engine.tiles import scores_of
@@ -30,6 +35,7 @@ from saccade.plan import Strip, Tile
 __all__ = ["Isolated", "backward", "bytes_of_look", "forward", "forward_if_clean", "is_clean", "isolate"]
 
 _PAIRS_AT_ONCE = 1 << 20
+_TILED = Tiled()
 
 
 class Isolated(NamedTuple):
@@ -50,6 +56,8 @@ class Isolated(NamedTuple):
         """Output and lse of the cleaned ingredients, NaN for the queries concerned; other rows stay as they are."""
         out, lse = kernel.forward(self.given, self.value, dropped)
         assert lse is not None  # a kernel that gives none is run by `forward_if_clean`
+        if isinstance(kernel, KernelByHand) and not is_finite(out):
+            out, lse = _forward_again(kernel, self.given, self.value, dropped, (out, lse))
         return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
 
 
@@ -61,7 +69,9 @@ def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped 
         if given.plan.is_full or (is_finite(out) and (_keeps_infinity(given) or is_finite(given.query, given.key))):
             return out, lse
         isolated = isolate(given, value)
-        return (out, lse) if isolated is None else isolated.forward(kernel, dropped)
+        if isolated is not None:
+            return isolated.forward(kernel, dropped)
+        return (out, lse) if is_finite(out) else _forward_again(kernel, given, value, dropped, (out, lse))
     return _forward_by_autograd(kernel, given, value, dropped)
 
 
@@ -72,6 +82,7 @@ def _forward_by_autograd(
     isolated = None if is_clean(given, given.query, given.key, value) else isolate(given, value)
     if isolated is not None:
         return isolated.forward(kernel, dropped)
+    given, value = _without_large(given, value) or (given, value)
     out, lse = kernel.forward(given, value, dropped)
     assert lse is not None
     spoilt = lse.detach().isnan()
@@ -108,7 +119,7 @@ def backward(
 ) -> Tensors:
     """Gradients by a kernel's own backward pass."""
     if _is_plain(given, value, results.lse):
-        return kernel.backward(given, value, dropped, results, wanted)
+        return _gradients(kernel, given, value, dropped, results, wanted)
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
     # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
     spoilt = results.lse.isnan()
@@ -117,6 +128,8 @@ def backward(
     if isolated is not None:
         given, value = isolated.given, isolated.value
         out, lse = kernel.forward(given, value, dropped)
+        if not is_finite(out):
+            out, lse = _forward_again(kernel, given, value, dropped, (out, lse))
         # The results of the queries concerned are NaN, whatever the inputs are.
         grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(isolated.in_scores, 0.0)
         grad_out = results.grad_out.masked_fill(isolated.in_output[..., None], 0.0)
@@ -126,7 +139,51 @@ def backward(
         lse, grad_out = results.lse.masked_fill(empty, math.inf), results.grad_out.masked_fill(empty[..., None], 0.0)
         grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(empty, 0.0)
         results = Backward(results.out, lse, grad_out, grad_lse)
-    return kernel.backward(given, value, dropped, results, wanted)
+    return _gradients(kernel, given, value, dropped, results, wanted)
+
+
+def _gradients(
+    kernel: KernelByHand,
+    given: Ingredients,
+    value: Tensor,
+    dropped: Dropped | None,
+    results: Backward,
+    wanted: tuple[bool, ...],
+) -> Tensors:
+    found = kernel.backward(given, value, dropped, results, wanted)
+    if given.plan.is_full or all(x is None or is_finite(x) for x in found[:1]):
+        return found
+    own, smaller = _TILED if kernel.adds_to_hidden else kernel, _without_large(given, value)
+    if own is kernel and smaller is None:
+        return found
+    return own.backward(*(smaller or (given, value)), dropped, results, wanted)
+
+
+def _forward_again(
+    kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The product where what is hidden may have overflowed; what was found if nothing could."""
+    own, smaller = _TILED if kernel.adds_to_hidden else kernel, _without_large(given, value)
+    if own is kernel and smaller is None:
+        return found
+    return own.forward(*(smaller or (given, value)), dropped)
+
+
+def _without_large(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor] | None:
+    """Without keys and values that products overflow with; None if there are none, or somebody may attend to one."""
+    if given.plan.is_full:
+        return None
+    most = math.sqrt(torch.finfo(given.compute_dtype).max) / 16
+    large_key, large_value = (torch.linalg.vector_norm(x.detach(), math.inf, -1) > most for x in (given.key, value))
+    if not bool(large_key.any() | large_value.any()):
+        return None
+    nobody = torch.zeros(given.query.shape[:3], dtype=torch.bool, device=given.device)
+    with torch.no_grad():
+        concerned = _concerned(given.replaced(answers=None), nobody, large_key, large_value)
+    if any(bool(x.any()) for x in concerned):
+        return None
+    key = given.key.masked_fill(large_key[..., None], 0)
+    return given.replaced(key=key), value.masked_fill(large_value[..., None], 0)
 
 
 def is_clean(given: Ingredients, *tensors: Tensor) -> bool:

@@ -108,7 +108,7 @@ def size_of(where: str, name: str, size: object) -> int:
 def written_out(given: GivenPositions, where: str, name: str, first: int, length: int, batch: int) -> Tensor:
     """Positions, int64 ``[batch | 1, length]``; from ``first`` on when None. In a tensor all below 0 mean no token."""
     if given is None:
-        return torch.arange(first, first + length)[None]
+        return torch.arange(first, first + length, device="cpu")[None]
     if isinstance(given, Tensor):
         check_readable(where, name, given)
         given = given.clamp(min=-1) if given.dtype == torch.int64 else given

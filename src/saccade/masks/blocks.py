@@ -61,7 +61,7 @@ class Blocks(Mask):
         nested = given.reshape(-1, *given.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)
-        object.__setattr__(self, "_table", Table(torch.tensor(self.layout)))
+        object.__setattr__(self, "_table", Table(torch.tensor(self.layout, device="cpu")))
 
     @property
     def shape(self) -> tuple[int, int]:

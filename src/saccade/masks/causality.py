@@ -38,7 +38,7 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
         return False
     first = table.masked_fill(table < 0, _SPAN).amin(1)[some].numpy()
     last = table.amax(1)[some].numpy()
-    which = torch.arange(items)[some].numpy() if mask.shape[0] > 1 else np.full(len(last), ALL)
+    which = np.arange(items)[some.numpy()] if mask.shape[0] > 1 else np.full(len(last), ALL)
     bounds = mask.bounds(Groups(which, first, last), Universe(last + 1, last + 1 + _SPAN))
     if not _any(bounds.needed):
         return False
@@ -52,9 +52,10 @@ def _any(spans: Spans) -> bool:
 
 
 def _sampled(mask: Mask, item: int, positions: Tensor) -> bool:
-    rows = positions[torch.linspace(0, len(positions) - 1, min(_ROWS, len(positions))).round().long()]
-    away = torch.cat([torch.arange(1, _NEAR + 1), _NEAR * 2 ** torch.arange(1, _FAR + 1) // 2])
+    rows = positions[torch.linspace(0, len(positions) - 1, min(_ROWS, len(positions)), device="cpu").round().long()]
+    near, far = (torch.arange(1, end + 1, device="cpu") for end in (_NEAR, _FAR))
+    away = torch.cat([near, _NEAR * 2**far // 2])
     keys = int(positions.max()) + away
-    heads = torch.arange(mask.shape[1])[None, :, None, None]
-    b = torch.full((1, 1, 1, 1), item)
+    heads = torch.arange(mask.shape[1], device="cpu")[None, :, None, None]
+    b = torch.full((1, 1, 1, 1), item, device="cpu")
     return bool(mask.allows(b, heads, rows[None, None, :, None], keys[None, None, None, :]).any())

@@ -127,4 +127,4 @@ def _span(x: Tensor, axis: int) -> slice | None:
     numbers = x.reshape(-1)
     first, stop = int(numbers[0]), int(numbers[-1]) + 1
     is_axis = x.dim() == 4 and x.shape[axis] == len(numbers) == stop - first
-    return slice(first, stop) if is_axis and torch.equal(numbers, torch.arange(first, stop)) else None
+    return slice(first, stop) if is_axis and torch.equal(numbers, torch.arange(first, stop, device="cpu")) else None

@@ -228,7 +228,7 @@ def _whole_numbers(where: str, name: str, given: object) -> Tensor:
     """A readable tensor of whole numbers, or of a list of them."""
     found = given
     if isinstance(given, list | tuple) and all(is_integer(x) and abs(int(x)) < 1 << 62 for x in given):
-        found = torch.tensor([int(x) for x in given])
+        found = torch.tensor([int(x) for x in given], device="cpu")
     if not isinstance(found, Tensor) or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         got = str(found.dtype) if isinstance(found, Tensor) else kind(given)
         raise type_error(where, name, "be a tensor of whole numbers", got)

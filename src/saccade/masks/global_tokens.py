@@ -62,7 +62,7 @@ class Global(Mask):
         object.__setattr__(self, "positions", tuple(sorted(set(given))))
         object.__setattr__(self, "sees", sees)
         object.__setattr__(self, "seen", seen)
-        object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64)))
+        object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64, device="cpu")))
 
     @property
     def hides_keys_only(self) -> bool:

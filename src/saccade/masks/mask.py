@@ -166,7 +166,11 @@ class Mask(NoArithmetic, ABC):
         batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
         q = written_out(q_positions, where, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
         kv = written_out(kv_positions, where, "kv_positions", 0, kv_len, batch)[:, None, None, :]
-        allowed = self.allows(torch.arange(batch)[:, None, None, None], torch.arange(heads)[None, :, None, None], q, kv)
+        b, h = (
+            torch.arange(batch, device="cpu")[:, None, None, None],
+            torch.arange(heads, device="cpu")[None, :, None, None],
+        )
+        allowed = self.allows(b, h, q, kv)
         for given, own in ((q_positions, q), (kv_positions, kv)):
             if given is not None:
                 allowed = allowed & (own >= 0)
@@ -200,10 +204,10 @@ class Mask(NoArithmetic, ABC):
                     continue
                 if strip.residual not in counted:
                     allowed = tile.rule.allows(
-                        torch.arange(tile.batch.start, tile.batch.stop)[:, None, None, None],
-                        torch.arange(shape[1])[None, :, None, None],
-                        torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step)[:, None] + first,
-                        torch.arange(strip.keys.start, strip.keys.stop, strip.keys.step),
+                        torch.arange(tile.batch.start, tile.batch.stop, device="cpu")[:, None, None, None],
+                        torch.arange(shape[1], device="cpu")[None, :, None, None],
+                        torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step, device="cpu")[:, None] + first,
+                        torch.arange(strip.keys.start, strip.keys.stop, strip.keys.step, device="cpu"),
                     )
                     cells = copies * tile.height * len(strip.keys)
                     counted[strip.residual] = int(allowed.sum()) * (cells // max(allowed.numel(), 1))

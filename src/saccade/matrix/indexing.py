@@ -106,7 +106,7 @@ def _one(place: int) -> slice:
 
 def _common(own: range, wanted: range) -> tuple[Tensor, Tensor]:
     """Places of what two ranges share, in the one and in the other."""
-    indices = torch.arange(own.start, own.stop, own.step)
+    indices = torch.arange(own.start, own.stop, own.step, device="cpu")
     steps = (indices - wanted.start).div(wanted.step, rounding_mode="floor")
     is_shared = (steps * wanted.step + wanted.start == indices) & (steps >= 0) & (steps < len(wanted))
     return is_shared.nonzero()[:, 0], steps[is_shared]

@@ -172,12 +172,12 @@ class Positions:
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Written out, int64 ``[batch | 1, len]``."""
+        """Written out, int64 ``[batch | 1, len]``; a run stands on the CPU if no device is named."""
         run = self.run
         if run is None:
             assert self.table is not None
             return torch.atleast_2d(self.table if device is None else self.table.to(device))
-        return torch.arange(run.start, run.stop, run.step, device=device)[None]
+        return torch.arange(run.start, run.stop, run.step, device="cpu" if device is None else device)[None]
 
 
 GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None
@@ -204,4 +204,4 @@ def _from_list(given: Sequence[Any], where: str, name: str) -> Tensor:
         raise value_error(where, name, "have rows of one length", "rows of several lengths")
     if any(abs(int(one)) >= _LARGEST for row in rows for one in row):
         raise value_error(where, name, "be below 2**62", "a larger one")
-    return torch.tensor(given, dtype=torch.int64)
+    return torch.tensor(given, dtype=torch.int64, device="cpu")

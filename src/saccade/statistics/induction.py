@@ -61,7 +61,7 @@ class InductionMass(PerRow):
 
     @cached_property
     def _tokens(self) -> Tensor:
-        return torch.tensor(self.tokens)
+        return torch.tensor(self.tokens, device="cpu")
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         tokens = self._tokens.to(block.weights.device)

@@ -165,6 +165,6 @@ def _warn_once(missing: set[str]) -> None:
 def _callers_level() -> int:
     """How many calls above `_warn_once` the user's own code stands."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("saccade.viz"):
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "saccade":
         level, frame = level + 1, frame.f_back
     return level

@@ -36,6 +36,7 @@ class Fused(KernelByHand):
     """
 
     name = "fused"
+    adds_to_hidden = True
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""

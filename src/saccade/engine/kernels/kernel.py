@@ -50,6 +50,8 @@ class Kernel(ABC):
         is_choosy: whether ``impl="auto"`` asks `suits` before it asks for reasons.
         hides: whether it leaves out the queries and keys that a term of the bias hides. Instead of one that does not,
             `tiled` runs where NaN or inf could pass.
+        adds_to_hidden: whether it computes the scores of hidden pairs too and adds -inf to them: one that overflows
+            becomes NaN, and `tiled` runs instead.
         is_checked: whether its first run of each kind is compared with the definition (`saccade.engine.first_use`).
     """
 
@@ -57,6 +59,7 @@ class Kernel(ABC):
     by_hand = False
     is_choosy = False
     hides = True
+    adds_to_hidden = False
     is_checked = False
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:

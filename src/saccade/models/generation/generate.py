@@ -150,7 +150,7 @@ def _steps(
 ) -> Iterator[Step]:
     generator = torch.Generator()
     if sampler is not None:
-        generator.manual_seed(int(torch.randint(1 << 62, ())) if seed is None else seed)
+        generator.manual_seed(int(torch.randint(1 << 62, (), device="cpu")) if seed is None else seed)
     is_open = [True] * len(new)
     for number in range(most):
         logits = reader.read(new)

@@ -74,7 +74,7 @@ class Sampler:
         """
         probabilities = self.probabilities(logits)
         total = probabilities.double().cumsum(-1)
-        drawn = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator).to(total.device)
+        drawn = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator, device="cpu").to(total.device)
         tokens = torch.searchsorted(total, drawn * total[:, -1:], right=True)
         possible = (probabilities > 0) * torch.arange(probabilities.shape[-1], device=total.device)
         tokens = torch.minimum(tokens, possible.amax(-1, keepdim=True))
