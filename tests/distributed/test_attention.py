@@ -184,7 +184,8 @@ def perturbed(rank, strategy):
     return found
 
 
-@pytest.mark.parametrize("strategy", ["fetch", pytest.param("gather", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fetch", "gather"])
 def test_one_token_moves_what_the_mask_allows(strategy):
     for found in on_ranks(2, perturbed, strategy):
         assert isinstance(found, dict), found

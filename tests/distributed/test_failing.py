@@ -64,6 +64,7 @@ def killed(rank):
     return "it went on"
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_gone():
     found = on_ranks(3, killed, seconds=20, may_die=True)
     for rank in (0, 2):
@@ -98,6 +99,7 @@ def counted(rank):
     return found
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_plan():
     for found in on_ranks(2, counted):
         assert isinstance(found, dict), found

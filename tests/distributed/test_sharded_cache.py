@@ -88,6 +88,7 @@ def decoded(rank):
     return torch.equal(tokens, sharded), max(float((a - b).abs().max()) for a, b in zip(want, got, strict=True))
 
 
+@pytest.mark.slow
 def test_a_decoder_over_ranks():
     for found in on_ranks(2, decoded):
         assert isinstance(found, tuple), found

@@ -86,6 +86,7 @@ def on_many(rank, layout):
     return max(abs(a - b) for a, b in zip(found, losses, strict=True)), max(errors), losses[0] - losses[-1]
 
 
+@pytest.mark.slow
 def test_three_steps_are_those_of_one_process():
     for found in on_ranks(2, on_many, "zigzag"):
         assert isinstance(found, tuple), found

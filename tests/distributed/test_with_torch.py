@@ -56,7 +56,8 @@ def tensor_parallel(rank, ranks):
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallel(ranks):
     for found in on_ranks(ranks, tensor_parallel, ranks):
         assert isinstance(found, dict), found

@@ -20,8 +20,6 @@ from transformers import (
     T5Model,
 )
 
-from saccade.integrations.transformers import install
-
 WORDS = 50
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _COMMON = {
@@ -72,8 +70,6 @@ def model(name, implementation="eager", **changes):
     for key, value in changes.items():
         setattr(config, key, value)
     config._attn_implementation = implementation
-    if implementation == "saccade":
-        install()
     generator = torch.Generator().manual_seed(7)
     network = made(config).eval()
     with torch.no_grad():

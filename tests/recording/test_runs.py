@@ -90,6 +90,7 @@ def bytes_held(matrix):
 @pytest.mark.parametrize("implementation", ["sdpa", "saccade"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_keys_are_held_once(implementation, cache):
+    sc.integrations.transformers.install()
     network = zoo.model("llama", implementation)
     with record(network, keep="qk", layers=0) as recording:
         network.generate(
