@@ -42,7 +42,7 @@ def test_hidden_scores_may_overflow(name, large, impl):
 def test_beside_nan(impl):
     query, key, value = torch.randn(2, 4, 9, 8) * 3, torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
     expected = attended(query, key, value, TEXTS, "reference")
-    key[0, :, 5:], key[1, :, 7:], value[1, 1, 8] = 2e38, math.nan, math.inf
+    key[0, :, 5:], key[1, :, 7:], value[1, 1, 8], value[0, 0, 5:] = 2e38, math.nan, math.inf, 2e38
     for own, other in zip(attended(query, key, value, TEXTS, impl), expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 

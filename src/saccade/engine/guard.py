@@ -79,10 +79,10 @@ def _forward_by_autograd(
     kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
     # Autograd goes back through what is computed: what is hidden must not be part of it.
+    given, value = _without_large(given, value) or (given, value)
     isolated = None if is_clean(given, given.query, given.key, value) else isolate(given, value)
     if isolated is not None:
         return isolated.forward(kernel, dropped)
-    given, value = _without_large(given, value) or (given, value)
     out, lse = kernel.forward(given, value, dropped)
     assert lse is not None
     spoilt = lse.detach().isnan()
@@ -151,22 +151,28 @@ def _gradients(
     wanted: tuple[bool, ...],
 ) -> Tensors:
     found = kernel.backward(given, value, dropped, results, wanted)
-    if given.plan.is_full or all(x is None or is_finite(x) for x in found[:1]):
+    if given.plan.is_full or found[0] is None or is_finite(found[0]):
         return found
-    own, smaller = _TILED if kernel.adds_to_hidden else kernel, _without_large(given, value)
-    if own is kernel and smaller is None:
-        return found
-    return own.backward(*(smaller or (given, value)), dropped, results, wanted)
+    instead = _instead(kernel, given, value)
+    return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
 
 
 def _forward_again(
     kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The product where what is hidden may have overflowed; what was found if nothing could."""
-    own, smaller = _TILED if kernel.adds_to_hidden else kernel, _without_large(given, value)
-    if own is kernel and smaller is None:
-        return found
-    return own.forward(*(smaller or (given, value)), dropped)
+    instead = _instead(kernel, given, value)
+    return found if instead is None else instead[0].forward(*instead[1:], dropped)
+
+
+def _instead(
+    kernel: KernelByHand, given: Ingredients, value: Tensor
+) -> tuple[KernelByHand, Ingredients, Tensor] | None:
+    """What to run where what is hidden may have overflowed; None if nothing could."""
+    smaller = _without_large(given, value)
+    if smaller is None and not kernel.adds_to_hidden:
+        return None
+    return (_TILED if kernel.adds_to_hidden else kernel, *(smaller or (given, value)))
 
 
 def _without_large(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor] | None:
