@@ -44,7 +44,8 @@ _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_t
 _NUMBERS = "ingredients product guard autograd dropout tiles grouping sink bias bias_terms pieces modification moving"
 _KERNELS = "tiled tiled_blocks fused fused_terms fused_calls reference sdpa"
 _TESTS_OF_KERNELS = (
-    "fused fused_inputs fused_threads tiled tiled_scores guard nonfinite empty_tops few_rows choice sdpa native"
+    "fused fused_inputs fused_terms fused_threads tiled tiled_scores guard guard_unmasked overflow nonfinite hidden_pairs "
+    "by_hand default_device empty_tops few_rows choice sdpa native"
 )
 _BY_CASE = "tests/mutation/case_by_case.py"
 _USERS_OF_CACHES = (
@@ -79,6 +80,8 @@ PACKAGES = {
             "tests/scores/test_modified.py",
             "tests/test_dropout.py",
             "tests/test_grouping.py",
+            "tests/test_sink.py",
+            "tests/test_errors.py",
             "tests/test_pieces.py",
             "tests/test_bias_terms.py",
             "tests/test_strongest.py",
