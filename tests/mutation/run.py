@@ -44,8 +44,8 @@ _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_t
 _NUMBERS = "ingredients product guard autograd dropout tiles grouping sink bias bias_terms pieces modification moving"
 _KERNELS = "tiled tiled_blocks fused fused_terms fused_calls reference sdpa"
 _TESTS_OF_KERNELS = (
-    "fused fused_inputs fused_terms fused_threads tiled tiled_scores guard guard_unmasked overflow nonfinite hidden_pairs "
-    "by_hand default_device empty_tops few_rows choice sdpa native"
+    "fused fused_inputs fused_terms fused_threads tiled tiled_scores guard guard_unmasked overflow nonfinite "
+    "hidden_pairs by_hand default_device empty_tops few_rows choice sdpa native"
 )
 _BY_CASE = "tests/mutation/case_by_case.py"
 _USERS_OF_CACHES = (
