@@ -21,7 +21,7 @@ def _seeded() -> None:
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """``impl="auto"`` chooses as where saccade-cpu is not installed."""
-    monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: False)
+    monkeypatch.setenv("SACCADE_CPU", "off")
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def inputs(n=130, **options):
     return query, key, value
 
 
+@pytest.mark.usefixtures("without_native")
 def test_a_wrong_kernel_warns_once_and_another_one_runs(monkeypatch):
     asked_first(monkeypatch, wrong.OneKeyTooFew())
     query, key, value = inputs()
@@ -192,6 +193,7 @@ def test_a_kernel_that_hides_nothing_leaves_nan_to_another(monkeypatch):
     torch.testing.assert_close(got, sc.attention(query, key, value, masks.Causal(), impl="tiled"), equal_nan=True)
 
 
+@pytest.mark.usefixtures("without_native")
 def test_a_kernel_without_lse_is_not_asked_for_one(monkeypatch):
     class Silent(wrong.Right):
         def reasons_of_lse(self, given):
