@@ -53,3 +53,61 @@ def test_what_is_seen_and_overflows_is_not_hidden():
     for impl in ("fused", "tiled", "reference"):
         out = sc.attention(query, key, value, masks.Causal(), impl=impl)
         assert out[0, 0, :, 0].isnan().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("wanted", range(3), ids=["query", "key", "value"])
+@pytest.mark.parametrize("filled", ["key", "value"])
+def test_gradients_of_one_input_alone(filled, wanted, impl):
+    tensors = [torch.randn(2, 2, 9, 8) for _ in range(3)]
+    mask, upstream = masks.Window(2, 1) & TEXTS, torch.randn(2, 2, 9, 8)
+    tensors[wanted].requires_grad_()
+    expected = torch.autograd.grad(sc.attention(*tensors, mask, impl="reference"), tensors[wanted], upstream)
+    place = ["query", "key", "value"].index(filled)
+    hidden = ~TEXTS.to_dense(9, batch=2).any(2)[..., None]
+    given = [x.masked_fill(hidden, 3e38) if number == place else x for number, x in enumerate(tensors)]
+    with torch.device("meta"):  # what is made beside them stands where they do
+        found = torch.autograd.grad(sc.attention(*given, mask, impl=impl), tensors[wanted], upstream)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["tiled", "reference"])
+def test_dropout(impl):
+    query, key, value = (torch.randn(2, 2, 9, 8, requires_grad=True) for _ in range(3))
+    hidden = ~TEXTS.to_dense(9, batch=2).any(2)[..., None]
+    found = []
+    for filled in (value, value.masked_fill(hidden, 3e38)):
+        matrix = sc.AttentionMatrix(query, key, TEXTS, impl=impl)
+        out = matrix.matmul(filled, dropout_p=0.4, seed=3)
+        found.append((out, *torch.autograd.grad((out * 9).sin().sum(), (query, key, value))))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("impl", ["fused", "tiled"])
+def test_large_only_beside_what_is_large(impl):
+    query, key, value = (torch.randn(2, 2, 9, 8, requires_grad=True) for _ in range(3))
+    upstream = torch.randn(2, 2, 9, 8) * 1e19
+    hidden = ~TEXTS.to_dense(9, batch=2).any(2)[..., None]
+    expected = torch.autograd.grad(sc.attention(query, key, value, TEXTS, impl=impl), (query, key, value), upstream)
+    out = sc.attention(query, key, value.masked_fill(hidden, 1e20), TEXTS, impl=impl)
+    found = torch.autograd.grad(out, (query, key, value), upstream)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e14)  # of numbers about 1e19
+
+
+def test_a_key_that_others_see_is_hidden_from_these():
+    query, key, value = torch.rand(1, 2, 9, 8) + 1, torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    found, mask = [], masks.Predicate(lambda b, h, q, kv: kv <= q)
+    for large in (0.0, 2e38):
+        key[:, :, 5] = large
+        tensors = [x.clone().requires_grad_() for x in (query, key, value)]
+        out = sc.attention(*tensors, mask, impl="fused")[:, :, :5]
+        found.append((out, *(x[:, :, :5] for x in torch.autograd.grad(out.sin().sum(), tensors))))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("impl", ["fused", "tiled"])
+def test_nan_from_above_flows_back(impl):
+    tensors = [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
+    out = sc.attention(*tensors, masks.Causal(), impl=impl)
+    for x in torch.autograd.grad(out, tensors, torch.full_like(out, math.nan)):
+        assert x.isnan().all()

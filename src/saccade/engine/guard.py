@@ -151,7 +151,7 @@ def _gradients(
     wanted: tuple[bool, ...],
 ) -> Tensors:
     found = kernel.backward(given, value, dropped, results, wanted)
-    if given.plan.is_full or found[0] is None or is_finite(found[0]):
+    if given.plan.is_full or is_finite(*(x for x in found if x is not None)):
         return found
     instead = _instead(kernel, given, value)
     return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
