@@ -111,3 +111,19 @@ def test_nan_from_above_flows_back(impl):
     out = sc.attention(*tensors, masks.Causal(), impl=impl)
     for x in torch.autograd.grad(out, tensors, torch.full_like(out, math.nan)):
         assert x.isnan().all()
+
+
+@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+def test_a_key_whose_scores_are_minus_infinity_stays_away(impl):
+    query, key, value = torch.rand(2, 2, 9, 8) + 1, torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    mask, found = TEXTS & masks.Predicate(lambda b, h, q, kv: (q + kv) % 4 != 1), []
+    for number in (0.0, -2e38, -math.inf):
+        own = key.clone()
+        own[:, :, 2] = number  # seen, but all of its scores are -inf
+        seen = mask & masks.Predicate(lambda b, h, q, kv: kv != 2) if number == 0.0 else mask
+        tensors = [x.clone().requires_grad_() for x in (query, own, value)]
+        out = sc.attention(*tensors, seen, impl=impl)
+        of_query, of_key, of_value = torch.autograd.grad(out.sin().sum(), tensors)
+        found.append((out, of_query, of_value, of_key[:, :, 3:]))
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])

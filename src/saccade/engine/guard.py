@@ -188,8 +188,16 @@ def _without_large(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tens
         concerned = _concerned(given.replaced(answers=None), nobody, large_key, large_value)
     if any(bool(x.any()) for x in concerned):
         return None
+    # Nobody may attend to it by the mask, or since its score is -inf: that of zeros would not be.
+    bias = _hiding(given, nobody, large_key) if bool(large_key.any()) else given.bias
     key = given.key.masked_fill(large_key[..., None], 0)
-    return given.replaced(key=key), value.masked_fill(large_value[..., None], 0)
+    return given.replaced(key=key, bias=bias), value.masked_fill(large_value[..., None], 0)
+
+
+def _hiding(given: Ingredients, bad_query: Tensor, bad_key: Tensor) -> HidingTerm:
+    """The bias with -inf for some queries and keys, which is what a score of -inf means."""
+    hidden = bad_key.repeat_interleave(given.shape[1] // bad_key.shape[1], 1)
+    return HidingTerm(given.bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
 
 
 def is_clean(given: Ingredients, *tensors: Tensor) -> bool:
@@ -237,11 +245,8 @@ def isolate(given: Ingredients, value: Tensor, spoilt: Tensor | None = None) -> 
     bad_query = bad_query if spoilt is None else bad_query | spoilt
     if not bool(bad_query.any() | bad_key.any() | bad_value.any()):
         return None
-    bias = given.bias
-    # A zeroed key has score 0; -inf in the bias hides it, which is what a score of -inf means.
-    if bool(bad_query.any() | bad_key.any()):
-        hidden = bad_key.repeat_interleave(given.shape[1] // bad_key.shape[1], 1)
-        bias = HidingTerm(bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
+    # A zeroed key has score 0; -inf in the bias hides it.
+    bias = _hiding(given, bad_query, bad_key) if bool(bad_query.any() | bad_key.any()) else given.bias
     query, key = given.query.masked_fill(bad_query[..., None], 0), given.key.masked_fill(bad_key[..., None], 0)
     clean = given.replaced(query=query, key=key, bias=bias)
     with torch.no_grad():
