@@ -256,5 +256,11 @@ def test_the_rest_gets_a_sentence_with_the_word_of_ours(name):
     assert _OURS.match(text.splitlines()[0]), text
 
 
+@pytest.mark.parametrize("name", sorted({*viz.__all__} - {"MissingGlyphsWarning"}))
+def test_every_figure_and_page_says_what_it_is_called_with(name):
+    with pytest.raises(TypeError, match=f"{name}: an argument must be one of its own; got unheard_of="):
+        getattr(viz, name)(unheard_of=1)
+
+
 def test_there_are_enough_of_them():
     assert len(SENTENCES) + len(WORKS) >= 150

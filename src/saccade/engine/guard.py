@@ -118,8 +118,19 @@ def backward(
     wanted: tuple[bool, ...],
 ) -> Tensors:
     """Gradients by a kernel's own backward pass."""
-    if _is_plain(given, value, results.lse):
-        return _gradients(kernel, given, value, dropped, results, wanted)
+    if not _is_plain(given, value, results.lse):
+        given, value, results = _kept_apart(kernel, given, value, dropped, results)
+    found = kernel.backward(given, value, dropped, results, wanted)
+    if given.plan.is_full or is_finite(*(x for x in found if x is not None)):
+        return found
+    instead = _instead(kernel, given, value)
+    return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
+
+
+def _kept_apart(
+    kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward
+) -> tuple[Ingredients, Tensor, Backward]:
+    """What a backward pass starts from, such that nothing spreads from what is hidden or sees nothing."""
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
     # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
     spoilt = results.lse.isnan()
@@ -139,22 +150,7 @@ def backward(
         lse, grad_out = results.lse.masked_fill(empty, math.inf), results.grad_out.masked_fill(empty[..., None], 0.0)
         grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(empty, 0.0)
         results = Backward(results.out, lse, grad_out, grad_lse)
-    return _gradients(kernel, given, value, dropped, results, wanted)
-
-
-def _gradients(
-    kernel: KernelByHand,
-    given: Ingredients,
-    value: Tensor,
-    dropped: Dropped | None,
-    results: Backward,
-    wanted: tuple[bool, ...],
-) -> Tensors:
-    found = kernel.backward(given, value, dropped, results, wanted)
-    if given.plan.is_full or is_finite(*(x for x in found if x is not None)):
-        return found
-    instead = _instead(kernel, given, value)
-    return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
+    return given, value, results
 
 
 def _forward_again(

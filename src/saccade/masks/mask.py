@@ -166,11 +166,8 @@ class Mask(NoArithmetic, ABC):
         batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
         q = written_out(q_positions, where, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
         kv = written_out(kv_positions, where, "kv_positions", 0, kv_len, batch)[:, None, None, :]
-        b, h = (
-            torch.arange(batch, device="cpu")[:, None, None, None],
-            torch.arange(heads, device="cpu")[None, :, None, None],
-        )
-        allowed = self.allows(b, h, q, kv)
+        b, h = (torch.arange(count, device="cpu") for count in (batch, heads))
+        allowed = self.allows(b[:, None, None, None], h[None, :, None, None], q, kv)
         for given, own in ((q_positions, q), (kv_positions, kv)):
             if given is not None:
                 allowed = allowed & (own >= 0)

@@ -21,13 +21,13 @@ OF_CONFIGS: Mapping[str, str] = {
     **WORDS,
     **dict.fromkeys(("vocab", "num_tokens", "n_vocab"), "vocab_size="),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "block_size", "context_length", "seq_len"), "max_len="),
-    **dict.fromkeys(("hidden_size", "d_model", "embedding_dim", "n_embd", "dim"), "embed_dim="),
-    **dict.fromkeys(("nhead", "num_attention_heads", "n_heads", "n_head", "heads"), "num_heads="),
+    "n_embd": "embed_dim=",
+    "n_head": "num_heads=",
     **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "depth", "layers"), "num_layers="),
     **dict.fromkeys(
         ("dim_feedforward", "intermediate_size", "ffn_dim", "hidden_dim", "mlp_dim", "n_inner"), "feed_forward_dim="
     ),
-    **dict.fromkeys(("dropout", "hidden_dropout_prob", "resid_pdrop"), "dropout_p="),
+    **dict.fromkeys(("hidden_dropout_prob", "resid_pdrop"), "dropout_p="),
     **dict.fromkeys(("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"), "attention_dropout_p="),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), "norm_eps="),
     **dict.fromkeys(("hidden_act", "activation_function"), "activation="),

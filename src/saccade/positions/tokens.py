@@ -177,7 +177,7 @@ class Positions:
         if run is None:
             assert self.table is not None
             return torch.atleast_2d(self.table if device is None else self.table.to(device))
-        return torch.arange(run.start, run.stop, run.step, device="cpu" if device is None else device)[None]
+        return torch.arange(run.start, run.stop, run.step, device=device or "cpu")[None]
 
 
 GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None

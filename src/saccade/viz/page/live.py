@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from saccade.arguments import instance, number
+from saccade.calls import answers_class
 from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.sources import Recorded
 from saccade.viz.page.texts import Tokens, check_tokens
@@ -19,6 +20,7 @@ __all__ = ["live_report"]
 _SHARE = 0.1  # of the time that writing may take
 
 
+@answers_class({})
 class live_report:  # noqa: N801  it is used as a function is: with live_report(...)
     """Keep a page up to date while a model is recorded; the page reads itself anew as long as that goes on.
 

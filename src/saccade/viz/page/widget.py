@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from saccade.arguments import integer
+from saccade.calls import answers
 from saccade.errors import missing_extra
 from saccade.viz.page.document import code, style
 from saccade.viz.page.report import Language, checked_options, page_parts
@@ -14,6 +15,7 @@ from saccade.viz.page.texts import Tokens
 __all__ = ["report_widget"]
 
 
+@answers("report_widget", {})
 def report_widget(
     given: object,
     *,
