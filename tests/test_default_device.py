@@ -25,6 +25,7 @@ CALLS = {
     "positions in lists": lambda: sc.attention(
         QUERY, KEY, VALUE, masks.Causal(), q_positions=NUMBERS, kv_positions=NUMBERS
     ),
+    "singular values": lambda: statistics.singular_values(sc.AttentionMatrix(QUERY, KEY, masks.Causal()), 3)[0],
     "induction": lambda: sc.AttentionMatrix(QUERY, KEY, masks.Causal()).ask(statistics.InductionMass(tuple(NUMBERS)))[
         0
     ],

@@ -118,7 +118,7 @@ def _grown(matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype) ->
     batch, heads, _, kv_len = matrix.shape
     width = min(rank + 2, kv_len)  # two more than wanted: the last wanted one then has neighbours to lean on
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(kv_len, width, generator=generator, dtype=torch.float64)
+    start = torch.randn(kv_len, width, generator=generator, dtype=torch.float64, device="cpu")
     start[:, 0] = 1.0  # where rows sum to 1, all ones are near the first singular vector more often than chance is
     new = torch.linalg.qr(start.to(matrix.device, wide).expand(batch, heads, -1, -1)).Q
     basis, images = new[..., :0], new[..., :0]
@@ -136,7 +136,7 @@ def _grown(matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype) ->
         rest = image[..., :width] - basis @ (basis.mT @ image[..., :width])
         norm = rest.norm(dim=-2, keepdim=True)
         # Where the space maps to itself nothing is left to follow: chance finds what it has not touched.
-        other = torch.randn(kv_len, width, generator=generator, dtype=torch.float64).to(rest)
+        other = torch.randn(kv_len, width, generator=generator, dtype=torch.float64, device="cpu").to(rest)
         rest = torch.where(norm > 1e-10 * image.norm(dim=-2).amax(-1)[..., None, None], rest / norm, other)
         for _ in range(2):  # once loses digits, twice is enough
             new = torch.linalg.qr(rest - basis @ (basis.mT @ rest)).Q
