@@ -29,6 +29,7 @@ def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention without its compiler, which has neither lse nor gradients on a CPU; torch's definition has both."""
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415  imports a compiler
 
+    torch.compiler.reset()  # all that was traced before is looked through in each call
     monkeypatch.setattr("saccade.engine.kernels.flex.Flex.devices", ("cpu",))
     monkeypatch.setattr("saccade.engine.kernels.flex._NARROWEST", 1)
     monkeypatch.setattr("saccade.engine.kernels.flex.Flex.function", lambda self: flex.flex_attention)

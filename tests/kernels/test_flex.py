@@ -1,5 +1,6 @@
 """Our masks in FlexAttention and in transformers: the same objects, the same pairs."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -8,8 +9,10 @@ from transformers.masking_utils import sdpa_mask
 import saccade as sc
 from saccade import masks
 from saccade.integrations.flex import block_mask
+from saccade.masks.key_ranges import KeyRanges
 from saccade.testing import CASES, Case
 
+EDGES = np.sort(np.random.default_rng(0).permuted(np.tile(np.arange(97), (2, 96, 1)), axis=-1)[..., :6])
 MASKS = [
     masks.Full(),
     masks.Causal(),
@@ -21,6 +24,11 @@ MASKS = [
     masks.Causal() & masks.Padding([96, 50]),
     masks.Causal() & masks.Blocks(torch.eye(4, dtype=torch.bool).expand(2, 4, 4), 24),
     ~masks.Window(3, 3),
+    masks.Dense(torch.eye(96, dtype=torch.bool).expand(2, 2, 96, 96)),
+    masks.PerItem([masks.Causal(), masks.Window(2, 2)]),
+    masks.Neighborhood(8, 12, 3),
+    masks.Random(16, 2),
+    KeyRanges(EDGES[..., ::2], EDGES[..., 1::2], 96),
 ]
 
 

@@ -83,7 +83,8 @@ class KeyRanges(Mask):
             row = row.clamp(0, rows - 1)
         seen = kv != kv
         for number in range(ranges):
-            start, end = table[:, item, row, number]
+            # Single cells: FlexAttention compiles no slice of a table beside positions.
+            start, end = table[0, item, row, number], table[1, item, row, number]
             seen = seen | ((kv >= start) & (kv < end))
         return seen & inside
 
