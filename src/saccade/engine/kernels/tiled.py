@@ -110,7 +110,7 @@ def _backward(
     scratch, of_all = _Scratch(given), _words(given, dropped)
     # Where exponentials need no shift, what they are divided by goes to the rows of what they are multiplied with.
     share = (-lse).exp() if _is_small(given) else None
-    delta = delta if share is None else (delta * share).masked_fill_(share == 0.0, 0.0)
+    delta = delta if share is None else delta * share
     for piece in blocks_of(given):
         block = _made(given, value, piece, scratch, slopes=True)
         weights = block.scores if share is not None else block.scores.sub_(block.rows(lse)[..., None])
