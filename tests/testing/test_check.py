@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from saccade import UnsupportedError, testing
-from saccade.testing.laws.expect import same
+from saccade.testing.laws.expect import LawBroken, same
 from saccade.testing.mutants import Stepwise
 
 FEW = testing.CASES[:3]
@@ -37,6 +37,13 @@ def test_a_function_without_grouped_heads_is_handed_a_copy_per_head():
     report = testing.check(F.scaled_dot_product_attention, gqa=False, cases=FEW, dtypes=[torch.float64])
     assert broken_laws(report) <= {"blindness", "isolation"}
     assert {result.message for result in report.not_offered if result.law == "gqa"} == {"takes no grouped heads"}
+
+
+def test_of_places_as_far_apart_the_first_is_named():
+    """Which one is the largest by a last digit differs between machines, and so would what a report says."""
+    off = torch.tensor([[0.0, 1.0, 1.0 + 1e-13], [1.0, 0.5, 1.0]], dtype=torch.float64)
+    with pytest.raises(LawBroken, match=r"the output at \[0, 1\] is 1, not 0; error"):
+        same("the output", off, torch.zeros_like(off), torch.float64)
 
 
 def test_a_module_with_another_convention():
