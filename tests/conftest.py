@@ -15,7 +15,9 @@ pytest_plugins = ["pytester", "saccade_pytest"]
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` writes down for each GPU who asked, in a millisecond
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture

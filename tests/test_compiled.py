@@ -117,6 +117,7 @@ def test_an_exported_module_runs_at_other_lengths() -> None:
     torch.testing.assert_close(exported.module()(x), mha(x))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["learned", "rotary"])
 def test_a_compiled_decoder_goes_on_with_a_cache(kind: str) -> None:

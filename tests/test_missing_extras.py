@@ -85,6 +85,7 @@ def test_every_extra_that_an_error_names_exists():
     assert named <= set(PROJECT["optional-dependencies"])
 
 
+@pytest.mark.slow
 def test_the_survey_says_so_too(tmp_path):
     code = (
         "import sys; sys.modules['transformers'] = None\n"

@@ -35,13 +35,13 @@ FACTS = {
 }
 
 
-# Compilers take seconds: each of the two ways to compile with each of the two ways to tell the batch is slow once.
+# Compilers take seconds.
 @pytest.mark.parametrize("name", FACTS)
 @pytest.mark.parametrize(
     "is_layer, is_marked",
     [
         pytest.param(False, False, id="function-as it comes"),
-        pytest.param(True, True, id="layer-marked"),
+        pytest.param(True, True, id="layer-marked", marks=pytest.mark.slow),
         pytest.param(False, True, id="function-marked", marks=pytest.mark.slow),
         pytest.param(True, False, id="layer-as it comes", marks=pytest.mark.slow),
     ],

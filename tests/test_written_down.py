@@ -121,6 +121,7 @@ def test_a_class_that_is_defined_again_is_another_one() -> None:
         assert torch.equal(decode(*encode(mask)).to_dense(6), mask.to_dense(6))
 
 
+@pytest.mark.slow
 def test_a_program_of_another_process_names_what_is_not_there() -> None:
     written = encode(Mirror(3, masks.Causal()))
     code = f"from saccade.masks.program import decode; decode({written[0]}, [])"

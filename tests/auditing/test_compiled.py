@@ -43,6 +43,7 @@ def llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, intermediate_size=48)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_what_is_compiled_runs_and_modules_have_their_own_names(how):
     backend = Backend()
@@ -84,6 +85,7 @@ def test_layers_that_are_compiled_leave_the_table_to_hooks():
     assert report["by layer"].finding.module == "layers.0.attention"
 
 
+@pytest.mark.slow
 def test_other_ways_of_running_are_those_of_the_modules():
     report = audit(torch.compile(llama(), backend=Backend()), inputs=TOKENS, padded=True)
     assert {claim.verdict for claim in report.claims} == {"held"}, str(report)

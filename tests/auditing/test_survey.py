@@ -97,6 +97,7 @@ def test_a_model_without_an_implementation_is_not_run():
     assert "does not support an attention implementation" in cell.unanswered["runs"]
 
 
+@pytest.mark.slow
 def test_each_piece_of_work_is_alone():
     work = [os.getpid, partial(os._exit, 7), partial(time.sleep, 60), lambda: [1, 2]]
     found = dict(each_alone(work, jobs=2, seconds=3.0))

@@ -179,6 +179,7 @@ def test_rows_by_definition_notice_one_wrong_row():
         checking.assert_rows_by_definition(out, tensors, masks.Causal())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_a_call_in_its_own_process():
     jobs = [memory.Job("benchmarks.growth:memory_of", ["window ±256", 4096]) for _ in range(2)]

@@ -24,7 +24,8 @@ def train(run, monkeypatch):
 
 
 # Two processes import everything anew, which takes seconds: those that are ended, below, stand for them in every run.
-@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_it_trains_and_prints_a_table_and_does_so_once(run, tmp_path, workers):
     given = ["compare", "--train", *FEW, "--workers", workers]
     result = run(*given)

@@ -64,6 +64,7 @@ def _files(folder):
     return {path.relative_to(folder).as_posix(): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, number", INTERRUPTED)
 def test_no_file_and_no_folder_is_left(tmp_path, name, number):
     done = _ended(tmp_path, number, DRAWING[name][0])
@@ -73,6 +74,7 @@ def test_no_file_and_no_folder_is_left(tmp_path, name, number):
     assert _files(tmp_path) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="ends a process at once there")
 @pytest.mark.parametrize("name", ENDED)
 def test_being_ended_is_an_interruption(tmp_path, name):
@@ -115,6 +117,7 @@ def test_what_is_not_interrupted_leaves_pictures_and_nothing_else(tmp_path):
     assert files == [f"new/folder/{name}.png" for name in ("heatmap", "mosaic", "whole")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_text_comes_through_a_pipe_as_it_is_made_until_it_is_interrupted(tmp_path, prompt):
     command = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from saccade.cli import main; main()"
@@ -148,6 +151,7 @@ def test_an_interruption_while_packages_are_imported_is_no_traceback(monkeypatch
         main()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
 @pytest.mark.parametrize("arguments", PRINTING)
 def test_a_full_disk_behind_the_standard_output_is_one_sentence(tmp_path, arguments):

@@ -43,6 +43,7 @@ def test_another_missing_module_is_not_blamed_on_them(monkeypatch):
         main()
 
 
+@pytest.mark.slow
 def test_in_a_pipe_that_can_only_show_ascii(tmp_path):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONWARNINGS": "error"}
     done = subprocess.run(

@@ -85,7 +85,8 @@ def own_weights(model, shown, text):
 
 
 # Seconds each.
-@pytest.mark.parametrize("shown", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("shown", [0, 1, 3])
 def test_the_window_that_is_asked_for_is_shown(run, encoder, tmp_path, shown):
     (tmp_path / "long.txt").write_text(TEXT, encoding="utf-8")
     options = () if shown == 0 else ("--window", str(shown))

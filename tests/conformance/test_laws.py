@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from tests.kernels.native import needs_half, needs_native
+from tests.sampled import MANY
 
 import saccade
 from saccade import testing
@@ -17,8 +18,8 @@ from saccade.testing.subject import OPTIONS
 
 HALF = (torch.bfloat16, torch.float16)
 EVERY = (*testing.CASES, *testing.LARGE_CASES)
-MORE = [*PATTERNS, *testing.LARGE_CASES]
 BASIC = [case for case in testing.CASES if case not in PATTERNS]
+EVEN, ODD = BASIC[::2], BASIC[1::2]  # what one kernel is not asked in a quick run, another one is
 # Laws that bring neither cases nor dtypes of their own: what can be tried on other cases and in other dtypes.
 GENERAL = [law for law in testing.LAWS if law.cases is None and law.dtypes is None]
 ANY_DTYPE = [law for law in testing.LAWS if law.dtypes is None]
@@ -88,7 +89,7 @@ def trials(impl, laws, cases, *dtypes, marks=()):
     """What there is to try, as pytest parameters: a law, on all cases, in one dtype or in those of its own."""
     for law in laws:
         for dtype in dtypes if law.dtypes is None else ["own"]:
-            which = {id(MORE): "-more", id(EVERY): "-every"}.get(id(cases), "-large" if cases[0].q_len > 100 else "")
+            which = "-every" if cases is EVERY else "-large" if cases[0].q_len > 100 else ""
             name = f"{impl}{which}-{law}-{str(dtype).removeprefix('torch.')}"
             yield pytest.param(impl, law, cases, dtype, id=name, marks=marks)
 
@@ -101,34 +102,55 @@ def without_lse(laws):
 @pytest.mark.parametrize(
     ("impl", "law", "cases", "dtype"),
     [
-        *trials("reference", UNTOLD, BASIC, torch.float64),
+        *trials("reference", UNTOLD, ODD, torch.float64),
+        *trials("reference", UNTOLD, EVEN, torch.float64, marks=MANY),
         *trials("reference", TOLD, FEW, torch.float64),
-        *trials("fused", UNTOLD, BASIC, torch.float32),
-        *trials("fused", UNTOLD, testing.CASES, torch.float32, marks=pytest.mark.slow),
-        *trials("fused", TOLD, BASIC, torch.float32),
-        *trials("fused", GENERAL, testing.LARGE_CASES, torch.float32),
-        *trials("tiled", UNTOLD, BASIC, torch.float32),
+        *trials("fused", UNTOLD, EVEN, torch.float32),
+        *trials("fused", UNTOLD, ODD, torch.float32, marks=MANY),
+        *trials("fused", TOLD, EVEN, torch.float32),
+        *trials("fused", GENERAL, testing.LARGE_CASES[::3], torch.float32),
+        *trials("tiled", UNTOLD, ODD, torch.float32),
+        *trials("tiled", UNTOLD, EVEN, torch.float32, marks=MANY),
         *trials("tiled", TOLD, FEW, torch.float32),
         *trials("tiled", NUMBERS, LARGE_INGREDIENTS, torch.float32),
-        *trials("sdpa", without_lse(UNTOLD), BASIC, torch.float32),
-        *trials("sdpa", without_lse(UNTOLD), testing.CASES, torch.float32, marks=pytest.mark.slow),
+        *trials("sdpa", without_lse(UNTOLD), EVEN, torch.float32),
         *trials("sdpa", TOLD, FEW, torch.float32),
-        *trials("sdpa", without_lse(GENERAL), testing.LARGE_CASES, torch.float32),
-        *trials("sdpa", without_lse(GENERAL), EVERY, torch.float64, *HALF, marks=pytest.mark.slow),
-        *trials("native", UNTOLD, BASIC, torch.float32, marks=needs_native),
-        *trials("native", UNTOLD, testing.CASES, torch.float32, marks=[needs_native, pytest.mark.slow]),
-        *trials("native", TOLD, BASIC, torch.float32, marks=needs_native),
-        *trials("native", GENERAL, testing.LARGE_CASES, torch.float32, marks=needs_native),
-        *trials("native", NUMBERS, testing.CASES, torch.bfloat16, marks=needs_half),
-        *trials("native", ANY_DTYPE, EVERY, torch.bfloat16, marks=[needs_half, pytest.mark.slow]),
-        *trials("reference", GENERAL, MORE, torch.float64, marks=pytest.mark.slow),
-        *trials("fused", GENERAL, EVERY, torch.float64, *HALF, marks=pytest.mark.slow),
-        *trials("tiled", GENERAL, MORE, torch.float32, marks=pytest.mark.slow),
-        *trials("tiled", GENERAL, EVERY, torch.float64, *HALF, marks=pytest.mark.slow),
-        *trials("auto", testing.LAWS, EVERY, torch.float64, torch.float32, *HALF, marks=pytest.mark.slow),
+        *trials("sdpa", without_lse(GENERAL), testing.LARGE_CASES[::2], torch.float32),
+        *trials("native", UNTOLD, EVEN, torch.float32, marks=needs_native),
+        *trials("native", UNTOLD, ODD, torch.float32, marks=[needs_native, *MANY]),
+        *trials("native", TOLD, EVEN, torch.float32, marks=needs_native),
+        *trials("native", GENERAL, testing.LARGE_CASES[1::2], torch.float32, marks=needs_native),
+        *trials("native", NUMBERS, ODD, torch.bfloat16, marks=needs_half),
     ],
 )
 def test_law(impl, law, cases, dtype):
+    assert list(Executed(impl).faults([law], cases, [dtype])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("impl", "law", "cases", "dtype"),
+    [
+        *trials("reference", UNTOLD, testing.CASES, torch.float64),
+        *trials("reference", GENERAL, testing.LARGE_CASES, torch.float64),
+        *trials("fused", UNTOLD, testing.CASES, torch.float32),
+        *trials("fused", TOLD, BASIC, torch.float32),
+        *trials("fused", GENERAL, testing.LARGE_CASES, torch.float32),
+        *trials("fused", GENERAL, EVERY, torch.float64, *HALF),
+        *trials("tiled", UNTOLD, testing.CASES, torch.float32),
+        *trials("tiled", GENERAL, testing.LARGE_CASES, torch.float32),
+        *trials("tiled", GENERAL, EVERY, torch.float64, *HALF),
+        *trials("sdpa", without_lse(UNTOLD), testing.CASES, torch.float32),
+        *trials("sdpa", without_lse(GENERAL), testing.LARGE_CASES, torch.float32),
+        *trials("sdpa", without_lse(GENERAL), EVERY, torch.float64, *HALF),
+        *trials("native", UNTOLD, testing.CASES, torch.float32, marks=needs_native),
+        *trials("native", TOLD, BASIC, torch.float32, marks=needs_native),
+        *trials("native", GENERAL, testing.LARGE_CASES, torch.float32, marks=needs_native),
+        *trials("native", ANY_DTYPE, EVERY, torch.bfloat16, marks=needs_half),
+        *trials("auto", testing.LAWS, EVERY, torch.float64, torch.float32, *HALF),
+    ],
+)
+def test_law_on_every_case(impl, law, cases, dtype):
     assert list(Executed(impl).faults([law], cases, [dtype])) == []
 
 

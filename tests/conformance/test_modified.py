@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampled import sampled
 from torch import Tensor, nn
 
 import saccade as sc
@@ -57,7 +58,7 @@ GENERAL = [law for law in testing.LAWS if law.cases is None and law.dtypes is No
 OFFERS = ["bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative", "q_positions", "kv_positions"]
 
 
-@pytest.mark.parametrize("impl", ["auto", "tiled", "reference"])
+@pytest.mark.parametrize("impl", sampled(["tiled", "auto", "reference"], 3))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_the_laws_are_kept(impl: str, dtype: torch.dtype) -> None:
     report = testing.check(

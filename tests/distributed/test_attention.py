@@ -231,6 +231,7 @@ def layers(rank):
     return found, ""
 
 
+@pytest.mark.slow
 def test_layers_and_their_matrices():
     for told in on_ranks(2, layers):
         assert isinstance(told, tuple), told

@@ -49,6 +49,7 @@ def other_plan(rank, kind):
     ContextParallel().attention(*tensors, mask, **options)
 
 
+@pytest.mark.slow
 def test_ranks_that_plan_otherwise():
     for told in on_ranks(3, other_plans):
         assert list(told) == KINDS
@@ -122,6 +123,7 @@ def short_masks(rank):
     return told
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_too_short_is_refused_on_every_rank():
     for told in on_ranks(2, short_masks):
         assert all("mask must cover the positions of all keys, 0 to 15" in sentence for sentence in told), told

@@ -218,6 +218,7 @@ def refused(rank):
     return told, not isinstance(layer.attention.mechanism, type(twice.attention.mechanism))
 
 
+@pytest.mark.slow
 def test_what_would_not_be_exact_is_refused():
     for found in on_ranks(2, refused):
         assert isinstance(found, tuple), found

@@ -127,6 +127,7 @@ def nan_and_refusals(rank):
     return same, told
 
 
+@pytest.mark.slow
 def test_nan_goes_on_and_what_is_not_there_is_refused():
     for found in on_ranks(2, nan_and_refusals):
         assert isinstance(found, tuple), found

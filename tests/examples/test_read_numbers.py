@@ -199,6 +199,7 @@ def test_what_a_word_looks_at_is_a_distribution_over_the_picture(example, captio
 
 
 # An untrained model writes in all languages at once, and not every machine has the fonts for it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::saccade.viz.MissingGlyphsWarning")
 def test_a_stopped_run_goes_on_and_ends_the_same(example, monkeypatch, tmp_path, capsys):
     steps = []

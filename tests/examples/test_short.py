@@ -40,6 +40,7 @@ def test_decoding_is_the_full_run(capsys, monkeypatch, tmp_path):
     assert len(said("own_decoder", capsys, monkeypatch, tmp_path).split(",")) == 43
 
 
+@pytest.mark.slow
 def test_a_map_of_thousands_of_tokens_is_drawn(capsys, monkeypatch, tmp_path):
     text = said("map_of_a_text", capsys, monkeypatch, tmp_path)
     assert "shape=[1, 5, 8000, 8000]" in text

@@ -36,6 +36,7 @@ def chinese(example, monkeypatch):
     monkeypatch.setattr(example, "chinese", lambda: example.Source("Chinese", "made", "none", pages))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_and_ends_the_same(example, chinese, monkeypatch, tmp_path, capsys):
     arguments = ["--quick", "--out"]
     whole = example.main([*arguments, str(tmp_path / "whole")])

@@ -68,7 +68,8 @@ def tried(function, tensor, arguments):
 
 @pytest.mark.filterwarnings("ignore")  # torch's, about functions that it will drop
 # Hundreds of functions, seconds: the ones that write most often, below, are tried under both guards in every run.
-@pytest.mark.parametrize("guard", [torch.no_grad, pytest.param(torch.inference_mode, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
 def test_every_way_to_write_into_a_tensor(guard):
     ways = {name: method(name) for name in (*IN_PLACE, *OPERATORS)}
     ways |= {f"{name}(out=)": into(getattr(torch, name)) for name in WITH_OUT}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.kernels.native import NATIVE, needs_half, needs_native
 from tests.kernels.stretching import stretched
+from tests.sampled import sampled
 from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
@@ -154,7 +155,7 @@ EVERY_CASE = [
 ]
 
 
-@pytest.mark.parametrize("case, impl, dtype, factor", EVERY_CASE)
+@pytest.mark.parametrize("case, impl, dtype, factor", sampled(EVERY_CASE, 4))
 def test_every_case(case: Case, impl: str, dtype: torch.dtype, factor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix, value = matrix_of(stretched(case, factor), dtype, impl)
     check(matrix, value, monkeypatch)

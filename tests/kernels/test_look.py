@@ -129,7 +129,8 @@ def check_all() -> int:
     return count
 
 
-@pytest.mark.parametrize("level", [0, *(pytest.param(level, marks=pytest.mark.slow) for level in (1, 2, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
 def test_every_level_finds_what_the_definitions_say(level: int) -> None:
     """In a process of its own, since what a processor can do is asked once."""
     code = "from tests.kernels.test_look import check_all; print(check_all())"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.kernels.native import needs_half, needs_native
 from tests.masks.test_masks import ATOMS
+from tests.sampled import sampled
 from torch import Tensor
 
 import saccade as sc
@@ -71,7 +72,7 @@ def _pairs_of_panels(seen: Tensor) -> int:
     return total
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", sampled(RULES, 4), ids=str)
 def test_a_plan_says_what_the_mask_says(rule: masks.Mask | None) -> None:
     for q_len, kv_len in SIZES:
         batch, heads = (1, 1) if rule is None else (max(1, rule.shape[0]), max(1, rule.shape[1]))
@@ -114,6 +115,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None
         assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_every_level_keeps_the_definition(level: int) -> None:

@@ -183,7 +183,7 @@ def check(data: st.DataObject) -> None:
                 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_what_may_not_see_it_does_not_notice(data: st.DataObject) -> None:
     check(data)

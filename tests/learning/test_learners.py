@@ -46,6 +46,7 @@ def test_a_run_is_decided_by_its_seed(name):
     assert one.parameters == sum(x.numel() for x in Learner(MIXERS[name], 128, 64).parameters())
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_the_task_is_learned():
     learned = train(MIXERS["full, 1 head"], QUESTIONS["passkey"], 0, Settings(texts=2048))
     assert learned.accuracy >= 0.99

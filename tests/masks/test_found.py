@@ -191,9 +191,7 @@ def _tensors(draw: st.DrawFn) -> Tensor:
     return allowed[:1].expand(batch, 2, -1, -1) if layout == "expanded" else allowed
 
 
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_any_tensor(data: st.DataObject) -> None:
+def _check_any_tensor(data: st.DataObject) -> None:
     allowed = data.draw(_tensors(), label="tensor")
     rule = _rule(allowed)
     assert torch.equal(_dense(rule, allowed), allowed)
@@ -204,6 +202,19 @@ def test_any_tensor(data: st.DataObject) -> None:
         patch.setattr("saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192), (16, 7, 1), (1,)])))
         patch.setattr("saccade.plan.layouts.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
         assert torch.equal(_covered(rule, tuple(allowed.shape)), allowed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_tensor(data: st.DataObject) -> None:
+    _check_any_tensor(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=3_000, deadline=None)
+@given(data=st.data())
+def test_many_tensors(data: st.DataObject) -> None:
+    _check_any_tensor(data)
 
 
 @settings(max_examples=200, deadline=None)

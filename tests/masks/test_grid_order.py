@@ -85,9 +85,7 @@ def _orders(draw: st.DrawFn, q_first: int, q_len: int) -> tuple[RowOrder, masks.
     return RowOrder(Grounds(height, width, before), cut, q_first, q_len), grid.after(before)
 
 
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_plans_in_any_order_cover_what_is_allowed(data: st.DataObject) -> None:
+def _check_plans(data: st.DataObject) -> None:
     q_first, q_len, kv_first, kv_len = (data.draw(st.integers(*ends)) for ends in ((0, 9), (1, 40), (0, 3), (1, 40)))
     order, grid = data.draw(_orders(q_first, q_len), label="order")
     other = data.draw(expressions(1), label="other")
@@ -101,6 +99,19 @@ def test_plans_in_any_order_cover_what_is_allowed(data: st.DataObject) -> None:
         got = _written(in_order(mask, order), q_len, kv_first, kv_len)
     q, kv = torch.from_numpy(order.rows) + q_first, torch.arange(kv_first, kv_first + kv_len)
     assert torch.equal(got, mask.to_dense(q_len, kv_len, batch=1, q_positions=q, kv_positions=kv)[0, 0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_plans_in_any_order_cover_what_is_allowed(data: st.DataObject) -> None:
+    _check_plans(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=2_000, deadline=None)
+@given(data=st.data())
+def test_many_plans_in_any_order(data: st.DataObject) -> None:
+    _check_plans(data)
 
 
 def _written(mask: masks.Mask, q_len: int, kv_first: int, kv_len: int) -> torch.Tensor:

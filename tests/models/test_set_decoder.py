@@ -225,6 +225,7 @@ def test_objects_are_those_that_are_likely_enough():
     assert found.objects(0.3)[0].classes.tolist() == [0, 1, 0]
 
 
+@pytest.mark.slow
 def test_objects_are_learned():
     torch.manual_seed(0)
     model = SetDecoder(SetDecoderConfig(**{**SIZES, "channels": 3, "dropout_p": 0.0, "norm_first": True}))

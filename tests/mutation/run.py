@@ -124,7 +124,7 @@ _SETTINGS = """
 source_paths = ["src"]
 only_mutate = {files}
 pytest_add_cli_args_test_selection = {tests}
-pytest_add_cli_args = ["-m", "not slow and not gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not compiled"]
+pytest_add_cli_args = ["-m", "{marks}", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not compiled"]
 process_isolation = "forkserver"
 use_git_change_detection = false
 track_dependencies = false
@@ -191,7 +191,7 @@ def _prepare(package: str, scratch: Path, *, types_too: bool) -> None:
     types = types + [word for name in own.types for word in ("-p", f"saccade.{name}")] if types_too else []
     files = [f"src/saccade/{name}" for name in own.files]
     tests = [*own.tests, *(f"--deselect={name}" for name in _LEFT_OUT)]
-    settings = _SETTINGS.format(files=files, tests=tests, types=types)
+    settings = _SETTINGS.format(files=files, tests=tests, types=types, marks="(many or not slow) and not gpu")
     (scratch / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
 
 

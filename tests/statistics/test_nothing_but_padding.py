@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.sampled import sampled
 from torch import Tensor
 
 import saccade as sc
@@ -58,7 +59,7 @@ def test_no_statistic_is_left_out() -> None:
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("where", POSITIONS)
+@pytest.mark.parametrize("where", sampled(POSITIONS, 3))
 @pytest.mark.parametrize("bias", [None, ALiBi(2)], ids=["plain", "biased"])
 @pytest.mark.parametrize("name", QUESTIONS)
 @pytest.mark.parametrize("is_placed", [False, True], ids=["by index", "by place"])

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.sampled import sampled
 from tests.statistics.dense import EVERY, dense_of, lags_of, matrix_of
 from torch import Tensor
 
@@ -52,7 +53,7 @@ def even(p: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("entries", [1 << 18, 20])
-@pytest.mark.parametrize("case", EVERY, ids=str)
+@pytest.mark.parametrize("case", sampled(EVERY, 4), ids=str)
 def test_parts_are_their_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
     dense, where = dense_of(case), lags_of(case)
@@ -69,7 +70,7 @@ def test_parts_are_their_definition(case: Case, entries: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("pairs", [1 << 20, 30])
-@pytest.mark.parametrize("case", [*EVERY, LARGE_CASES[0]], ids=str)
+@pytest.mark.parametrize("case", sampled([LARGE_CASES[0], *EVERY], 4), ids=str)
 def test_a_summary_tells_them_beside_uniform_attention(case: Case, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.statistics.uniform._PAIRS", pairs if case in EVERY else 1 << 14)
     dense, where, of = dense_of(case), lags_of(case), Parts(1, 2, 2, 2)

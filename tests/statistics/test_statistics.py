@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.sampled import sampled
+from tests.statistics.dense import EVERY, dense_of, matrix_of
 from torch import Tensor
 
 import saccade as sc
@@ -14,21 +16,6 @@ from saccade.testing import CASES, LARGE_CASES, Case
 from saccade.testing.laws.memory import largest_tensor
 
 QUESTIONS = (Entropy(), TopK(3), Received(), Pooled(4), Pooled(4, "sum"), Pooled(4, "max"))
-STRIDED = (
-    Case("strided", masks.Strided(3), q_len=11, kv_len=17),
-    Case("strided-causal", masks.Strided(3) & masks.Causal(), q_len=11, kv_len=17),
-)
-
-
-def matrix_of(case: Case, dtype: torch.dtype = torch.float64) -> sc.AttentionMatrix:
-    problem = case.problem(dtype)
-    return sc.AttentionMatrix(problem.query, problem.key, problem.mask, **problem.options, **problem.positions)
-
-
-def dense_of(case: Case, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The weights in float64, from the oracle: values that are the identity are multiplied by the weights."""
-    eye = torch.eye(case.kv_len, dtype=torch.float64).expand(case.batch, case.num_kv_heads, -1, -1)
-    return case.problem(dtype).but(value=eye).truth()[0]
 
 
 def entropy_of(weights: Tensor) -> Tensor:
@@ -73,7 +60,7 @@ def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("entries", [1 << 18, 20])
-@pytest.mark.parametrize("case", [*CASES, *STRIDED], ids=str)
+@pytest.mark.parametrize("case", sampled(EVERY, 4), ids=str)
 def test_every_question_is_its_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
     check(case, torch.float64, 1e-10)
@@ -95,7 +82,7 @@ def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest
     torch.testing.assert_close(mean, pooled_of(dense, 32, "mean"))
 
 
-@pytest.mark.parametrize("case", [*CASES, *STRIDED], ids=str)
+@pytest.mark.parametrize("case", EVERY, ids=str)
 def test_blocks_hold_each_row_once_and_products_follow(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", 20)
     matrix, dense = matrix_of(case), dense_of(case)

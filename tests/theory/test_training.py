@@ -34,6 +34,7 @@ def test_neighbours_are_for_convolutions():
     assert learned(attentive(4), triples(), **near).accuracy.mean() < 0.5
 
 
+@pytest.mark.slow
 def test_a_place_among_many_is_for_attention():
     far = {"steps": 200, "rate": 0.03, "width": 16}
     assert learned(attentive(1), recall(), **far).accuracy.mean() > 0.7

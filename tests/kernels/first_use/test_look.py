@@ -78,7 +78,8 @@ def asked(kernel, case, dtype):
         return None
 
 
-@pytest.mark.parametrize("kernel", [pytest.param("fused", marks=pytest.mark.slow), "tiled"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["fused", "tiled"])
 def test_of_hundreds_of_right_runs_none_is_accused(kernel):
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     cases = (*testing.CASES, *testing.LARGE_CASES)

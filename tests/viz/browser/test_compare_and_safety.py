@@ -146,6 +146,7 @@ def test_two_texts(open_page, tmp_path):
     assert page.locator(".strongest caption").all_inner_texts() == ["4 “there” is looked at by"]
 
 
+@pytest.mark.slow
 def test_a_long_text_is_laid_out_piece_by_piece(open_page, tmp_path):
     count = 13000
     query = torch.randn(1, 1, count, 4)
@@ -176,6 +177,7 @@ def test_a_page_of_what_was_kept(open_page, tmp_path):
     assert page.get_by_text('sc.record(model, keep="qk") keeps the maps').is_visible()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_read_anew(open_page, tmp_path):
     layer, path = MultiHeadAttention(16, 2), tmp_path / "live.html"
     with record(layer, keep="qk") as recording, viz.live_report(recording, path, every=0.5):
