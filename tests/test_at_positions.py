@@ -216,3 +216,15 @@ def test_keys_stand_from_the_first_position_on_where_nobody_says(places):
     allowed = torch.arange(7) <= rows[:, None]
     want = torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=allowed)
     torch.testing.assert_close(sc.attention(query, key, key, masks.Causal(), q_positions=places), want)
+
+
+def test_it_tells_apart_what_its_tables_and_its_rule_do():
+    one, two = (torch.zeros(items, 4, dtype=torch.int64) for items in (1, 2))
+    heads = masks.Blocks(torch.ones(3, 1, 1, dtype=torch.bool), 4)
+    for q, kv, rule, shape in (
+        (two, one, masks.Causal(), (2, 1)),
+        (one, two, masks.Causal(), (2, 1)),
+        (one, one, masks.Padding([3, 4]), (2, 1)),
+        (one, one, heads, (1, 3)),
+    ):
+        assert AtPositions(rule, q, kv).shape == shape
