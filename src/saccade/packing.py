@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import instance
+from saccade.calls import answers
 from saccade.errors import kind, type_error, value_error
 from saccade.masks import Documents, Mask
 
@@ -56,6 +57,7 @@ class Packed(NamedTuple):
         return tuple(part[0] for part in packed.split(self.lengths, dim))
 
 
+@answers("pack", {}, texts="a list of tensors [length, ...]")
 def pack(texts: Sequence[Tensor]) -> Packed:
     """Put texts one behind another, so that no time is spent on padding.
 

@@ -30,6 +30,7 @@ from saccade.auditing.sameness import sameness
 from saccade.auditing.script import script_of
 from saccade.auditing.subject import NoGradientError, Subject, rows_of
 from saccade.auditing.together import replicated
+from saccade.calls import answers
 from saccade.errors import value_error
 from saccade.masks import Mask, parse
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 
+@answers("audit", {}, mask="rule=, which the model is held against", attention_mask="padding=")
 def audit(
     model: Callable[..., Any],
     rule: Declared | str | None = None,

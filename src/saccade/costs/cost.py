@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from saccade.arguments import instance, integer, is_number
+from saccade.calls import answers
 from saccade.costs.dry_run import refuse_dry
 from saccade.costs.machine import Machine, this_machine
 from saccade.costs.passes import Pass, decoding, forward, training
@@ -88,6 +89,20 @@ class Cost:
         return "\n".join([*lines, f"weights {_size(self.parameter_bytes)}{cache}"])
 
 
+_WORDS = {
+    **dict.fromkeys(("length", "tokens", "n", "max_len", "context"), "seq_len=, how many tokens"),
+    **dict.fromkeys(("heads", "n_heads"), "num_heads="),
+    **dict.fromkeys(("kv_heads", "n_kv_heads"), "num_kv_heads="),
+    **dict.fromkeys(("batch_size", "bs"), "batch="),
+    **dict.fromkeys(
+        ("causal", "is_causal"), "cost(masks.Causal(), seq_len), or mask=masks.Causal() beside a mechanism"
+    ),
+}
+
+
+@answers(
+    "cost", _WORDS, subject="a mask, as cost(masks.Causal(), 4096), a score, a mechanism, a layer, a model or a config"
+)
 def cost(
     subject: object,
     seq_len: int,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from saccade import viz
 from saccade.arguments import instance, is_number
+from saccade.calls import answers
 from saccade.costs.cost import Cost
 from saccade.errors import value_error
 
@@ -25,6 +26,7 @@ _UNITS = {  # the largest first
 }
 
 
+@answers("growth", {}, costs="what cost(...) says at two lengths or more")
 def growth(
     costs: Iterable[Cost], what: What = "memory", *, memory: float | None = None, title: str | None = None
 ) -> Figure:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.arguments import instance
+from saccade.calls import answers
 from saccade.errors import kind, type_error, unsupported
 from saccade.integrations import transformers
 from saccade.integrations.stand_ins import FusedAttention, TorchAttention, is_fused
@@ -39,6 +40,7 @@ class Replaced(NamedTuple):
     after: str
 
 
+@answers("replace_attention")
 def replace_attention(
     model: nn.Module, *, mask: Mask | None = None, mechanism: Mechanism | None = None
 ) -> tuple[Replaced, ...]:
