@@ -1,6 +1,7 @@
 """Shared fixtures: every test starts from the same random state, and uninitialised memory is poisoned."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,9 +22,14 @@ def _seeded() -> None:
 
 
 @pytest.fixture
-def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``impl="auto"`` chooses as where saccade-cpu is not installed."""
+    from saccade.engine.kernels.native import is_on  # noqa: PLC0415  tests of cold imports begin without it
+
     monkeypatch.setenv("SACCADE_CPU", "off")
+    is_on.cache_clear()  # it is asked once in a process
+    yield
+    is_on.cache_clear()
 
 
 @pytest.fixture
