@@ -57,7 +57,7 @@ check-all: check  ## check, the tests once more where `auto` asks the compiled k
 
 coverage: $(VENV)/.dev  ## run the tests and say which lines and branches none of them reaches (half an hour)
 	$(BIN)/coverage erase
-	$(OFFLINE) $(ALONE) $(BIN)/coverage run -m pytest -q -n 2 -m 'not slow and not gpu'
+	$(OFFLINE) $(ALONE) $(BIN)/coverage run -m pytest -q -n 2 -m '(many or not slow) and not gpu'
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
