@@ -196,7 +196,10 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "audit()": (lambda: sc.audit(), "audit: model must be given"),
     "audit(mask=)": (lambda: sc.audit(layer(), mask=Causal()), "rule=, which the model is held against"),
     "compare()": (lambda: sc.compare(Q, K, V), "compare: mechanisms must be given"),
-    "replace_attention(window)": (lambda: sc.replace_attention(layer(), window_size=3), "masks.Window(left, right)"),
+    "replace_attention(attn_mask=)": (
+        lambda: sc.replace_attention(layer(), attn_mask=BOOL),
+        "its arguments are model, mask, mechanism",
+    ),
     "record(function)": (lambda: sc.record(lambda x: x), "model"),
     "heatmap(text)": (lambda: viz.heatmap("text"), "heatmap"),
     "record()": (lambda: sc.record(), "record: model must be given"),

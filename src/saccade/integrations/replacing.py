@@ -40,7 +40,7 @@ class Replaced(NamedTuple):
     after: str
 
 
-@answers("replace_attention")
+@answers("replace_attention", {})
 def replace_attention(
     model: nn.Module, *, mask: Mask | None = None, mechanism: Mechanism | None = None
 ) -> tuple[Replaced, ...]:
