@@ -95,20 +95,6 @@ def test_the_first_step_beyond_the_budget_leaves_blocks_out(budget: int) -> None
     assert cache.exact_len == budget
 
 
-@pytest.mark.parametrize("every", [2, 3])
-def test_a_ranking_is_read_again_in_as_many_steps_as_was_said(every: int) -> None:
-    class Counting(BoundScorer):
-        asked = 0
-
-        def score(self, query: Tensor, summary: Tensor) -> Tensor:
-            self.asked += 1
-            return super().score(query, summary)
-
-    scorer = Counting()
-    _steps(BlockSelectCache(SIZE, 12, scorer=scorer, rescore_every=every), Softmax(), _qkv(37, (4, 2)), 31)
-    assert scorer.asked == 6 // every
-
-
 def test_items_of_a_ragged_batch_read_no_block_for_nothing() -> None:
     """Each item reads what its budget holds, and the table is as wide as the item that needs most blocks."""
     positions = torch.stack([torch.arange(31), torch.where(torch.arange(31) % 4 == 1, torch.arange(31) // 4, -1)])

@@ -278,49 +278,6 @@ def test_a_cache_that_goes_back_to_exact_columns_is_exact_again(length: int) -> 
     assert cache.exact_len == 0
 
 
-def test_a_ranking_counts_for_several_steps() -> None:
-    class Counting(BoundScorer):
-        asked = 0
-
-        def score(self, query: Tensor, summary: Tensor) -> Tensor:
-            self.asked += 1
-            return super().score(query, summary)
-
-    scorer = Counting()
-    cache, qkv = _filled(scorer=scorer, rescore_every=3)
-    for n in range(31, 38):
-        _step(cache, qkv, n)
-    assert scorer.asked == 3
-    fork = cache.fork()
-    fork.reorder([1, 0])
-    torch.testing.assert_close(_step(fork, qkv, 38, [1, 0]), _step(cache, qkv, 38)[[1, 0]])
-    cache.crop(35)
-    _step(cache, qkv, 35)
-    assert scorer.asked == 4
-
-
-def test_between_two_rankings_newer_blocks_come_last() -> None:
-    """With one block at the end, a block that is finished between two rankings has no other claim."""
-    q, k, v = _qkv(47)
-    cache = BlockSelectCache(SIZE, 12, sink_blocks=0, local_blocks=1, rescore_every=6)
-    cache.attend(Softmax(), *(x[:, :, :30] for x in (q, k, v)), mask=CAUSAL)
-    for n in range(30, 47):
-        out = cache.attend(Softmax(), *(x[:, :, n : n + 1] for x in (q, k, v)), mask=CAUSAL)
-        asked = n - n % 6
-        known = _hidden(q[:, :, : asked + 1], k[:, :, : asked + 1], CAUSAL, "bound", 12, (0, 1))
-        read = torch.zeros(2, KV_HEADS, n + 1, dtype=torch.bool)
-        read[:, :, : asked // SIZE * SIZE] = known[:, :, : asked // SIZE * SIZE]
-        read[:, :, n // SIZE * SIZE :] = True
-        expected, _ = oracle.attention(
-            q[:, :, n : n + 1], k[:, :, : n + 1], v[:, :, : n + 1], read.repeat_interleave(2, 1)[:, :, None]
-        )
-        torch.testing.assert_close(out, expected)
-        ranked = n // SIZE * 2 * DIM if n == asked else (n - 1) // SIZE  # summaries, or the last ranking
-        columns = 2 * SIZE + n % SIZE + 1
-        assert cache.traffic.bytes_read == 2 * KV_HEADS * 8 * (columns * 2 * DIM + ranked)
-        assert cache.exact_len == 30
-
-
 @pytest.mark.parametrize("kind", ["plain", "ragged", "gradients"])
 def test_heads_that_are_read_a_few_at_a_time_are_those_read_together(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from saccade import masks
@@ -75,3 +77,23 @@ ORDER = RowOrder(Grounds(3, 3, 0), Squares(2, 2), 0, 9)
 def test_a_rule_is_asked_where_its_positions_are(mask: masks.Mask) -> None:
     zero, index = torch.zeros(1, dtype=torch.int64, device="meta"), torch.arange(9, device="meta")
     assert mask.allows(zero, zero, index[:, None], index).device.type == "meta"
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_entries_that_stand_together_are_read_as_others_are(data: st.DataObject) -> None:
+    sizes = [data.draw(st.integers(1, most)) for most in (3, 2, 6, 6)]
+    mask = masks.Dense(torch.rand(sizes, generator=torch.Generator().manual_seed(0)) < 0.5)
+    shift = sizes[3] - sizes[2] if sizes[2] > 1 else 0
+    index = []
+    for axis, size in enumerate(sizes):
+        start, step = data.draw(st.integers(0 if axis < 2 else -2, size)), data.draw(st.sampled_from([1, 1, 1, 2, -1]))
+        own = torch.arange(start, start + step * data.draw(st.integers(0, size + 1)), step)
+        own = own.clamp(0, size - 1) if axis < 2 else own + (shift if axis == 2 else 0)
+        index.append(own.reshape([-1 if other == axis else 1 for other in range(4)]))
+    expected = mask.allows(*index)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("saccade.masks.dense._MANY", 1)
+        found = mask.allows(*index)
+    assert torch.equal(*torch.broadcast_tensors(found, expected))
+    assert found.untyped_storage().data_ptr() != mask.allowed.untyped_storage().data_ptr() or not found.numel()

@@ -7,10 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.masks.expressions import MAX_LEN, expressions
-from tests.masks.test_masks import _covered
 from torch import Tensor
 
 import saccade as sc
@@ -88,13 +84,8 @@ SAID: dict[str, tuple[Tensor, str]] = {
         "KeyRanges(items=4, rows=12, columns=12, at_most=1)",
     ),
 }  # fmt: skip
+pytestmark = pytest.mark.usefixtures("however_small")
 KERNELS = ["fused", "tiled", *(["native"] if abilities() is not None else [])]
-
-
-@pytest.fixture(autouse=True)
-def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small a product is, its mask is looked at."""
-    monkeypatch.setattr("saccade.masks.found._FEWEST", 0)
 
 
 @pytest.fixture
@@ -161,80 +152,6 @@ def test_products_are_those_of_the_tensor(name: str, kernel: str) -> None:
 @pytest.mark.parametrize("shape", [(80, 80), (1, 3, 9, 9), (0, 4), (4, 0)])
 def test_tensors_that_say_nothing_shorter_stay_what_they_are(shape: tuple[int, ...]) -> None:
     assert isinstance(_rule(torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.5), masks.Dense)
-
-
-@st.composite
-def _tensors(draw: st.DrawFn) -> Tensor:
-    """Masks written out, some with a few entries turned, in several layouts of memory."""
-    batch = draw(st.sampled_from([1, 2, 3]))
-    q_len, kv_len = draw(st.integers(1, MAX_LEN)), draw(st.integers(1, MAX_LEN))
-    if draw(st.booleans()):
-        mask = draw(expressions(batch))
-        allowed = mask.to_dense(q_len, kv_len, batch=batch)
-    else:  # a few ranges a row, from anywhere to anywhere
-        ends = draw(st.lists(st.integers(0, kv_len), min_size=2, max_size=6))
-        generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-        start, stop = torch.tensor(ends[::2][: len(ends) // 2]), torch.tensor(ends[1::2])
-        start, stop = (x + torch.randint(-2, 3, (batch, q_len, len(x)), generator=generator) for x in (start, stop))
-        keys = torch.arange(kv_len)[:, None]
-        allowed = ((keys >= start[:, :, None]) & (keys < stop[:, :, None])).any(-1)[:, None]
-    for _ in range(draw(st.integers(0, 3))):
-        place = [draw(st.integers(0, size - 1)) for size in allowed.shape]
-        allowed[tuple(place)] ^= True
-    layout = draw(st.sampled_from(["plain", "transposed", "inside", "expanded"]))
-    if layout == "transposed":
-        return allowed.mT.contiguous().mT
-    if layout == "inside":
-        wide = torch.zeros(batch, 1, q_len + 3, kv_len + 5, dtype=torch.bool)
-        wide[..., 2:-1, 1:-4] = allowed
-        return wide[..., 2:-1, 1:-4]
-    return allowed[:1].expand(batch, 2, -1, -1) if layout == "expanded" else allowed
-
-
-def _check_any_tensor(data: st.DataObject) -> None:
-    allowed = data.draw(_tensors(), label="tensor")
-    rule = _rule(allowed)
-    assert torch.equal(_dense(rule, allowed), allowed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.masks.found._AT_ONCE", data.draw(st.sampled_from([1, 64, 200, 1 << 22])))
-        again = finding._look(allowed)
-        assert (again is None and isinstance(rule, masks.Dense)) or again == rule
-        patch.setattr("saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192), (16, 7, 1), (1,)])))
-        patch.setattr("saccade.plan.layouts.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
-        assert torch.equal(_covered(rule, tuple(allowed.shape)), allowed)
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_any_tensor(data: st.DataObject) -> None:
-    _check_any_tensor(data)
-
-
-@pytest.mark.slow
-@settings(max_examples=3_000, deadline=None)
-@given(data=st.data())
-def test_many_tensors(data: st.DataObject) -> None:
-    _check_any_tensor(data)
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data())
-def test_entries_that_stand_together_are_read_as_others_are(data: st.DataObject) -> None:
-    sizes = [data.draw(st.integers(1, most)) for most in (3, 2, 6, 6)]
-    mask = masks.Dense(torch.rand(sizes, generator=torch.Generator().manual_seed(0)) < 0.5)
-    shift = sizes[3] - sizes[2] if sizes[2] > 1 else 0
-    index = []
-    for axis, size in enumerate(sizes):
-        start, step = data.draw(st.integers(0 if axis < 2 else -2, size)), data.draw(st.sampled_from([1, 1, 1, 2, -1]))
-        own = torch.arange(start, start + step * data.draw(st.integers(0, size + 1)), step)
-        own = own.clamp(0, size - 1) if axis < 2 else own + (shift if axis == 2 else 0)
-        index.append(own.reshape([-1 if other == axis else 1 for other in range(4)]))
-    expected = mask.allows(*index)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.masks.dense._MANY", 1)
-        found = mask.allows(*index)
-    assert torch.equal(*torch.broadcast_tensors(found, expected))
-    assert found.untyped_storage().data_ptr() != mask.allowed.untyped_storage().data_ptr() or not found.numel()
 
 
 @pytest.mark.parametrize("join", [lambda x: masks.Causal() & x, lambda x: ~x, lambda x: x | masks.Global([0])])

@@ -7,15 +7,11 @@ from torch import Tensor
 from saccade import masks
 from saccade.masks import found as finding
 
+pytestmark = pytest.mark.usefixtures("however_small")
 N = 12
 TRIL = torch.ones(N, N, dtype=torch.bool).tril()
 SINKS = TRIL & (TRIL.triu(-3) | (torch.arange(N) < 2))
 HOLES = (torch.arange(N) < torch.tensor([12, 5, 4])[:, None]) & (torch.arange(N) != 3)
-
-
-@pytest.fixture(autouse=True)
-def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.masks.found._FEWEST", 0)
 
 
 @pytest.mark.parametrize("size", [(1, 5), (3, 5), (5, 5)])
