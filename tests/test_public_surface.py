@@ -53,14 +53,18 @@ def _modules() -> Iterator[ModuleType]:
 
 def _public() -> dict[str, object]:
     """Functions and classes that users import, by the name under which they do."""
+    modules = [importlib.import_module(f"saccade{package}") for package in PACKAGES]
+    return {f"{module.__name__}.{name}": thing for module in modules for name, thing in _signed(module).items()}
+
+
+def _signed(module: ModuleType) -> dict[str, object]:
+    """Return the functions and classes of a module's `__all__` that have a signature of their own."""
     found = {}
-    for package in PACKAGES:
-        module = importlib.import_module(f"saccade{package}")
-        for name in module.__all__:
-            thing = getattr(module, name)
-            is_plain_error = inspect.isclass(thing) and issubclass(thing, Exception) and "__init__" not in vars(thing)
-            if (inspect.isfunction(thing) or inspect.isclass(thing)) and not is_plain_error:
-                found[f"{module.__name__}.{name}"] = thing
+    for name in module.__all__:
+        thing = getattr(module, name)
+        is_plain_error = inspect.isclass(thing) and issubclass(thing, Exception) and "__init__" not in vars(thing)
+        if (inspect.isfunction(thing) or inspect.isclass(thing)) and not is_plain_error:
+            found[name] = thing
     return found
 
 
@@ -83,6 +87,14 @@ def test_parameters_are_in_the_glossary(name: str) -> None:
     for full_name, thing in _callables(name, PUBLIC[name]):
         unknown = [parameter for parameter in inspect.signature(thing).parameters if parameter not in spoken]
         assert not unknown, f"{full_name} has parameters that docs/en/glossary.md does not know"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_defaults_fit_a_line_of_help(module: ModuleType) -> None:
+    for name, thing in _signed(module).items():
+        for full_name, own in _callables(name, thing):
+            for parameter in inspect.signature(own).parameters.values():
+                assert len(repr(parameter.default)) <= 120, f"{module.__name__}.{full_name}: {parameter.name}"
 
 
 def test_the_glossary_has_one_meaning_a_word_and_no_dead_words() -> None:

@@ -78,14 +78,15 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def answers(where: str, words: Mapping[str, str] = WORDS, /, **hints: str) -> Callable[[F], F]:
-    """A decorator: calls that do not fit get a sentence of ours.
+def answers(where: str, words: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
+    """Decorate a function so that a call with wrong arguments raises one of our errors, with a hint.
 
     Args:
         where: the function's name.
-        words: what others call the arguments of attention and layers; empty for functions that have other ones.
-        hints: by names of arguments that may be missing, or that only this function answers.
+        words: hints by argument names of other libraries, `WORDS` if None; empty for functions without such arguments.
+        hints: more hints, by names of arguments that may be missing or that only this function answers.
     """
+    words = WORDS if words is None else words
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -105,8 +106,8 @@ def answers(where: str, words: Mapping[str, str] = WORDS, /, **hints: str) -> Ca
     return decorate
 
 
-def answers_class(words: Mapping[str, str] = WORDS, /, **hints: str) -> Callable[[C], C]:
-    """The same for making an instance of a class."""
+def answers_class(words: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[C], C]:
+    """Like `answers`, for the constructor of a class."""
 
     def decorate(kind: C) -> C:
         setattr(kind, "__init__", answers(kind.__name__, words, **hints)(kind.__dict__["__init__"]))  # noqa: B010  mypy

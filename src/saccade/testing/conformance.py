@@ -26,8 +26,8 @@ def check(
     reasons: Callable[..., tuple[str, ...]] | None = None,
     gqa: bool = True,
     masks: Literal["dense", "objects"] = "dense",
-    cases: Sequence[Case] = CASES,
-    laws: Sequence[Law] = LAWS,
+    cases: Sequence[Case] | None = None,
+    laws: Sequence[Law] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
     claims: Claims | None = None,
     device: torch.device | str = "cpu",
@@ -64,8 +64,8 @@ def check(
         masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
             attend; "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions``
             where a case has them. (Where a relative bias is asked for, they come along with either.)
-        cases: what to try the laws on; some laws bring cases of their own.
-        laws: what to try.
+        cases: the cases to try the laws on, `CASES` if None; some laws bring cases of their own.
+        laws: the laws to try, `LAWS` if None.
         dtypes: of the inputs; some laws bring dtypes of their own.
         claims: what its author promises beyond the laws that hold for all.
         device: where the inputs are put.
@@ -84,6 +84,7 @@ def check(
         claims=claims,
         device=device,
     )
+    laws, cases = LAWS if laws is None else laws, CASES if cases is None else cases
     return Report(tuple(try_law(subject, *trial) for trial in trials(laws, cases, dtypes)), tuple(laws))
 
 

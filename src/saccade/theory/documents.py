@@ -64,25 +64,25 @@ DOCUMENTS = _read()
 """Five tutorials, as ``documents.toml`` tells them."""
 
 
-def listed(documents: Sequence[Document] = DOCUMENTS) -> str:
-    """Every statement with its verdict, its claim and the measurement that could contradict it, as plain text."""
+def listed(documents: Sequence[Document] | None = None) -> str:
+    """Return every statement of the documents (of all if None) with its verdict, claim and test, as plain text."""
     lines: list[str] = []
-    for document in documents:
+    for document in DOCUMENTS if documents is None else documents:
         lines.append(document.title.upper())
         for said in document.says:
             lines += [f"  {said.verdict:<8}  {said.statement}", f"            {said.claim}: {said.row}"]
     return "\n".join(lines) + "\n"
 
 
-def tables(documents: Sequence[Document] = DOCUMENTS, *, chinese: bool = False) -> str:
-    """The same as Markdown: a table for each document."""
+def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False) -> str:
+    """Like `listed`, as Markdown: one table per document."""
     head = (
         "| 它说 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese
         else "| it says | verdict | claim | could contradict it |"
     )
     parts = []
-    for document in documents:
+    for document in DOCUMENTS if documents is None else documents:
         lines = [f"## {document.chinese if chinese else document.title}", "", head, "|---|---|---|---|"]
         for said in document.says:
             words = (said.chinese, _CHINESE[said.verdict]) if chinese else (said.statement, said.verdict)

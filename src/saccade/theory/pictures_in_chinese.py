@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from saccade.theory.pictures import PICTURES
@@ -98,15 +97,16 @@ CHINESE = {
 """What is written in the pictures, and how it reads in Chinese."""
 
 
-def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] = MappingProxyType(CHINESE)) -> Figure:
-    """The figure that a function draws, with the Chinese of what is written in it.
+def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = None) -> Figure:
+    """Draw a figure and translate its labels into Chinese.
 
     Args:
-        draw: the function.
-        words: what is written, whole labels, and how it reads in Chinese. What is not there stays.
+        draw: draws the figure.
+        words: the Chinese of each whole label, `CHINESE` if None. Other labels stay as they are.
     """
     from matplotlib.text import Text  # noqa: PLC0415  matplotlib is optional
 
+    words = CHINESE if words is None else words
     figure, told = draw(), frozenset(words.values())
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         names = [label.get_text() for label in axis.get_ticklabels()]

@@ -43,12 +43,16 @@ def command(library: Library) -> str:
 
 
 def find(
-    peers: Sequence[Peer] = PEERS,
-    laws: Sequence[Law] = LAWS,
+    peers: Sequence[Peer] | None = None,
+    laws: Sequence[Law] | None = None,
     cases: Sequence[Case] | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Finding, ...]:
-    """Try every law on every peer; on its own cases and in its own dtype, unless others are given."""
+    """Try every law on every peer, on the law's own cases and dtype unless others are passed.
+
+    None stands for all `PEERS` and all `LAWS`.
+    """
+    laws, peers = LAWS if laws is None else laws, PEERS if peers is None else peers
     return tuple(_finding(law, peer, cases, dtype) for law in laws for peer in peers)
 
 
