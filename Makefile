@@ -2,15 +2,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles a module where it is first imported; of all that comes with torch most never is.
+# Python compiles a module to byte code when it is first imported; most modules that come with torch never are. Where
+# byte code may not be written, as containers ask, every process would compile torch anew, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # Nothing below may reach for a network once the installation is done.
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 # Several processes share the cores: a thread that waits must not keep one busy.
 ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+PYTEST := $(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2
+# Run our kernels and torch's as on a processor with AVX2 and nothing newer.
+AVX2 := SACCADE_CPU_LEVEL=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test mutants check check-all coverage examples site bench fmt lint type imports clean
+.PHONY: help demo report verify test mutants check check-tests levels check-all coverage examples site bench fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -42,18 +47,27 @@ report: $(VENV)/.native  ## write three pages that show all attention of a model
 verify: $(VENV)/.native  ## check what is said about attention by running it (under a minute)
 	$(OFFLINE) $(BIN)/saccade verify
 
-test: $(VENV)/.dev  ## run the tests (nine minutes on two cores)
-	$(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
+test: $(VENV)/.dev  ## run the tests, but for one in fifty that takes seconds (@TEST@ minutes on two cores)
+	$(PYTEST) -m 'not ci and not slow and not gpu'
 
 mutants: $(VENV)/.dev  ## change the code in one place at a time, and see that a test notices (hours)
 	$(PIP) --editable '.[all,dev,mutants]'
 	$(OFFLINE) $(BIN)/python tests/mutation/run.py $(MUTANTS)
 
-check: lint type imports test  ## what CI runs: style, types, import rules, tests
+check: lint type imports check-tests levels  ## what CI runs: style, types, import rules, tests
 
-check-all: check  ## check, the tests once more where `auto` asks the compiled kernels first, and the slow proofs
-	SACCADE_CPU=on $(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu'
-	$(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2 -m 'slow and not gpu'
+check-tests: $(VENV)/.dev
+	$(PYTEST) -m 'not slow and not gpu'
+
+levels: $(VENV)/.dev  ## run the tests of the compiled kernel at each lower level of this processor
+	@for level in $$($(BIN)/python -c 'from saccade.engine.kernels.native import abilities; print(*range(abilities() or 0))'); do \
+	    echo "SACCADE_CPU_LEVEL=$$level" && SACCADE_CPU_LEVEL=$$level $(PYTEST) -m 'native and not slow and not gpu' || exit 1; \
+	done
+
+check-all: check  ## check, the tests as on AVX2 and where `auto` asks the compiled kernels first, and the slow proofs
+	SACCADE_CPU=on $(PYTEST) -m 'not slow and not gpu'
+	SACCADE_CPU=on $(AVX2) $(PYTEST) -m 'not slow and not gpu'
+	$(PYTEST) -m 'slow and not gpu'
 
 coverage: $(VENV)/.dev  ## run the tests and say which lines and branches none of them reaches (half an hour)
 	$(BIN)/coverage erase

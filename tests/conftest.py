@@ -14,6 +14,19 @@ os.environ.setdefault("SACCADE_CPU", "off")
 pytest_plugins = ["pytester", "saccade_pytest"]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests of the compiled kernel if it is not installed, or if the processor is below the level they need."""
+    needed = [mark.kwargs.get("level", 0) for mark in item.iter_markers("native")]
+    if not needed:
+        return
+    from saccade.engine.kernels.native import abilities  # noqa: PLC0415  tests of cold imports begin without it
+
+    if (level := abilities()) is None:
+        pytest.skip("needs saccade-cpu, which pip install ./native compiles")
+    if level < max(needed):
+        pytest.skip("needs a processor that multiplies bfloat16")
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` writes down for each GPU who asked, in a millisecond

@@ -106,7 +106,7 @@ def test_what_a_machine_lacks(monkeypatch):
     assert conditions.lacking() == "no AVX-512"
 
 
-@pytest.mark.skipif(native.abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
+@pytest.mark.native
 def test_without_the_wheel_another_kernel_runs(monkeypatch):
     monkeypatch.setattr(native, "is_on", lambda: True)
     query, key, _ = NEAR.tensors

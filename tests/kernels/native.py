@@ -1,11 +1,22 @@
-"""Marks of tests that ask for the compiled kernel by name, which runs where saccade-cpu is installed."""
+"""Marks of the tests that run the compiled kernel; `make levels` runs them at each level of the processor."""
 
 import pytest
 
-from saccade.engine.kernels.native import abilities
+from saccade.engine.kernels.native import HALF, abilities
 
-__all__ = ["NATIVE", "needs_half", "needs_native"]
+__all__ = ["NATIVE", "needs_half", "needs_native", "rounding"]
 
-needs_native = pytest.mark.skipif(abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
-needs_half = pytest.mark.skipif((abilities() or 0) < 3, reason="needs saccade-cpu, and a processor with bfloat16")
+needs_native = pytest.mark.native
+needs_half = pytest.mark.native(level=HALF)
 NATIVE = pytest.param("native", marks=needs_native)
+LANES = (4, 8, 16, 16, 16)  # floats in a register, at each level
+
+
+def rounding(terms: int) -> float:
+    """Return a bound of the relative error of a float32 sum of `terms` positive terms, each a product with an exp2.
+
+    Each lane of a register adds its share of the terms one by one, and each addition rounds by at most 2**-24. A term
+    itself errs by that of exp2 (1e-7) and of four roundings.
+    """
+    additions = terms / LANES[abilities() or 0]
+    return (additions + 1e-7 * 2**24 + 4) * 2**-24

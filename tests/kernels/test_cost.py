@@ -257,12 +257,12 @@ COPIED = {
 
 
 @needs_native
-@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_half if "dtype" in COPIED[name] else ()) for name in COPIED]
+)
 def test_what_the_compiled_kernel_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = dict(COPIED[name])
     dtype, n, width = (options.pop(key, own) for key, own in (("dtype", torch.float32), ("n", 1000), ("width", 64)))
-    if dtype == torch.bfloat16 and (abilities() or 0) < 3:
-        pytest.skip("this processor has no products of bfloat16")
     kv_heads, value_width = options.pop("kv_heads", 2), options.pop("value_width", width)
     tensors = [
         torch.randn(2, heads, n, own).to(dtype)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.native import needs_native, rounding
 from torch import Tensor
 
 import saccade as sc
 from saccade import masks, statistics
-from saccade.engine.kernels.native import abilities
 from saccade.positions import ALiBi
 from saccade.statistics import Fold, Places
 
-pytestmark = pytest.mark.skipif(abilities() is None, reason="needs saccade-cpu, which pip install ./native compiles")
+pytestmark = needs_native
 ROOT = Path(__file__).parents[2]
 
 
@@ -160,8 +160,9 @@ def test_rows_near_a_single_key_keep_their_entropy() -> None:
     matrix = sc.AttentionMatrix(q, k, scale=1.0, impl="native")
     entropy, variance = matrix.ask(statistics.Entropy(), statistics.LogitVariance())
     expected = truth((q @ k.mT).double())
-    torch.testing.assert_close(entropy.double(), expected["entropy"], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(variance.double(), expected["variance"], rtol=1e-5, atol=1e-6)
+    rtol = rounding(1000)
+    torch.testing.assert_close(entropy.double(), expected["entropy"], rtol=rtol, atol=1e-6)
+    torch.testing.assert_close(variance.double(), expected["variance"], rtol=3 * rtol, atol=1e-6)
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:

@@ -179,7 +179,7 @@ def built(folder: Path, **told: str) -> str:
 
 @needs_native
 @pytest.mark.slow
-@pytest.mark.skipif((abilities() or 0) < 3, reason="this processor has no products of bfloat16")
+@needs_half
 def test_tiles_multiply_as_pairs_do(tmp_path: Path) -> None:
     """Sizes that fill tiles, and sizes that leave rows, steps and columns over."""
     code = """

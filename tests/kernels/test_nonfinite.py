@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels.native import NATIVE
 from tests.masks.expressions import anywhere, expressions
 from torch import Tensor
 
@@ -41,8 +42,10 @@ def results(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, impl: str, 
 
 # The kernels by name, each in the dtypes that it is tried in, and how far the same rows may then differ.
 KERNELS = {kernel.name: kernel for kernel in product.KERNELS}
-TRIED = [(name, torch.float64) for name in ("reference", "tiled", "fused")]
-TRIED += [("native", torch.float32), ("native", torch.bfloat16)]
+TRIED = {
+    "torch": [(name, torch.float64) for name in ("reference", "tiled", "fused")],
+    "native": [("native", torch.float32), ("native", torch.bfloat16)],
+}
 CLOSE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
 
 
@@ -57,10 +60,10 @@ def in_dtype(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return made
 
 
-def kernels(given: dict[str, Any]) -> list[tuple[str, torch.dtype]]:
-    """Those that run these inputs, in the dtypes in which they do."""
+def kernels(given: dict[str, Any], kind: str) -> list[tuple[str, torch.dtype]]:
+    """Return the kernels of a kind that run these inputs, with the dtypes in which they do."""
     found = []
-    for name, dtype in TRIED:
+    for name, dtype in TRIED[kind]:
         options = {key: x for key, x in in_dtype(given, dtype).items() if key != "value"}
         if not KERNELS[name].reasons(sc.AttentionMatrix(**options).ingredients, 0.0):
             found.append((name, dtype))
@@ -157,7 +160,7 @@ def in_what_nobody_sees(drawn: Drawn, spoilt: float) -> Tensor:
     return torch.zeros_like(drawn.allowed[..., 0])
 
 
-def check(data: st.DataObject) -> None:
+def check(data: st.DataObject, kind: str) -> None:
     drawn = draw(data)
     clean = {name: x.clone() for name, x in drawn.tensors.items()} | drawn.options
     spoil = drawn.chance.choice(
@@ -170,7 +173,7 @@ def check(data: st.DataObject) -> None:
     keys = (spoil is not in_sink) & ~(touched[..., None] & drawn.allowed).any(2).unflatten(1, (drawn.groups, -1)).any(2)
     rows = ~touched
     shown = ("out", "lse", "weights", "query") if torch.isfinite(dirty["value"]).all() else ("out", "query")
-    for impl, dtype in kernels(clean):
+    for impl, dtype in kernels(clean, kind):
         want, got = (results(rows=rows, impl=impl, **in_dtype(given, dtype)) for given in (clean, dirty))
         assert (got.out[~sees] == 0).all()
         assert got.lse[~sees].isneginf().all()
@@ -183,17 +186,19 @@ def check(data: st.DataObject) -> None:
                 )
 
 
+@pytest.mark.parametrize("kind", ["torch", NATIVE])
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_what_may_not_see_it_does_not_notice(data: st.DataObject) -> None:
-    check(data)
+def test_what_may_not_see_it_does_not_notice(kind: str, data: st.DataObject) -> None:
+    check(data, kind)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torch", NATIVE])
 @settings(max_examples=5_000, deadline=None)
 @given(data=st.data())
-def test_what_may_not_see_it_does_not_notice_at_length(data: st.DataObject) -> None:
-    check(data)
+def test_what_may_not_see_it_does_not_notice_at_length(kind: str, data: st.DataObject) -> None:
+    check(data, kind)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import pytest
 
-from saccade.engine.kernels.native import abilities
 
-
-@pytest.fixture(params=["blocks", "sweep"] if abilities() is not None else ["blocks"])
+@pytest.fixture(params=["blocks", pytest.param("sweep", marks=pytest.mark.native)])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.kernels.native_look.is_on", lambda: request.param == "sweep")
