@@ -43,7 +43,7 @@ def mask_of(rule=masks.Causal(), q=range(1, 5), kv=range(5)):  # noqa: B008  mas
 
 def said(mask):
     """What a mask allows, read at the positions at which its queries and keys stand."""
-    rule, q, kv = mask.placed
+    rule, q, kv = mask.placed[:3]
     b, h = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
     return rule.allows(b, h, torch.tensor(q)[:, None], torch.tensor(kv)).expand(1, 1, len(q), len(kv))
 

@@ -75,7 +75,7 @@ def test_the_mask_that_they_write_out(name, attention_mask, sizes):
     }[attention_mask]
     options = {"allow_is_causal_skip": False, "mask_function": function, "attention_mask": padding}
     expected = theirs.sdpa_mask(2, **sizes, **options)
-    rule, q, kv = place(function, padding, **sizes)
+    rule, q, kv = place(function, padding, **sizes)[:3]
     places = (torch.arange(span.start, span.stop) for span in (q, kv))
     allowed = rule.to_dense(len(q), len(kv), batch=2, **dict(zip(("q_positions", "kv_positions"), places, strict=True)))
     assert torch.equal(allowed, expected.expand(2, 1, -1, -1))

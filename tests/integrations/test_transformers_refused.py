@@ -45,8 +45,8 @@ class Layer(torch.nn.Module):
     "facts, reason",
     [
         ({"output_attentions": True}, "output_attentions=True asks for all weights.*\n.*saccade.record"),
-        ({"cu_seq_lens_q": torch.tensor([0, 5])}, "hands on cu_seq_lens_q.*\n.*position_ids"),
-        ({"indices": torch.tensor([0])}, "hands on indices, which is not known"),
+        ({"cu_seq_lens_q": torch.tensor([0, 5])}, "passes cu_seq_lens_q.*\n.*position_ids"),
+        ({"indices": torch.tensor([0])}, "passes indices, which is not supported"),
     ],
 )
 def test_what_cannot_be_honoured_raises(facts, reason):
