@@ -64,6 +64,15 @@ def test_what_a_model_says(name, calls, never_written_out):
 
 
 @pytest.mark.parametrize("name", zoo.ALL)
+def test_replace_attention_runs_what_the_implementation_runs(name):
+    ours, replaced, inputs = zoo.model(name, "saccade"), zoo.model(name), zoo.batch(name)
+    assert len(sc.replace_attention(replaced)) >= 2
+    with torch.no_grad():
+        expected = zoo.output(name, ours(**inputs))
+        torch.testing.assert_close(zoo.output(name, replaced(**inputs)), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
 def test_gradients(name):
     theirs = zoo.model(name)
     ours = copy.deepcopy(theirs)
