@@ -79,7 +79,13 @@ def read_by_transformers():
 
 
 def test_every_argument_that_transformers_reads_is_classified():
-    classified = {*attention_call._SUPPORTED, *attention_call._UNSUPPORTED, *SET_BY_TRANSFORMERS, *WITHOUT_EFFECT}
+    classified = {
+        *attention_call._SUPPORTED,
+        *attention_call._UNSUPPORTED,
+        *attention_call._ENDS,
+        *SET_BY_TRANSFORMERS,
+        *WITHOUT_EFFECT,
+    }
     read = read_by_transformers()
     assert {name: file for name, file in read.items() if name not in classified} == {}
     assert {"scaling", "s_aux", "position_bias", "sinks", "cache", "kernel_options", "block_indices"} <= read.keys()
@@ -91,7 +97,7 @@ class Layer(torch.nn.Module):
     is_causal = False
 
 
-@pytest.mark.parametrize("name", sorted({*attention_call._UNSUPPORTED} | {"indices"}))
+@pytest.mark.parametrize("name", sorted(attention_call._UNSUPPORTED))
 def test_what_changes_the_matrix_is_refused(name):
     x = torch.randn(1, 2, 5, 8)
     with pytest.raises(sc.UnsupportedError, match=f"the model passes {name}, which is not supported here"):

@@ -77,7 +77,7 @@ def test_learned_queries_are_those_of_all_items():
     "facts, reason",
     [
         ({"output_attentions": True}, r"test: Layer cannot run(.|\n)*passes output_attentions(.|\n)*saccade.record"),
-        ({"cu_seq_lens_q": torch.tensor([0, 5])}, r"passes cu_seq_lens_q(.|\n)*position_ids"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, r"passes cu_seq_lens_q, and its mask does not(.|\n)*position_ids"),
         ({"indices": torch.tensor([0]), "sinks": 1}, r"passes indices, which(.|\n)*passes sinks, which"),
         ({"cache": object()}, r"passes cache(.|\n)*paged"),
     ],

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
+from transformers import StaticCache
 
 import saccade as sc
 from saccade import masks
@@ -106,6 +107,27 @@ def test_a_pattern_that_counts_on_the_whole_row_is_noticed(case, monkeypatch):
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_through_every_door_however_texts_are_kept_apart(case, door, how):
     check_packed(DOORS[door](case.mask), **CALLS[how])
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_packed_in_a_static_cache_is_alone(case):
+    network = replaced(case.mask)
+    check_packed(network, past_key_values=StaticCache(config=network.config, max_cache_len=20))
+
+
+def test_ends_of_texts_that_the_mask_keeps_apart():
+    network, tokens = zoo.model("llama", install()), ids()[:1]
+    ends = torch.tensor([0, *TEXTS[0]]).cumsum(0)
+    words = {"position_ids": POSITIONS[:1], "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    words |= {"max_length_q": 7, "max_length_k": 7}
+    with torch.no_grad():
+        packed = network(input_ids=tokens, use_cache=False, **words).logits
+        close(packed, network(input_ids=tokens, position_ids=POSITIONS[:1], use_cache=False).logits)
+        for other in ({"use_cache": True}, {"use_cache": False, "cu_seq_lens_k": torch.tensor([0, 7, 15])}):
+            with pytest.raises(
+                sc.UnsupportedError, match="cu_seq_lens_k, and its mask does not keep these texts apart"
+            ):
+                network(input_ids=tokens, **words | other)
 
 
 @pytest.mark.parametrize("case", PATTERNS.values(), ids=str)

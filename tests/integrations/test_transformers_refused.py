@@ -49,7 +49,7 @@ class Layer(torch.nn.Module):
     "facts, reason",
     [
         ({"output_attentions": True}, "output_attentions=True asks for all weights.*\n.*saccade.record"),
-        ({"cu_seq_lens_q": torch.tensor([0, 5])}, "passes cu_seq_lens_q.*\n.*position_ids"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "passes cu_seq_lens_q.*\n.*position_ids"),
         ({"indices": torch.tensor([0])}, "passes indices, which is not supported"),
     ],
 )

@@ -20,17 +20,14 @@ from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_paddin
 
 __all__ = ["AttentionCall"]
 
-_OUTPUT_ATTENTIONS = "saccade.record(model) gives the matrices of every layer without building them"
-_PACKED = "packed sequences are told apart by position_ids, without a cache"
 _PAGED = "paged caches have kernels of their own"
 _OTHER = "another attention implementation"
 _SELECTED = "eager and sdpa select the keys by a mask"
+_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # of packed texts; supported where the mask keeps the same ones apart
 # Arguments of transformers' own attention functions that change the matrix in ways not supported here, with a hint.
 # A test searches the sources of transformers for more.
 _UNSUPPORTED = {
-    "output_attentions": _OUTPUT_ATTENTIONS,
-    "cu_seq_lens_q": _PACKED,
-    "cu_seq_lens_k": _PACKED,
+    "output_attentions": "saccade.record(model) gives the matrices of every layer without building them",
     "cache": _PAGED,
     "block_table": _PAGED,
     "k_cache": _PAGED,
@@ -114,6 +111,7 @@ class AttentionCall(NamedTuple):
         facts = {
             name: fact for name, fact in facts.items() if not (fact is None or fact is False or name == "is_causal")
         }
+        ends = {name: facts.pop(name) for name in _ENDS if name in facts}
         _check_supported(where, module, facts)
         if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
             query = query.expand(key.shape[0], -1, -1, -1)
@@ -123,6 +121,7 @@ class AttentionCall(NamedTuple):
             placed = _placed_for_flash(where, *lengths, attention_mask, window, ids, is_causal=is_causal)
         else:
             placed, added = _placed(where, query, key, attention_mask, is_causal)
+        _check_ends(where, module, ends, placed)
         bias = facts.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
@@ -157,6 +156,16 @@ def _check_supported(where: str, module: nn.Module, facts: Mapping[str, Any]) ->
         reasons = [f"the model passes {name}, which is not supported here" for name in refused]
         hints = [_UNSUPPORTED[name] for name in refused if name in _UNSUPPORTED]
         raise unsupported(where, type(module).__name__, reasons, hint=hints[0] if hints else _OTHER)
+
+
+def _check_ends(where: str, module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
+    """Raise if the ends of packed texts are not those of the texts that the mask keeps apart."""
+    texts = placed.texts or ((len(placed.kv_positions),),)
+    wrong = [name for name, own in ends.items() if texts != (tuple(own.diff().tolist()),)]
+    if wrong:
+        reasons = [f"the model passes {name}, and its mask does not keep these texts apart" for name in wrong]
+        hint = "pass position_ids that restart with each text, and use_cache=False"
+        raise unsupported(where, type(module).__name__, reasons, hint=hint)
 
 
 @functools.cache

@@ -52,7 +52,8 @@ def replace_attention(
 
     Args:
         model: any module tree; changed in place.
-        mask: a pattern for every self-attention, joined with what each call brings by ``&``.
+        mask: a pattern for every self-attention, joined with what each call brings by ``&``. In models of
+            transformers it counts from the first token of each text; see `saccade.integrations.transformers.install`.
         mechanism: which matrix; exact softmax when None. Each attention gets a copy. Not for models of transformers.
 
     Returns:
