@@ -13,7 +13,7 @@ from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGener
 from transformers.models.inkling2 import modeling_inkling2
 
 import saccade as sc
-from saccade.integrations import attention_call
+from saccade.integrations import attention_arguments
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.transformers import install
 
@@ -38,16 +38,6 @@ SET_BY_TRANSFORMERS = {
     "v",
     "value_states",
 }
-WITHOUT_EFFECT = {
-    "deterministic": "an order of sums",
-    "kernel_options": "sizes of a kernel's tiles",
-    "max_length_q": "nothing without cu_seq_lens_q",
-    "max_length_k": "nothing without cu_seq_lens_k",
-    "position_ids": "packed texts, which the mask keeps apart",
-    "cache_position": "the tokens of a static cache, which the mask hides",
-}
-
-
 # Functions at the top of a file that are called as attention functions are, or by one with its arguments.
 ATTENTION = re.compile(
     r"^def \w+\(\s*(?:module\b[^,]*,\s*q\w*\b|query_length\b|query_states\b).*?(?=^[^\s)]|\Z)", re.MULTILINE | re.DOTALL
@@ -79,13 +69,13 @@ def read_by_transformers():
 
 
 def test_every_argument_that_transformers_reads_is_classified():
-    classified = {
-        *attention_call._SUPPORTED,
-        *attention_call._UNSUPPORTED,
-        *attention_call._ENDS,
-        *SET_BY_TRANSFORMERS,
-        *WITHOUT_EFFECT,
-    }
+    ours = (
+        attention_arguments.SUPPORTED,
+        attention_arguments.UNSUPPORTED,
+        attention_arguments.ENDS,
+        attention_arguments.WITHOUT_EFFECT,
+    )
+    classified = {*SET_BY_TRANSFORMERS}.union(*ours)
     read = read_by_transformers()
     assert {name: file for name, file in read.items() if name not in classified} == {}
     assert {"scaling", "s_aux", "position_bias", "sinks", "cache", "kernel_options", "block_indices"} <= read.keys()
@@ -97,7 +87,7 @@ class Layer(torch.nn.Module):
     is_causal = False
 
 
-@pytest.mark.parametrize("name", sorted(attention_call._UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(attention_arguments.UNSUPPORTED))
 def test_what_changes_the_matrix_is_refused(name):
     x = torch.randn(1, 2, 5, 8)
     with pytest.raises(sc.UnsupportedError, match=f"the model passes {name}, which is not supported here"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
+from saccade.integrations.attention_arguments import ENDS, check_ends, check_supported
 from saccade.integrations.lazy_mask import LazyMask, Placed, dense_at
 from saccade.integrations.pattern_in_texts import with_pattern
 from saccade.integrations.tensor_masks import both, mask_of_tensor
@@ -21,39 +19,6 @@ from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_paddin
 __all__ = ["AttentionCall"]
 
 _PAGED = "paged caches have kernels of their own"
-_OTHER = "another attention implementation"
-_SELECTED = "eager and sdpa select the keys by a mask"
-_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # of packed texts; supported where the mask keeps the same ones apart
-# Arguments of transformers' own attention functions that change the matrix in ways not supported here, with a hint.
-# A test searches the sources of transformers for more.
-_UNSUPPORTED = {
-    "output_attentions": "saccade.record(model) gives the matrices of every layer without building them",
-    "cache": _PAGED,
-    "block_table": _PAGED,
-    "k_cache": _PAGED,
-    "v_cache": _PAGED,
-    "cache_seqlens": _PAGED,
-    "indices": _SELECTED,
-    "block_indices": _SELECTED,
-    "sinks": _OTHER,
-}
-# Arguments that attention functions read and that are honoured here, or that repeat the mask.
-_SUPPORTED = frozenset(
-    {
-        "module",
-        "query",
-        "key",
-        "value",
-        "attention_mask",
-        "dropout",
-        "scaling",
-        "softcap",
-        "position_bias",
-        "s_aux",
-        "is_causal",
-        "sliding_window",
-    }
-)
 
 
 class AttentionCall(NamedTuple):
@@ -111,8 +76,8 @@ class AttentionCall(NamedTuple):
         facts = {
             name: fact for name, fact in facts.items() if not (fact is None or fact is False or name == "is_causal")
         }
-        ends = {name: facts.pop(name) for name in _ENDS if name in facts}
-        _check_supported(where, module, facts)
+        ends = {name: facts.pop(name) for name in ENDS if name in facts}
+        check_supported(where, module, facts)
         if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
             query = query.expand(key.shape[0], -1, -1, -1)
         if is_flash:
@@ -121,7 +86,7 @@ class AttentionCall(NamedTuple):
             placed = _placed_for_flash(where, *lengths, attention_mask, window, ids, is_causal=is_causal)
         else:
             placed, added = _placed(where, query, key, attention_mask, is_causal)
-        _check_ends(where, module, ends, placed)
+        check_ends(where, module, ends, placed)
         bias = facts.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
@@ -145,41 +110,6 @@ class AttentionCall(NamedTuple):
             q_positions=q,
             kv_positions=kv,
         )
-
-
-def _check_supported(where: str, module: nn.Module, facts: Mapping[str, Any]) -> None:
-    """Raise if an argument changes the matrix in a way that is not supported here."""
-    files = tuple(parent.__module__ for parent in type(module).__mro__)
-    unknown = [name for name in facts if name not in _SUPPORTED]
-    refused = [name for name in unknown if name in _UNSUPPORTED or name in _read_by_functions(files)]
-    if refused:
-        reasons = [f"the model passes {name}, which is not supported here" for name in refused]
-        hints = [_UNSUPPORTED[name] for name in refused if name in _UNSUPPORTED]
-        raise unsupported(where, type(module).__name__, reasons, hint=hints[0] if hints else _OTHER)
-
-
-def _check_ends(where: str, module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
-    """Raise if the ends of packed texts are not those of the texts that the mask keeps apart."""
-    texts = placed.texts or ((len(placed.kv_positions),),)
-    wrong = [name for name, own in ends.items() if texts != (tuple(own.diff().tolist()),)]
-    if wrong:
-        reasons = [f"the model passes {name}, and its mask does not keep these texts apart" for name in wrong]
-        hint = "pass position_ids that restart with each text, and use_cache=False"
-        raise unsupported(where, type(module).__name__, reasons, hint=hint)
-
-
-@functools.cache
-def _read_by_functions(files: tuple[str, ...]) -> frozenset[str]:
-    """Return the parameters of the attention functions in these Python modules, such as a model's eager one."""
-    names: set[str] = set()
-    for file in set(files) & sys.modules.keys():
-        if file.split(".")[0] in ("torch", "builtins"):
-            continue
-        for function in vars(sys.modules[file]).values():
-            own = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
-            if own[:4] == ["module", "query", "key", "value"]:
-                names.update(own)
-    return frozenset(names)
 
 
 def _placed(
