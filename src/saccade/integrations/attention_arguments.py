@@ -20,6 +20,7 @@ SUPPORTED = frozenset(
     {
         "attention_mask",
         "dropout",
+        "indices",
         "is_causal",
         "key",
         "module",
@@ -51,7 +52,6 @@ WITHOUT_EFFECT = frozenset(
 )
 _OTHER = "another attention implementation"
 _PAGED = "paged caches have kernels of their own"
-_SELECTED = "eager and sdpa select the keys by a mask"
 UNSUPPORTED = {
     "output_attentions": "saccade.record(model) gives the matrices of every layer without building them",
     "cache": _PAGED,
@@ -59,8 +59,7 @@ UNSUPPORTED = {
     "k_cache": _PAGED,
     "v_cache": _PAGED,
     "cache_seqlens": _PAGED,
-    "indices": _SELECTED,
-    "block_indices": _SELECTED,
+    "block_indices": "eager and sdpa select the keys by a mask",
     "sinks": _OTHER,
 }
 """Arguments that change the matrix in a way that is not supported, each with a way out."""

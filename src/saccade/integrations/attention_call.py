@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
@@ -87,6 +88,8 @@ class AttentionCall(NamedTuple):
         else:
             placed, added = _placed(where, query, key, attention_mask, is_causal)
         check_ends(where, module, ends, placed)
+        if "indices" in facts:
+            placed = _selected(where, placed, facts["indices"])
         bias = facts.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
@@ -141,6 +144,23 @@ def _placed(
     allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
     rule = Full() if allowed is None else dense_at(allowed.expand(*allowed.shape[:-1], kv_len), q, kv)
     return Placed(rule, q, kv), added
+
+
+def _selected(where: str, placed: Placed, indices: Tensor) -> Placed:
+    """Return the same with the keys hidden that an indexer did not select.
+
+    Args:
+        where: the user's function, for error messages.
+        placed: the rule, and the positions of the tokens.
+        indices: int ``[batch, q_len, selected]`` of keys, as DeepSeek-V3.2 and its like pass them.
+    """
+    q, kv = placed.q_positions, placed.kv_positions
+    if indices.dim() != 3 or indices.shape[1] != len(q):
+        reason = f"its indices have shape {list(indices.shape)}, not [batch, {len(q)}, selected]"
+        raise unsupported(where, "an indexer", [reason])
+    is_selected = torch.zeros(len(indices), len(q), len(kv), dtype=torch.bool, device=indices.device)
+    is_selected = is_selected.scatter(2, indices.long(), True)[:, None]
+    return placed._replace(rule=both(placed.rule, dense_at(is_selected, q, kv)))
 
 
 def _placed_for_flash(
