@@ -76,10 +76,14 @@ def test_learned_queries_are_those_of_all_items():
 @pytest.mark.parametrize(
     "facts, reason",
     [
-        ({"output_attentions": True}, r"test: Layer cannot run(.|\n)*hands on output_attentions(.|\n)*saccade.record"),
-        ({"cu_seq_lens_q": torch.tensor([0, 5])}, r"hands on cu_seq_lens_q(.|\n)*position_ids"),
-        ({"indices": torch.tensor([0]), "sinks": 1}, r"hands on indices, which(.|\n)*hands on sinks, which"),
-        ({"cache": object()}, r"hands on cache(.|\n)*paged"),
+        ({"output_attentions": True}, r"test: Layer cannot run(.|\n)*passes output_attentions(.|\n)*saccade.record"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, r"passes cu_seq_lens_q, and its mask does not(.|\n)*position_ids"),
+        ({"block_indices": torch.tensor([0]), "sinks": 1}, r"passes block_indices, which(.|\n)*passes sinks, which"),
+        (
+            {"indices": torch.tensor([0])},
+            r"an indexer cannot run(.|\n)*have shape \[1\], not \[batch, 5, selected\]",
+        ),
+        ({"cache": object()}, r"passes cache(.|\n)*paged"),
     ],
 )
 def test_what_is_not_known_is_refused(facts, reason):

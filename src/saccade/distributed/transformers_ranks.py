@@ -17,12 +17,13 @@ from saccade.distributed.transfer import agree
 from saccade.errors import unsupported, value_error
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask, Placed
-from saccade.integrations.mask_functions import MaskFunction, as_rule
+from saccade.integrations.mask_functions import MaskFunction, as_rule, with_padding
+from saccade.integrations.pattern_in_texts import with_pattern
 from saccade.integrations.replacing import is_pretrained
 from saccade.integrations.transformers import registered
 from saccade.integrations.transformers_tap import speaks_attention_interface
 from saccade.integrations.weights_asked import check_no_weights
-from saccade.masks import Documents, Mask, from_key_padding_mask
+from saccade.masks import Documents, Mask
 
 if TYPE_CHECKING:
     from saccade.distributed.context import ContextParallel
@@ -195,12 +196,16 @@ class _Attention:
         if not rule.is_value:
             reason = "the model's mask is a function, which may hold tensors of this rank's rows"
             raise unsupported(_WHERE, f"{rule}", [reason])
-        if facts.lengths is not None:
-            rule = Documents(facts.lengths, rule=rule)
+        texts = None if facts.lengths is None else tuple(map(tuple, facts.lengths))
+        if texts is not None:
+            rule = Documents(texts, rule=rule)
+        whole = range(kv_length if facts.padding is None else facts.padding.shape[1])
+        placed = Placed(rule, whole, whole, texts)
         if facts.padding is not None:
-            rule = rule & from_key_padding_mask(~facts.padding)
-        rule = rule if self.own is None else rule & self.own
-        return LazyMask(Placed(rule, range(q_length), range(kv_length)), batch_size, torch.device(device))
+            placed = with_padding(placed, facts.padding)
+        joined = placed.rule if self.own is None else with_pattern(_WHERE, placed, self.own)
+        placed = Placed(joined, range(q_length), range(kv_length))
+        return LazyMask(placed, batch_size, torch.device(device))
 
     def __call__(
         self,

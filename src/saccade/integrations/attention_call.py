@@ -1,50 +1,37 @@
-"""AttentionCall: what a transformers model hands to its attention function, as the ingredients of a matrix."""
+"""AttentionCall: the arguments of a transformers attention function, as the inputs of a matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
-from saccade.integrations.lazy_mask import LazyMask, Placed
-from saccade.integrations.tensor_masks import both, rule_of_tensor
+from saccade.integrations.attention_arguments import ENDS, check_ends, check_supported
+from saccade.integrations.lazy_mask import LazyMask, Placed, dense_at
+from saccade.integrations.pattern_in_texts import with_pattern
+from saccade.integrations.tensor_masks import both, mask_of_tensor
 from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_padding_mask
 
 __all__ = ["AttentionCall"]
 
-# What models hand on that says nothing about who attends to whom: facts of the whole model, or said by the mask too.
-_SAID_ELSEWHERE = frozenset(
-    {
-        "cache_position",
-        "deterministic",
-        "num_items_in_batch",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "return_dict",
-        "sliding_window",
-        "use_cache",
-    }
-)
-_WAY_OUT = {
-    "output_attentions": "saccade.record(model) gives the matrices of every layer without building them",
-    "cu_seq_lens_q": "packed sequences are told apart by position_ids, without a cache",
-    "cache": "paged caches have kernels of their own",
-}
+_PAGED = "paged caches have kernels of their own"
 
 
 class AttentionCall(NamedTuple):
-    """One call of a transformers attention function, read as the ingredients of a matrix.
+    """One call of a transformers attention function, as the inputs of a matrix.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
-        placed: who may attend to whom, and where the tokens stand.
+        placed: the rule, and the positions of the tokens.
         scale, softcap, bias, sink_logit: see `saccade.attention`.
+        where: the user's function, for error messages.
+        position_ids: int ``[batch, q_len]`` of the tokens in their texts; None where the model passes none.
     """
 
     query: Tensor
@@ -54,6 +41,8 @@ class AttentionCall(NamedTuple):
     softcap: float | None
     bias: Tensor | None
     sink_logit: Tensor | None
+    where: str
+    position_ids: Tensor | None
 
     @classmethod
     def of(
@@ -75,11 +64,12 @@ class AttentionCall(NamedTuple):
             query, key: as the function gets them; key heads are not repeated.
             attention_mask: a `LazyMask`; a bool or float tensor that broadcasts to ``[batch, heads, q_len, kv_len]``;
                 FlexAttention's BlockMask; or None, where a layer that is causal says so itself.
-            facts: all other arguments that bear on the matrix.
+            facts: the other keyword arguments. Unknown ones are ignored, as transformers' own functions ignore them,
+                unless the model's own attention function reads them.
             is_flash: whether padding and window come instead of a mask, as flash attention takes them.
 
         Raises:
-            UnsupportedError: something that changes the matrix in a way that is not known here.
+            UnsupportedError: an argument that changes the matrix in a way that is not supported here.
         """
         # The flag of the call comes before that of the layer; models leave it out where both agree.
         flag = facts.get("is_causal")
@@ -87,13 +77,8 @@ class AttentionCall(NamedTuple):
         facts = {
             name: fact for name, fact in facts.items() if not (fact is None or fact is False or name == "is_causal")
         }
-        scale, softcap = facts.pop("scaling", None), facts.pop("softcap", None)
-        bias, sink = facts.pop("position_bias", None), facts.pop("s_aux", None)
-        unknown = [name for name in facts if name not in _SAID_ELSEWHERE]
-        if unknown:
-            reasons = [f"the model hands on {name}, which is not known here" for name in unknown]
-            hint = next((_WAY_OUT[name] for name in unknown if name in _WAY_OUT), "another attention implementation")
-            raise unsupported(where, type(module).__name__, reasons, hint=hint)
+        ends = {name: facts.pop(name) for name in ENDS if name in facts}
+        check_supported(where, module, facts)
         if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
             query = query.expand(key.shape[0], -1, -1, -1)
         if is_flash:
@@ -102,16 +87,21 @@ class AttentionCall(NamedTuple):
             placed = _placed_for_flash(where, *lengths, attention_mask, window, ids, is_causal=is_causal)
         else:
             placed, added = _placed(where, query, key, attention_mask, is_causal)
+        check_ends(where, module, ends, placed)
+        if "indices" in facts:
+            placed = _selected(where, placed, facts["indices"])
+        bias = facts.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
             added = bias if added is None else bias + added
-        return cls(query, key, placed, scale, softcap, added, sink)
+        scale, softcap, sink = facts.get("scaling"), facts.get("softcap"), facts.get("s_aux")
+        return cls(query, key, placed, scale, softcap, added, sink, where, facts.get("position_ids"))
 
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
-        """The attention matrix of this call; its mask joined with another one."""
-        rule, q, kv = self.placed
-        rule = rule if mask is None else both(rule, mask)
-        # A dense mask is read at positions too: it was made for these tokens.
+        """Return the attention matrix of this call; its rule joined with a pattern that counts inside of each text."""
+        rule, q, kv = self.placed[:3]
+        if mask is not None:
+            rule = with_pattern(self.where, self.placed, mask, self.position_ids)
         return AttentionMatrix(
             self.query,
             self.key,
@@ -128,29 +118,49 @@ class AttentionCall(NamedTuple):
 def _placed(
     where: str, query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool
 ) -> tuple[Placed, Tensor | None]:
-    """The mask, and what it adds to the scores."""
+    """Return the rule with its positions, and the terms that the mask adds to the scores."""
     q_len, kv_len = query.shape[2], key.shape[2]
+    # Positions of queries do not matter to a rule that allows all, but a pattern that is joined may read them.
+    q, kv = range(kv_len - q_len, kv_len) if q_len <= kv_len else range(q_len), range(kv_len)
     if isinstance(attention_mask, LazyMask):
         placed = attention_mask.placed
-        if (len(placed.q_positions), len(placed.kv_positions)) != (q_len, kv_len):
-            reason = f"the mask was made for {list(attention_mask.shape[2:])}, and there are {[q_len, kv_len]}"
-            raise unsupported(where, "a mask", [reason])
-        return placed, None
-    last = range(kv_len - q_len, kv_len)
+        if (len(placed.q_positions), len(placed.kv_positions)) == (q_len, kv_len):
+            return placed, None
+        if isinstance(placed.rule, Full):  # of an encoder that the call says nothing about
+            return Placed(Full(), q, kv), None
+        reason = f"the mask was made for {list(attention_mask.shape[2:])}, and there are {[q_len, kv_len]}"
+        raise unsupported(where, "a mask", [reason])
     if attention_mask is None:
         if not (is_causal and q_len > 1):
-            # Where queries stand says nothing to a rule that allows all; a mask that is joined may ask.
-            return Placed(Full(), last if q_len <= kv_len else range(q_len), range(kv_len)), None
+            return Placed(Full(), q, kv), None
         # Without a mask, torch's flag lets the first query see the first key; so does the model that gave none.
-        return Placed(Causal(), range(q_len), range(kv_len)), None
+        return Placed(Causal(), range(q_len), kv), None
     if isinstance(attention_mask, BlockMask):
-        return Placed(Predicate(attention_mask.mask_mod), range(q_len), range(kv_len)), None
+        return Placed(Predicate(attention_mask.mask_mod), range(q_len), kv), None
     if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 4:
         got = type(attention_mask).__name__
         got += f" of shape {list(attention_mask.shape)}" if isinstance(attention_mask, Tensor) else ""
-        raise unsupported(where, "a mask", [f"it is a {got}, which is not known here"])
-    rule, added = rule_of_tensor(attention_mask[..., :kv_len], kv_len)
-    return Placed(rule, last, range(kv_len)), added
+        raise unsupported(where, "a mask", [f"it is a {got}, which is not supported here"])
+    allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
+    rule = Full() if allowed is None else dense_at(allowed.expand(*allowed.shape[:-1], kv_len), q, kv)
+    return Placed(rule, q, kv), added
+
+
+def _selected(where: str, placed: Placed, indices: Tensor) -> Placed:
+    """Return the same with the keys hidden that an indexer did not select.
+
+    Args:
+        where: the user's function, for error messages.
+        placed: the rule, and the positions of the tokens.
+        indices: int ``[batch, q_len, selected]`` of keys, as DeepSeek-V3.2 and its like pass them.
+    """
+    q, kv = placed.q_positions, placed.kv_positions
+    if indices.dim() != 3 or indices.shape[1] != len(q):
+        reason = f"its indices have shape {list(indices.shape)}, not [batch, {len(q)}, selected]"
+        raise unsupported(where, "an indexer", [reason])
+    is_selected = torch.zeros(len(indices), len(q), len(kv), dtype=torch.bool, device=indices.device)
+    is_selected = is_selected.scatter(2, indices.long(), True)[:, None]
+    return placed._replace(rule=both(placed.rule, dense_at(is_selected, q, kv)))
 
 
 def _placed_for_flash(
@@ -163,7 +173,7 @@ def _placed_for_flash(
     *,
     is_causal: bool,
 ) -> Placed:
-    """The mask of a call of transformers' ``flash_attention_2`` and its like, which get padding and a window instead.
+    """Return the mask of a call of ``flash_attention_2`` and its like, which get padding and a window instead.
 
     Args:
         where: the user's function, for error messages.

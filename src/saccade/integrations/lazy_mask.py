@@ -1,4 +1,4 @@
-"""LazyMask: a rule that travels through other people's models as a tensor, and is never written out on the way."""
+"""LazyMask: a rule that travels through other people's models in the shape of a tensor, and takes no memory."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import enable_reentrant_dispatch
 from torch.utils._pytree import tree_iter, tree_map
 
 from saccade.errors import unsupported
 from saccade.masks import Dense, Mask
 
-__all__ = ["LazyMask", "Placed"]
+__all__ = ["LazyMask", "Placed", "dense_at"]
 
 _SAME = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")
-# What gives a tensor other memory, or another form, under the hands of those who hold it.
+# Operations that change the memory or the shape of a tensor in place.
 _OTHER_FORM = ("aten.set_", "aten.resize", "aten.squeeze_", "aten.unsqueeze_")
 
 
 class Placed(NamedTuple):
-    """A mask, and where the tokens of one call stand.
+    """A mask, and the positions of the tokens of one call.
 
     Attributes:
-        rule: who may attend to whom, read at positions.
-        q_positions, kv_positions: where queries and keys stand, step 1.
+        rule: which query may attend to which key, read at positions.
+        q_positions, kv_positions: positions of queries and keys, step 1.
+        texts: lengths of the packed texts of each batch item (one item holds for all); None where none are known.
+        left_padding: number of padding tokens before the first token of each batch item; None where there are none.
     """
 
     rule: Mask
     q_positions: range
     kv_positions: range
+    texts: tuple[tuple[int, ...], ...] | None = None
+    left_padding: tuple[int, ...] | None = None
 
 
 class _Content:
-    """What a mask and its detached copies share: the rule, and the memory that someone may have written into."""
+    """The rule that a mask and its detached copies share, and the memory that may have been written into."""
 
     def __init__(self, placed: Placed):
         self.placed = placed
@@ -44,14 +49,14 @@ class _Content:
 
 
 class LazyMask(Tensor):
-    """A bool tensor ``[batch, 1, q_len, kv_len]`` without memory that stands for a rule on positions.
+    """A bool tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a rule on positions.
 
-    Handed on as it is, it costs nothing. Any operation on it is done on the mask written out, and gives an ordinary
-    tensor: slower, and never wrong. What writes into it, or takes a part that could be written into, gives it memory
-    for good, and from then on it stands for what is in there.
+    Passing it on costs nothing. Any operation on it runs on the mask written out, and returns an ordinary tensor:
+    slower, and never wrong. An operation that writes into it, or returns a view that could be written into, gives it
+    memory for good; from then on it represents the contents of that memory.
 
     Args:
-        placed: the rule, and where the tokens stand.
+        placed: the rule, and the positions of the tokens.
         batch: number of batch items.
         device: where the model computes.
 
@@ -72,17 +77,17 @@ class LazyMask(Tensor):
 
     @property
     def placed(self) -> Placed:
-        """The rule, and where the tokens stand; what is in its memory, where that says something else by now."""
+        """The rule and the positions; the contents of the memory, if these differ from the rule."""
         content, memory = self._content, self._content.memory
         if memory is None or torch.equal(memory, self._said_by_rule()):
             return content.placed
-        _, q, kv = content.placed
-        # A copy: whoever wrote into it once may do so again, before the backward pass or a later question.
-        return Placed(_at_positions(memory.clone(), q, kv), q, kv)
+        placed = content.placed
+        # A copy: the memory may be written into again, before the backward pass or a later question.
+        return placed._replace(rule=dense_at(memory.clone(), placed.q_positions, placed.kv_positions))
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether somebody did more with it than handing it on."""
+        """Whether an operation gave it memory."""
         return self._content.memory is not None
 
     # Not by a method of this name: each look at a shape would go through it.
@@ -111,8 +116,9 @@ class LazyMask(Tensor):
         if torch.Tag.inplace_view in func.tags or str(func).startswith(_OTHER_FORM):
             raise _refused(str(func))
         reached = [x for given in _reached(func, args, kwargs) for x in tree_iter(given) if isinstance(x, LazyMask)]
-        owners = {id(mask._in_memory()): mask for mask in reached}
-        args, kwargs = tree_map(_written_out, (args, kwargs))
+        with enable_reentrant_dispatch():  # a rule may be a user's function, which vmap calls
+            owners = {id(mask._in_memory()): mask for mask in reached}
+            args, kwargs = tree_map(_written_out, (args, kwargs))
         out = func(*args, **kwargs)
         if any(mask._in_memory().shape != mask.shape for mask in reached):
             raise _refused(f"{func} of another shape")
@@ -124,7 +130,7 @@ class LazyMask(Tensor):
         return self._said_by_rule() if memory is None else memory
 
     def _said_by_rule(self) -> Tensor:
-        rule, q, kv = self._content.placed
+        rule, q, kv = self._content.placed[:3]
         positions = (torch.arange(span.start, span.stop, device=self.device) for span in (q, kv))
         q_index, kv_index = (x[:, None] if axis == 0 else x for axis, x in enumerate(positions))
         b = torch.arange(self.shape[0], device=self.device)[:, None, None, None]
@@ -136,7 +142,8 @@ class LazyMask(Tensor):
         content = self._content
         with content.lock:
             if content.memory is None:
-                content.memory = self._said_by_rule()
+                with torch.inference_mode(self.is_inference()):  # as the mask itself, of which it gives views
+                    content.memory = self._said_by_rule()
             return content.memory
 
     def _again(self) -> LazyMask:
@@ -161,8 +168,10 @@ def _written_out(x: object) -> object:
     return x.written_out() if isinstance(x, LazyMask) else x
 
 
-def _at_positions(allowed: Tensor, q: range, kv: range) -> Mask:
-    """A tensor as a rule that is read where these queries and keys stand."""
+def dense_at(allowed: Tensor, q: range, kv: range) -> Mask:
+    """Return a bool tensor ``[batch | 1, heads | 1, q_len | 1, kv_len]`` as a rule that is read at these positions."""
+    if allowed.shape[2] == 1 and len(q) > 1:  # one row holds for every query
+        return Dense(F.pad(allowed, (kv.start, 0)))
     behind = kv.stop - q.stop  # `Dense` takes the last row and the last column for one position, and begins at 0
     return Dense(F.pad(allowed, (kv.start, max(-behind, 0), 0, max(behind, 0))))
 

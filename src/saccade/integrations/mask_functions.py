@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.integrations.lazy_mask import Placed
 from saccade.integrations.tensor_masks import both
 from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
 
-__all__ = ["MaskFunction", "as_rule", "place"]
+__all__ = ["MaskFunction", "as_rule", "place", "with_padding"]
 
 MaskFunction = Callable[..., Tensor]
 """``(batch_idx, head_idx, q_idx, kv_idx) -> bool`` of absolute positions, which is what our masks are."""
@@ -31,13 +32,13 @@ def place(
     kv_offset: int = 0,
     one_by_one: bool = False,
 ) -> Placed:
-    """Turn what a model asks of its mask interface into a rule and positions.
+    """Return the rule and the positions for which a model calls its mask interface.
 
     Args:
         mask_function: the pattern.
-        attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding.
-        q_length, kv_length, q_offset, kv_offset: where queries and keys stand.
-        one_by_one: whether the function may be asked for single pairs only (a user's own function).
+        attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys behind its end are hidden.
+        q_length, kv_length, q_offset, kv_offset: positions of queries and keys.
+        one_by_one: whether the function takes single pairs only (a user's function).
 
     Raises:
         ValueError: documents or padding of a shape that does not fit.
@@ -45,20 +46,37 @@ def place(
     start = int(q_offset)
     q, kv = range(start, start + q_length), range(kv_offset, kv_offset + kv_length)
     rule = as_rule(mask_function, one_by_one=one_by_one)
-    if attention_mask is not None and (attention_mask.shape[1] < kv.stop or not bool(attention_mask.all())):
-        rule = both(rule, from_key_padding_mask(~attention_mask.bool()))
-    return Placed(rule, q, kv)
+    placed = Placed(rule, q, kv, texts=_texts_of(rule))
+    return placed if attention_mask is None else with_padding(placed, attention_mask.bool())
+
+
+def with_padding(placed: Placed, is_token: Tensor) -> Placed:
+    """Return the same with padding hidden, and with the number of padding tokens before each text.
+
+    Args:
+        placed: a rule, and the positions of the tokens.
+        is_token: bool ``[batch, tokens]``, True at tokens. Keys behind its end are hidden.
+    """
+    rule = placed.rule
+    is_token = F.pad(is_token, (0, max(placed.kv_positions.stop - is_token.shape[1], 0)))
+    if bool(is_token.all()):
+        return placed
+    # Positions of a causal text count from its first token; those of a bidirectional one from the first column.
+    before = (is_token.cumsum(1) == 0).sum(1).tolist() if rule.is_causal and placed.texts is None else ()
+    padded = both(rule, from_key_padding_mask(~is_token))
+    return placed._replace(rule=padded, left_padding=tuple(before) if any(before) else None)
 
 
 def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
-    """A mask function of transformers as a mask.
+    """Return a mask function of transformers as a mask.
 
     Args:
-        function: what a model hands to its mask interface.
-        one_by_one: ask functions that are not known for single pairs, as ``torch.vmap`` does.
+        function: the function that a model passes to its mask interface.
+        one_by_one: call unknown functions with single pairs, as ``torch.vmap`` does.
 
     Cost: a known pattern costs nothing and keeps its structure. Any other function becomes a `Predicate`: exact, and
-    asked for every pair, a few rows at a time.
+    computed for every pair, a few rows at a time. So does a window or chunk of no tokens, which `Window` and `Coarse`
+    do not have: some configurations name one that no layer uses.
     """
     name, held = _name(function), _held(function)
     rule: Mask
@@ -73,11 +91,11 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
         rule = parts[0]
         for part in parts[1:]:
             rule = rule | part
-    elif name == "sliding_window_overlay.inner_mask":
+    elif name == "sliding_window_overlay.inner_mask" and held["sliding_window"] >= 1:
         rule = Window(int(held["sliding_window"]) - 1, None)
-    elif name == "sliding_window_bidirectional_overlay.inner_mask":
+    elif name == "sliding_window_bidirectional_overlay.inner_mask" and held["sliding_window"] >= 0:
         rule = Window(int(held["sliding_window"]), int(held["sliding_window"]))
-    elif name == "chunked_overlay.inner_mask" and not bool(held["left_padding"].any()):
+    elif name == "chunked_overlay.inner_mask" and held["chunk_size"] >= 1 and not bool(held["left_padding"].any()):
         rule = Coarse(Window(0, 0), int(held["chunk_size"]))
     elif name == "packed_sequence_mask_function.inner_mask":
         rule = Documents(_lengths(held["packed_sequence_mask"]))
@@ -88,7 +106,7 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
 
 @dataclasses.dataclass(frozen=True)
 class _OneByOne:
-    """A function of four numbers, asked for many at once."""
+    """A function of four numbers, called with tensors of them."""
 
     function: MaskFunction
 
@@ -127,6 +145,13 @@ def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | 
     if positions.shape != number.shape or not torch.equal(positions, place - first):
         return None  # the documents do not count from 0
     return Documents(_lengths(number), rule=as_rule(remapped["mask_function"], one_by_one=one_by_one))
+
+
+def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
+    """Return the lengths of the documents in a rule, or None if there are none."""
+    if isinstance(rule, Documents):
+        return rule.lengths
+    return next((texts for texts in map(_texts_of, rule.made_of) if texts is not None), None)
 
 
 def _lengths(number: Tensor) -> list[list[int]]:

@@ -1,0 +1,102 @@
+"""A layer's pattern inside of each text of a call: of packed texts, and of texts behind padding."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import TypeGuard
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from saccade.errors import unsupported
+from saccade.integrations.lazy_mask import Placed
+from saccade.integrations.tensor_masks import both
+from saccade.masks import Dense, Documents, Mask, Padding, PerItem
+from saccade.masks.algebra import And
+from saccade.masks.documents import with_facts
+
+__all__ = ["with_pattern"]
+
+
+def with_pattern(where: str, placed: Placed, pattern: Mask, position_ids: Tensor | None = None) -> Mask:
+    """Return the rule of a call joined with a pattern that counts from the first token of each text.
+
+    Texts are those that the model's mask keeps apart; where it keeps none apart, those whose ``position_ids`` restart
+    at 0. (transformers ignores restarts beside a cache, which models create unless they get ``use_cache=False``.)
+    A pattern that holds facts of the batch itself, such as `Documents` or `Padding`, counts on the whole row.
+
+    Args:
+        where: the user's function, for error messages.
+        placed: the rule of the call, and the positions of its tokens.
+        pattern: the mask of the layer.
+        position_ids: int ``[batch, q_len]``, as the model passes them to its layers.
+
+    Raises:
+        UnsupportedError: position ids show that the cache holds other texts, and the pattern depends on where this
+            one starts.
+    """
+    if _is_of_batch(pattern):
+        return both(placed.rule, pattern)
+    texts = placed.texts
+    if texts is None and placed.left_padding is None:
+        texts = _texts_by_position(placed, position_ids)
+    if texts is not None:
+        parts = placed.rule.parts if isinstance(placed.rule, And) else (placed.rule,)
+        if any(isinstance(part, Documents) for part in parts):
+            return with_facts(pattern, placed.rule)
+        return both(_inside(texts, pattern), placed.rule)
+    if pattern.is_relative:
+        return both(placed.rule, pattern)
+    if placed.left_padding is not None:
+        stop = placed.kv_positions.stop
+        return both(_inside(tuple((before, stop - before) for before in placed.left_padding), pattern), placed.rule)
+    _check_start(where, placed, pattern, position_ids)
+    return both(placed.rule, pattern)
+
+
+@functools.lru_cache(16)  # all layers of a model ask for the same
+def _inside(texts: tuple[tuple[int, ...], ...], pattern: Mask) -> Mask:
+    return Documents(texts, pattern)
+
+
+def _is_of_batch(pattern: Mask) -> bool:
+    """Return whether a pattern describes the rows of one batch: texts, padding, or a rule for each item."""
+    own = isinstance(pattern, Documents | Padding | PerItem) or pattern.shape[0] != 1
+    return own or any(map(_is_of_batch, pattern.made_of))
+
+
+def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
+    """Return the lengths of packed texts, if positions restart at 0, and else go up one by one.
+
+    Positions of patches in an image may do the same: only causal rules count, and masks that were written out.
+    Keys behind the queries are the free places of a static cache.
+    """
+    rule, q, kv = placed[:3]
+    is_whole = q.start == kv.start == 0 and len(q) <= len(kv)
+    if not _are_of_row(position_ids, len(q)) or not is_whole or not (rule.is_causal or isinstance(rule, Dense)):
+        return None
+    restarts = position_ids[:, 1:] == 0
+    is_packed = bool(restarts.any()) and bool((restarts | (position_ids.diff(dim=1) == 1)).all())
+    if not is_packed or not bool(position_ids.any()):  # all 0: a model without positions
+        return None
+    starts = [[0, *(row.nonzero()[:, 0] + 1).tolist(), len(q), len(kv)] for row in restarts]
+    return tuple(tuple(stop - start for start, stop in itertools.pairwise(row)) for row in starts)
+
+
+def _check_start(where: str, placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
+    """Raise if the queries continue one of several texts in a cache, so that its first position is unknown."""
+    q, kv = placed.q_positions, placed.kv_positions
+    if not placed.rule.is_causal or len(q) == len(kv) or not _are_of_row(position_ids, len(q)):
+        return
+    if bool((position_ids[:, 0] < q.start).any()):
+        reason = f"position_ids start before {q.start}, so the cache holds other texts than that of the queries"
+        reasons = [reason, f"{pattern} depends on where a text starts, which a cache does not say"]
+        raise unsupported(where, "a continued batch", reasons, hint="give each text a cache of its own, in a batch")
+
+
+def _are_of_row(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:
+    """Return whether these are the positions of the queries, and have values that can be read."""
+    if not isinstance(position_ids, Tensor) or position_ids.is_meta or isinstance(position_ids, FakeTensor):
+        return False
+    return position_ids.dim() == 2 and position_ids.shape[1] == length
