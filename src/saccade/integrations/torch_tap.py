@@ -42,6 +42,8 @@ def _heard(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Kind]]
             yield module, name, _hear_attention if conduct is nn.MultiheadAttention.forward else _note_attention
         elif isinstance(module, nn.TransformerEncoderLayer) and conduct is nn.TransformerEncoderLayer.forward:
             yield module, names.get(module.self_attn, name), _hear_layer
+            if not isinstance(module.self_attn, nn.MultiheadAttention):  # it stands in for one, and hands out its own
+                yield module.self_attn, names.get(module.self_attn, name), _note_attention
         elif isinstance(module, _WHOLE):
             yield module, name, _run
 
@@ -79,7 +81,11 @@ def _hear_attention(call: HeardCall) -> Any:
 
 
 def _note_attention(call: HeardCall) -> Any:
-    """Run an attention whose class has its own forward: no fast path runs it, and it may compute otherwise."""
+    """Run an attention whose class has its own forward, and note that its layer called it.
+
+    The layer then hands out nothing: only its fast path, which reads the weights and calls nothing, computes what
+    torch's own attention would.
+    """
     _note(call.module)
     return call.run()
 

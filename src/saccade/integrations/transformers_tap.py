@@ -19,8 +19,10 @@ from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.listening import CHANGING
 from saccade.integrations.mask_functions import place
+from saccade.integrations.run_matrices import collected_matrices
 from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.integrations.valve import Ear, Make, Valve, closed, hand_out, names_of
+from saccade.matrix import Matrix
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
 
@@ -165,8 +167,11 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
         if not listeners:
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         ears = [Ear(listener.names[module], listener.valve) for listener in listeners]
-        with closed(ears):
+        with closed(ears), collected_matrices() as matrices:
             out = function(module, query, key, value, attention_mask, *args, **kwargs)
+        if matrices:  # a function of ours knows better than its arguments what it multiplied by
+            _hand_out_all(ears, matrices)
+            return out
         if args:
             reason = f"{type(module).__name__} gives {len(args)} further arguments without names"
             raise unsupported("record", "a transformers model", [reason])
@@ -186,6 +191,13 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
         return out
 
     return tapped
+
+
+def _hand_out_all(ears: list[Ear], matrices: list[Matrix]) -> None:
+    """Hand out the matrices of one call; those after the first under the layer's name and ":1", and so on."""
+    for number, matrix in enumerate(matrices):
+        named = [ear._replace(name=f"{ear.name}:{number}") if number else ear for ear in ears]
+        hand_out([(ear, lambda matrix=matrix: matrix) for ear in named])
 
 
 def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
