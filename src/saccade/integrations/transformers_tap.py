@@ -195,9 +195,13 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
 
 def _hand_out_all(ears: list[Ear], matrices: list[Matrix]) -> None:
     """Hand out the matrices of one call; those after the first under the layer's name and ":1", and so on."""
+
+    def making(matrix: Matrix) -> Make:
+        return lambda: matrix
+
     for number, matrix in enumerate(matrices):
         named = [ear._replace(name=f"{ear.name}:{number}") if number else ear for ear in ears]
-        hand_out([(ear, lambda matrix=matrix: matrix) for ear in named])
+        hand_out([(ear, making(matrix)) for ear in named])
 
 
 def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
