@@ -52,12 +52,10 @@ class Mark(NamedTuple):
             return None
         place = place_of_last(matrix)
         before = place - q_len
-        if (
-            before < 0
-            or not torch.equal(key[:, :, before], self.newest)
-            or not self._is_later(matrix, key[:, :, place])
-        ):
+        if before < 0 or not torch.equal(key[:, :, before], self.newest):
             return None
+        if torch.equal(key[:, :, place], self.newest) and not self._is_before(matrix):
+            return None  # all keys are equal, so that they do not tell whether there is a new one
         first = self.tokens + q_len - 1 - place
         return first if first >= 0 else None
 
@@ -77,11 +75,11 @@ class Mark(NamedTuple):
         assert self.newest is not None
         return key[:, :, 0].shape == self.newest.shape and key.dtype == self.newest.dtype
 
-    def _is_later(self, matrix: Matrix, newest: Tensor) -> bool:
-        """Whether a call has keys that this one did not have: keys that are all equal do not tell by themselves."""
+    def _is_before(self, matrix: Matrix) -> bool:
+        """Whether the last query of a call is at a later position, or has more keys."""
         position = _position_of_last(matrix)
         has_moved = self.position is not None and position is not None and position > self.position
-        return has_moved or matrix.shape[3] > self.kv_len or not torch.equal(newest, self.newest)
+        return has_moved or matrix.shape[3] > self.kv_len
 
 
 def _key_of(matrix: Matrix) -> Tensor | None:
