@@ -22,6 +22,10 @@ from saccade.statistics import Fold, Pooled, TopK
 __all__ = ["Keep", "UnheardLayersWarning", "record"]
 
 _SHOWN = 8
+_WAYS_OUT = {
+    "timm": "timm.layers.set_fused_attn(True, experimental=True) before the model is made",
+    "transformers": 'model.set_attn_implementation("sdpa") if the model has it',
+}
 
 Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
 """What is kept of a call: a question's answer, some by name, or queries and keys."""
@@ -139,15 +143,17 @@ def _check_heard(model: nn.Module, selection: Selection, unheard: dict[str, str]
             "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
         )
         reason = _said_of(unheard) if unheard else reason
-        hint = (
-            "timm: timm.layers.set_fused_attn(True) before the model is made; transformers: "
-            'model.set_attn_implementation("sdpa") if the model has it; any module can call '
-            "torch.nn.functional.scaled_dot_product_attention"
-        )
-        raise unsupported("record", name, [reason], hint=hint)
+        raise unsupported("record", name, [reason], hint=_way_out(model))
     if selection.unused:
         reason = f"{', '.join(map(str, selection.unused))} was not heard; {', '.join(selection.heard)} were"
         raise unsupported("record", name, [reason], hint="layers= takes numbers and names of these")
+
+
+def _way_out(model: nn.Module) -> str:
+    """Say how a model of this library comes to call attention that can be recorded."""
+    libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
+    return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])
 
 
 def _kept(keep: object) -> Kept:
