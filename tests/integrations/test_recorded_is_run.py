@@ -5,6 +5,9 @@ import torch
 from tests.integrations import model_zoo as zoo
 from tests.integrations.replaceable import D, H, One, TimmForm
 from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 import saccade as sc
 from saccade import caches, masks, mechanisms
@@ -207,3 +210,66 @@ def test_statistics_and_answers_are_those_of_the_product_that_ran():
         strongest = run.ask(TopK(11))[0]
         torch.testing.assert_close(strongest.weights.sum(-1), torch.ones(2, 4, 11))
         assert ((strongest.weights > 0).sum(-1) == (~hidden).sum(-1)).all()
+
+
+def near(module, query, key, value, attention_mask, **facts):
+    """Somebody's function that joins a window of its own with the mask of each call."""
+    window = masks.Window(2, 2).to_dense(query.shape[2], key.shape[2])
+    return sdpa_attention_forward(module, query, key, value, attention_mask & window, **facts)
+
+
+def by_hand(module, query, key, value, attention_mask, scaling, **facts):
+    """Somebody's function with operations of its own."""
+    del facts
+    scores = query @ key.repeat_interleave(2, 1).mT * scaling
+    weights = scores.masked_fill(~attention_mask, -1e9).softmax(-1)
+    return (weights @ value.repeat_interleave(2, 1)).transpose(1, 2), None
+
+
+def whole_mask(*args, **kwargs):
+    return sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False})
+
+
+@pytest.fixture
+def somebody_s(monkeypatch):
+    """Register somebody's attention function for a model."""
+
+    def registered(function):
+        monkeypatch.setitem(AttentionInterface._global_mapping, "somebody", function)
+        monkeypatch.setitem(AttentionMaskInterface._global_mapping, "somebody", whole_mask)
+        return zoo.model("llama", "somebody")
+
+    return registered
+
+
+def test_somebody_s_function_is_recorded_by_the_product_that_it_calls(somebody_s):
+    network, ids = somebody_s(near), zoo.batch("llama")["input_ids"]
+    with torch.no_grad(), sc.record(network, keep="qk") as recording:
+        network(ids)
+    seen = (masks.Causal() & masks.Window(2, 2)).to_dense(11)[0, 0]
+    assert recording.layers == ("model.layers.0.self_attn", "model.layers.1.self_attn")
+    assert torch.equal(recording[0].matrix.to_dense() > 0, seen.expand(2, 4, 11, 11))
+
+
+def test_somebody_s_function_with_operations_of_its_own_is_named(somebody_s):
+    network, ids = somebody_s(by_hand), zoo.batch("llama")["input_ids"]
+    refused = pytest.raises(sc.UnsupportedError, match=r"model.layers.0.self_attn \(LlamaAttention\), .* could not be")
+    with torch.no_grad(), refused, sc.record(network):
+        network(ids)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_somebody_s_function_of_which_nothing_is_heard_is_compared_with_its_arguments(changed, somebody_s):
+    def ours(module, query, key, value, attention_mask, scaling, **facts):
+        del facts
+        rule = attention_mask & masks.Window(1, 0).to_dense(11) if changed else attention_mask
+        return sc.attention(query, key, value, rule, scale=scaling).transpose(1, 2), None
+
+    network, ids = somebody_s(ours), zoo.batch("llama")["input_ids"]
+    if changed:
+        with pytest.raises(sc.UnsupportedError, match=r"could not be heard"), sc.record(network):
+            network(ids)
+    else:
+        with sc.record(network) as recording:
+            network(ids)
+        assert recording.layers == ("model.layers.0.self_attn", "model.layers.1.self_attn")
