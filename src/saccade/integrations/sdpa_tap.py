@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -88,7 +90,7 @@ class _Mode(TorchFunctionMode):
             hand_out([(ear, lambda: _matrix(given)) for ear in _ears()])
         elif func is F.multi_head_attention_forward:
             hand_out([(ear, lambda: function_matrix(args, kwargs)) for ear in _ears()])
-        elif _softmax_products.is_one(func, args, kwargs, out):
+        elif _softmax_products.is_one(func, args, kwargs, out) and not _is_ours(sys._getframe(1)):
             for one in _innermost():
                 one.ear.valve.note_unheard(one.ear.name, one.kind)
         return out
@@ -102,6 +104,15 @@ def _hear_products(call: HeardCall) -> Any:
     kind = type(call.module).__name__
     with _running.within(*(_Speaker(ear, kind) for ear in call.ears)), nullcontext() if is_on else _MODE:
         return call.run()
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether a kernel of saccade runs, of which the matrix is known."""
+    while frame is not None and frame.f_code is not _hear_products.__code__:
+        if str(frame.f_globals.get("__name__")).startswith("saccade.engine."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _innermost() -> list[_Speaker]:
