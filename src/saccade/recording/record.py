@@ -39,7 +39,7 @@ _NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
 
 
 class UnheardLayersWarning(UserWarning):
-    """Layers that are called attention ran and could not be recorded, while others could.
+    """Layers that attend ran and could not be recorded, while others could.
 
     `Recording.unheard` names them.
     """
@@ -59,14 +59,16 @@ def record(
     Within the ``with`` block every call of an attention layer is heard: of transformers models, whichever attention
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
-    timm's do; and of saccade's own. Weights are those of the softmax, before dropout; recurrent layers of transformers
-    (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that they are.
-    ``output_attentions`` is never asked for, and no n × n matrix is built. A module whose class is called attention, or
-    is such a recurrence, and which ran without being heard, is named in an `UnheardLayersWarning` and in
-    ``recording.unheard``.
+    timm's do, or ``multi_head_attention_forward``; and of saccade's own, and what `saccade.replace_attention` put in:
+    with the mask, mechanism and terms that ran. Weights are those of the softmax, before dropout; recurrent layers of
+    transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that
+    they are. ``output_attentions`` is never asked for, and no n × n matrix is built. A module that multiplies the
+    result of a softmax, or whose class is called attention or is such a recurrence, and which ran without being heard,
+    is named in an `UnheardLayersWarning` and in ``recording.unheard``.
 
     A call is recorded if it begins and ends within the block, in whichever thread it runs; it continues the last call
-    of its thread. Several recordings of one model may overlap in any way, and each hears all of it.
+    of its thread if it adds keys to it. Several recordings of one model may overlap in any way, and each hears all of
+    it.
 
     Args:
         model: any torch model.
