@@ -40,6 +40,18 @@ def test_everything_but_the_command_line_imports_without_extras() -> None:
     assert _run(_BLOCKED) == "12.0"
 
 
+_SUBPACKAGES = """
+import pkgutil
+import saccade
+print([one.name for one in pkgutil.iter_modules(saccade.__path__) if one.ispkg and one.name not in dir(saccade)])
+print(saccade.recording.UnheardLayersWarning.__name__)
+"""
+
+
+def test_every_subpackage_is_an_attribute() -> None:
+    assert _run(_SUBPACKAGES).splitlines() == ["['cli']", "UnheardLayersWarning"]  # the command line needs an extra
+
+
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_the_command_line_names_the_extra_that_is_missing(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None\nfrom saccade.cli import main\nmain()"

@@ -12,7 +12,15 @@ from saccade.lazily import lazily
 from saccade.matrix import Matrix
 
 if TYPE_CHECKING:
+    from saccade import auditing as auditing
     from saccade import caches, integrations, mechanisms, models, nn, text, vision, viz
+    from saccade import costs as costs
+    from saccade import distributed as distributed
+    from saccade import learning as learning
+    from saccade import recording as recording
+    from saccade import tasks as tasks
+    from saccade import testing as testing
+    from saccade import theory as theory
     from saccade.auditing.audit import audit
     from saccade.costs.cost import Cost, cost
     from saccade.integrations.replacing import Replaced, replace_attention
@@ -22,7 +30,8 @@ if TYPE_CHECKING:
     from saccade.recording.recording import Recording
 else:  # half of the package, which a product of attention does not need
     _HOMES = {
-        "": "caches integrations mechanisms models nn text vision viz",
+        "": "auditing caches costs distributed integrations learning mechanisms models nn recording tasks testing text "
+        "theory vision viz",
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
         "integrations.replacing": "Replaced replace_attention",

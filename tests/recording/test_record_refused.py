@@ -28,10 +28,24 @@ class Fused(nn.Module):
 
 def test_a_model_that_cannot_be_heard():
     with (
-        pytest.raises(sc.UnsupportedError, match=r"record: Own cannot run(.|\n)*no call(.|\n)*set_fused_attn"),
+        pytest.raises(sc.UnsupportedError, match=r"record: Own cannot run(.|\n)*no call(.|\n)*\nHint: any module can"),
         record(Own()) as _,
     ):
         Own()(torch.zeros(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "library, way",
+    [
+        ("timm.models.swin", r"timm.layers.set_fused_attn\(True, experimental=True\) before the model is made; any"),
+        ("transformers.models.own", r'model.set_attn_implementation\("sdpa"\) if the model has it; any module can'),
+    ],
+)
+def test_the_way_out_is_that_of_the_model_s_library(library, way, monkeypatch):
+    monkeypatch.setattr(Own, "__module__", library)
+    model = nn.Sequential(Own())
+    with pytest.raises(sc.UnsupportedError, match=f"Hint: {way}"), record(model):
+        model.train()
 
 
 def test_an_error_of_the_model_comes_first():

@@ -6,6 +6,8 @@ import pytest
 import torch
 from tests.integrations import model_zoo as zoo
 from tests.recording.expected import close, ids_of, weights_of
+from torch import nn
+from torch.nn import functional as F
 from transformers import T5ForConditionalGeneration
 
 import saccade as sc
@@ -123,20 +125,58 @@ def test_a_cache_that_lets_go_of_keys(keep):
     assert torch.equal(strongest.indices[sure], weights.topk(8).indices[sure])
 
 
+CROSS = "decoder.block.1.layer.1.EncDecAttention"
+
+
 def test_cross_attention_in_a_generation():
     network = T5ForConditionalGeneration(zoo.configured("t5")[1]).eval()
     ids = ids_of()
-    with record(network, keep="qk") as recording:
+    with record(network, keep="qk") as recording, record(network, layers=CROSS, keep="qk") as alone:
         text = generated(network, ids)
     with torch.no_grad():
         network.set_attn_implementation("eager")
         result = network(ids, decoder_input_ids=text[:, :-1], output_attentions=True, use_cache=False)
-    cross = recording["decoder.block.1.layer.1.EncDecAttention"]
+    cross = recording[CROSS]
+    assert torch.equal(alone[CROSS].matrix.to_dense(), cross.matrix.to_dense())
     own = recording["decoder.block.1.layer.0.SelfAttention"]
     assert len(cross.calls) == len(own.calls) == text.shape[1] - 1
     close(cross.matrix.to_dense(), result.cross_attentions[1])
     close(own.matrix.to_dense(), result.decoder_attentions[1])
     assert len(recording["encoder.block.0.layer.0.SelfAttention"].calls) == 1
+
+
+@pytest.mark.parametrize("layers", [None, CROSS])
+def test_a_second_generation_from_one_text_is_a_second_run(layers):
+    network, ids = T5ForConditionalGeneration(zoo.configured("t5")[1]).eval(), ids_of()
+    with record(network, layers=layers) as recording:
+        generated(network, ids)
+        generated(network, ids)
+    assert [len(run.calls) for run in recording.runs(CROSS)] == [6, 6]
+
+
+class Pool(nn.Module):
+    """One query, the same for all inputs, over all tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.kv = nn.Parameter(torch.randn(1, 4, 1, 4)), nn.Linear(16, 32)
+
+    def forward(self, x):
+        key, value = self.kv(x).unflatten(-1, (2, 4, 4)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(self.query.expand(len(x), -1, -1, -1), key, value)
+
+
+@pytest.mark.parametrize("x", [torch.randn(2, 9, 16), torch.zeros(2, 9, 16)], ids=["random", "alike"])
+@pytest.mark.parametrize("before", [False, True])
+def test_two_passes_over_one_input_are_two_runs(before, x):
+    body = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    network = nn.Sequential(*([body] if before else []), Pool()).eval()
+    with torch.no_grad(), record(network, keep="qk") as recording:
+        network(x)
+        network(x)
+    runs = recording.runs(-1)
+    assert [run.shape for run in runs] == [(2, 4, 1, 9)] * 2
+    close(runs[0].matrix.to_dense(), runs[1].matrix.to_dense())
 
 
 @pytest.mark.parametrize("max_len", [None, 32])

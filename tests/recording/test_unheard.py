@@ -165,12 +165,13 @@ class TurnedAttention(nn.MultiheadAttention):
         return super().forward(query.flip(1), key, value, **options)
 
 
-def test_a_forward_of_ones_own_in_torch_s_layer_is_not_taken_for_torch_s():
+def test_a_forward_of_ones_own_in_torch_s_layer_is_recorded_as_it_calls_torch_s_function():
     layer, x = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), torch.randn(2, 7, 16)
     layer.self_attn = TurnedAttention(16, 4, batch_first=True)
     model = nn.ModuleList([Fused(), layer])
-    said = pytest.warns(UnheardLayersWarning, match=r"1.self_attn \(TurnedAttention\)")
-    with said, record(model, keep="qk") as recording:
+    with torch.no_grad(), record(model, keep="qk") as recording:
         model[0](X)
         layer(x)
-    assert recording.layers == ("0",)
+    assert recording.layers == ("0", "1.self_attn")
+    turned = nn.MultiheadAttention.forward(layer.self_attn, x.flip(1), x, x, average_attn_weights=False)[1]
+    torch.testing.assert_close(recording["1.self_attn"].matrix.to_dense(), turned)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +14,11 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.arguments import instance
 from saccade.calls import answers
-from saccade.errors import kind, type_error, unsupported
+from saccade.errors import kind, type_error, unsupported, value_error
 from saccade.integrations import transformers
 from saccade.integrations.stand_ins import FusedAttention, TorchAttention, is_fused
 from saccade.integrations.transformers_tap import speaks_attention_interface
+from saccade.integrations.written_out import written_out
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention
@@ -42,7 +44,11 @@ class Replaced(NamedTuple):
 
 @answers("replace_attention", {})
 def replace_attention(
-    model: nn.Module, *, mask: Mask | None = None, mechanism: Mechanism | None = None
+    model: nn.Module,
+    *,
+    mask: Mask | None = None,
+    mechanism: Mechanism | None = None,
+    leave: Collection[str] | None = None,
 ) -> tuple[Replaced, ...]:
     """Let a model run on our attention: its weights, names and outputs stay, time and memory do not.
 
@@ -55,14 +61,17 @@ def replace_attention(
         mask: a pattern for every self-attention, joined with what each call brings by ``&``. In models of
             transformers it counts from the first token of each text; see `saccade.integrations.transformers.install`.
         mechanism: which matrix; exact softmax when None. Each attention gets a copy. Not for models of transformers.
+        leave: names of modules whose attention stays as it is, with ``*`` for any characters: ``["decoder.pool"]``.
 
     Returns:
         What was replaced, in the order of the model's modules.
 
     Raises:
-        TypeError: no module, mask or mechanism.
+        TypeError: no module, mask, mechanism or names.
+        ValueError: a name in ``leave`` that no module of the model has.
         UnsupportedError: an attention in it is of none of these kinds, or there is none: all are named, and nothing is
-            replaced.
+            replaced. An attention that a module writes out is one too: its ``forward`` multiplies the result of a
+            softmax, or calls torch's attention functions.
 
     Cost: nothing; timm-style attentions are run once on a few random numbers, before and after.
 
@@ -80,7 +89,9 @@ def replace_attention(
             where, "mechanism", "be a saccade Mechanism or None", kind(mechanism), hint="make one: Linear()"
         )
     instance(where, "mechanism", mechanism, (Mechanism, type(None)), "be a saccade Mechanism or None")
-    found = list(_found(model))
+    left = _left(model, leave)
+    found = [one for one in _found(model) if one[0] not in left]
+    found += [one for one in _written_out(model, [name for name, _, _ in found]) if one[0] not in left]
     reasons = [f"{name or 'the model'} is {type(part).__name__}: {why}" for name, part, why in found if why]
     reasons += [
         f"{name or 'the model'} is a model of transformers, which runs exact softmax; mechanism= is for others"
@@ -90,7 +101,9 @@ def replace_attention(
     if not found:
         reasons.append("no part of it is an attention that is known here")
     if reasons:
-        hint = "replace_attention(part) takes a part of a model; `saccade.mechanisms` and `saccade.nn` build one's own"
+        names = ", ".join(repr(name) for name, _, why in found if why and name)
+        hint = f"leave=[{names}] leaves them as they are; `saccade.mechanisms` and `saccade.nn` build one's own"
+        hint = hint if names else "`saccade.mechanisms` and `saccade.nn` build attention of one's own"
         raise unsupported(where, type(model).__name__, reasons, hint=hint)
     made = [(name, part, _made(name, part, mask, mechanism)) for name, part, _ in found if not is_pretrained(part)]
     replaced = []
@@ -134,6 +147,34 @@ def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             why = why or "it is itself the attention, and there is no model to put another into"
         inside.append(f"{name}." if name else "")
         yield name, part, why
+
+
+def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.Module, str]]:
+    """Modules beside those that are known, and within models of transformers, that write attention out."""
+    within = tuple(f"{name}." for name in known if not is_pretrained(model.get_submodule(name)))
+    for name, part in model.named_modules():
+        why = "" if name in known or f"{name}.".startswith(within) else written_out(part)
+        if why:
+            yield name, part, why
+
+
+def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
+    """Names of the modules that stay as they are, and of all within them.
+
+    Raises:
+        TypeError, ValueError: no names of modules.
+    """
+    where, rule = "replace_attention", "be a list of names, or None"
+    if isinstance(leave, str) or not isinstance(leave, Collection | None):
+        raise type_error(where, "leave", rule, kind(leave), hint="[name]")
+    names, left = [name for name, _ in model.named_modules() if name], set[str]()
+    for pattern in leave or ():
+        instance(where, "leave", pattern, str, rule)
+        own = [name for name in names if fnmatchcase(name, pattern)]
+        if not own:
+            raise value_error(where, "leave", "hold names of modules of the model", repr(pattern))
+        left.update(name for name in names if f"{name}.".startswith(tuple(f"{one}." for one in own)))
+    return left
 
 
 def _is_known(part: nn.Module) -> bool:

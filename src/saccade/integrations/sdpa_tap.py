@@ -1,13 +1,15 @@
-"""The tap of everything that calls ``torch.nn.functional.scaled_dot_product_attention`` itself: timm, diffusers, …"""
+"""The tap of modules that call torch's attention functions themselves (timm, diffusers, …), or write attention out."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,23 +18,24 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from saccade.attention import AttentionMatrix
+from saccade.integrations.layer_matrix import function_matrix
 from saccade.integrations.listening import HeardCall, Running, listening
+from saccade.integrations.softmax_products import SoftmaxProducts
 from saccade.integrations.tensor_masks import rule_of_tensor
-from saccade.integrations.transformers_tap import speaks_attention_interface
 from saccade.integrations.valve import Ear, Valve, hand_out, names_of
 from saccade.masks import Causal
 
 __all__ = ["tapped_products", "without_mode"]
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_PRODUCT = "scaled_dot_product_attention"
 
 
 def tapped_products(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
-    """Hand out each fused product that a module of ``model`` asks torch for, under the module's name.
+    """Hand out each call of one of torch's attention functions that a module of ``model`` makes, under its name.
 
-    A second product within the same call of a module is handed out under its name and ":1", and so on. torch's own
-    layers, ours, and those of transformers that use its attention interface have taps of their own.
+    The functions are ``F.scaled_dot_product_attention`` and ``F.multi_head_attention_forward``. A second call within
+    the same call of a module is handed out under its name and ":1", and so on. A module that multiplies the result of
+    a softmax is noted as one that cannot be recorded. torch's own layers, and ours, have taps of their own.
     """
     heard = [(module, name, _hear_products) for module, name in names_of(model).items() if not _is_known(module)]
     return listening(heard, valve)
@@ -59,29 +62,37 @@ def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class _Speaker:
-    """A module that runs, whose products somebody hears.
+    """A module that runs, and a recording of it.
 
     Attributes:
-        ear: who, and under which name.
-        products: how many there were.
+        ear: the recording, and the module's name in it.
+        kind: the name of the module's class.
+        calls: how many calls of attention functions there were.
     """
 
     ear: Ear
-    products: int = 0
+    kind: str
+    calls: int = 0
 
 
 _running = Running()
+_softmax_products = SoftmaxProducts()
 
 
 class _Mode(TorchFunctionMode):
-    """Hears every call of torch's fused product while a module runs to which somebody listens."""
+    """Looks at every call of a torch function while a recorded module runs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             given = dict(zip(_NAMES, args, strict=False)) | kwargs
-            hand_out([(ear, lambda: _matrix(given)) for ear in _speakers()])
+            hand_out([(ear, lambda: _matrix(given)) for ear in _ears()])
+        elif func is F.multi_head_attention_forward:
+            hand_out([(ear, lambda: function_matrix(args, kwargs)) for ear in _ears()])
+        elif _softmax_products.is_one(func, args, kwargs, out) and not _is_ours(sys._getframe(1)):
+            for one in _innermost():
+                one.ear.valve.note_unheard(one.ear.name, one.kind)
         return out
 
 
@@ -90,18 +101,32 @@ _MODE = _Mode()
 
 def _hear_products(call: HeardCall) -> Any:
     is_on = _MODE in torch.overrides._get_current_function_mode_stack()
-    with _running.within(*map(_Speaker, call.ears)), nullcontext() if is_on else _MODE:
+    kind = type(call.module).__name__
+    with _running.within(*(_Speaker(ear, kind) for ear in call.ears)), nullcontext() if is_on else _MODE:
         return call.run()
 
 
-def _speakers() -> list[Ear]:
-    """For each recording, the innermost module that runs, under its name for this product."""
-    innermost = {one.ear.valve: one for one in _running.stack}
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether a kernel of saccade runs, of which the matrix is known."""
+    while frame is not None and frame.f_code is not _hear_products.__code__:
+        if str(frame.f_globals.get("__name__")).startswith("saccade.engine."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _innermost() -> list[_Speaker]:
+    """For each recording, the innermost module that runs."""
+    return list({one.ear.valve: one for one in _running.stack}.values())
+
+
+def _ears() -> list[Ear]:
+    """For each recording, the innermost module that runs, under its name for this call."""
     found = []
-    for one in innermost.values():
+    for one in _innermost():
         name, valve = one.ear
-        found.append(Ear(f"{name}:{one.products}" if one.products else name, valve))
-        one.products += 1
+        found.append(Ear(f"{name}:{one.calls}" if one.calls else name, valve))
+        one.calls += 1
     return found
 
 
@@ -134,17 +159,8 @@ def _four(x: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _is_known(module: nn.Module) -> bool:
-    home = type(module).__module__
     return (
-        home.startswith(("torch.", "saccade."))
+        type(module).__module__.startswith(("torch.", "saccade."))
         or isinstance(module, torch.jit.ScriptModule)
         or inspect.isbuiltin(module.forward)
-        or (speaks_attention_interface(module) and not _asks_for_products(type(module)))
     )
-
-
-def _asks_for_products(kind: type[nn.Module]) -> bool:
-    """Whether a class names torch's product, although its file has the attention interface (SAM's vision layers)."""
-    own = itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__)
-    functions = (inspect.unwrap(one) for base in own for one in vars(base).values() if inspect.isfunction(one))
-    return any(_PRODUCT in one.__code__.co_names for one in functions)

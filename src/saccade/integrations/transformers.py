@@ -13,6 +13,7 @@ from saccade.errors import kind, missing_extra, type_error, unsupported, value_e
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.mask_functions import MaskFunction, place
+from saccade.integrations.run_matrices import report_matrix
 from saccade.integrations.transformers_layers import from_transformers
 from saccade.integrations.weights_asked import check_no_weights
 from saccade.masks import Mask
@@ -128,6 +129,7 @@ class Attention:
         check_no_weights(self.__name__, module, kwargs)
         call = AttentionCall.of(self.__name__, module, query, key, attention_mask, kwargs)
         matrix = call.matrix(self._own_mask(module))
+        report_matrix(matrix)
         out = matrix.matmul(value, dropout_p=float(dropout))
         return out.transpose(1, 2).contiguous(), None
 

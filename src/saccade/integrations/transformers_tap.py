@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +19,17 @@ from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.listening import CHANGING
 from saccade.integrations.mask_functions import place
+from saccade.integrations.run_matrices import collected_matrices
+from saccade.integrations.sdpa_tap import without_mode
 from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.integrations.valve import Ear, Make, Valve, closed, hand_out, names_of
+from saccade.matrix import Matrix
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
 
 _REMEMBERED = 8
 _SMALL = 1 << 20
+_STANDARD = ("eager", "sdpa", "flex_attention")  # and those named "flash...": they honour their arguments
 _listeners: tuple[_Listener, ...] = ()  # replaced, never changed: other threads may be going through it
 _restore: list[Callable[[], None]] = []
 
@@ -127,7 +131,8 @@ def _tap() -> Callable[[], None]:
     inherited = "__getitem__" not in vars(AttentionMaskInterface)
 
     def get_interface_tapped(self: Any, attn_implementation: Any, default: Any) -> Callable[..., Any]:
-        return _tapped(get_interface(self, attn_implementation, default), is_flash="flash" in str(attn_implementation))
+        name, function = str(attn_implementation), get_interface(self, attn_implementation, default)
+        return _tapped(function, is_flash="flash" in name, is_foreign=_is_foreign(name, function))
 
     def get_mask_tapped(self: Any, name: str) -> Callable[..., Any]:
         return _tapped_mask(get_mask(self, name))
@@ -150,7 +155,13 @@ def _tap() -> Callable[[], None]:
     return restore
 
 
-def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., Any]:
+def _is_foreign(name: str, function: Callable[..., Any]) -> bool:
+    """Whether an attention function is somebody else's, which may add a mask or terms to those of its arguments."""
+    home = str(getattr(function, "__module__", None) or type(function).__module__)
+    return not (name in _STANDARD or "flash" in name or home.startswith(("transformers.", "saccade.")))
+
+
+def _tapped(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def tapped(
         module: nn.Module,
@@ -165,8 +176,15 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
         if not listeners:
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         ears = [Ear(listener.names[module], listener.valve) for listener in listeners]
-        with closed(ears):
-            out = function(module, query, key, value, attention_mask, *args, **kwargs)
+        spoken = [ear.valve.spoken for ear in ears]
+        with nullcontext() if is_foreign else closed(ears), collected_matrices() as matrices:
+            run = function if is_foreign else without_mode(function)
+            out = run(module, query, key, value, attention_mask, *args, **kwargs)
+        if matrices:  # a function of ours knows better than its arguments what it multiplied by
+            _hand_out_all(ears, matrices)
+            return out
+        if [ear.valve.spoken for ear in ears] != spoken:  # of somebody else's function the product itself was recorded
+            return out
         if args:
             reason = f"{type(module).__name__} gives {len(args)} further arguments without names"
             raise unsupported("record", "a transformers model", [reason])
@@ -182,16 +200,42 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool) -> Callable[..., An
 
             return make
 
+        if is_foreign and not _is_product(making(listeners[0]), value, out, kwargs.get("dropout")):
+            for ear in ears:
+                ear.valve.note_unheard(ear.name, type(module).__name__)
+            return out
         hand_out([(ear, making(listener)) for listener, ear in zip(listeners, ears, strict=True)])
         return out
 
     return tapped
 
 
+def _is_product(make: Make, value: Tensor, out: Any, dropout_p: float | None) -> bool:
+    """Whether a function returned the matrix of its arguments times the values; after dropout that cannot be seen."""
+    if dropout_p or not (isinstance(out, tuple) and isinstance(out[0], Tensor)):
+        return False
+    with torch.no_grad():
+        expected = make().matmul(value.detach()).transpose(1, 2)
+    tolerance = max(1e-4, 16 * torch.finfo(expected.dtype).eps)
+    is_alike = out[0].shape == expected.shape
+    return is_alike and torch.allclose(out[0].to(expected.dtype), expected, rtol=tolerance, atol=tolerance)
+
+
+def _hand_out_all(ears: list[Ear], matrices: list[Matrix]) -> None:
+    """Hand out the matrices of one call; those after the first under the layer's name and ":1", and so on."""
+
+    def making(matrix: Matrix) -> Make:
+        return lambda: matrix
+
+    for number, matrix in enumerate(matrices):
+        named = [ear._replace(name=f"{ear.name}:{number}") if number else ear for ear in ears]
+        hand_out([(ear, making(matrix)) for ear in named])
+
+
 def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def tapped(*args: Any, **kwargs: Any) -> Any:
-        mask = function(*args, **kwargs)
+        mask = without_mode(function)(*args, **kwargs)
         is_known = (type(mask) is Tensor and mask.dim() == 4) or isinstance(mask, BlockMask)
         if is_known and not args and not torch.compiler.is_compiling():
             names = ("q_length", "kv_length", "q_offset", "kv_offset")

@@ -22,6 +22,10 @@ from saccade.statistics import Fold, Pooled, TopK
 __all__ = ["Keep", "UnheardLayersWarning", "record"]
 
 _SHOWN = 8
+_WAYS_OUT = {
+    "timm": "timm.layers.set_fused_attn(True, experimental=True) before the model is made",
+    "transformers": 'model.set_attn_implementation("sdpa") if the model has it',
+}
 
 Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
 """What is kept of a call: a question's answer, some by name, or queries and keys."""
@@ -35,7 +39,7 @@ _NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
 
 
 class UnheardLayersWarning(UserWarning):
-    """Layers that are called attention ran and could not be recorded, while others could.
+    """Layers that attend ran and could not be recorded, while others could.
 
     `Recording.unheard` names them.
     """
@@ -55,14 +59,16 @@ def record(
     Within the ``with`` block every call of an attention layer is heard: of transformers models, whichever attention
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
-    timm's do; and of saccade's own. Weights are those of the softmax, before dropout; recurrent layers of transformers
-    (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that they are.
-    ``output_attentions`` is never asked for, and no n × n matrix is built. A module whose class is called attention, or
-    is such a recurrence, and which ran without being heard, is named in an `UnheardLayersWarning` and in
-    ``recording.unheard``.
+    timm's do, or ``multi_head_attention_forward``; and of saccade's own, and what `saccade.replace_attention` put in:
+    with the mask, mechanism and terms that ran. Weights are those of the softmax, before dropout; recurrent layers of
+    transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that
+    they are. ``output_attentions`` is never asked for, and no n × n matrix is built. A module that multiplies the
+    result of a softmax, or whose class is called attention or is such a recurrence, and which ran without being heard,
+    is named in an `UnheardLayersWarning` and in ``recording.unheard``.
 
     A call is recorded if it begins and ends within the block, in whichever thread it runs; it continues the last call
-    of its thread. Several recordings of one model may overlap in any way, and each hears all of it.
+    of its thread if it adds keys to it. Several recordings of one model may overlap in any way, and each hears all of
+    it.
 
     Args:
         model: any torch model.
@@ -139,15 +145,17 @@ def _check_heard(model: nn.Module, selection: Selection, unheard: dict[str, str]
             "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
         )
         reason = _said_of(unheard) if unheard else reason
-        hint = (
-            "timm: timm.layers.set_fused_attn(True) before the model is made; transformers: "
-            'model.set_attn_implementation("sdpa") if the model has it; any module can call '
-            "torch.nn.functional.scaled_dot_product_attention"
-        )
-        raise unsupported("record", name, [reason], hint=hint)
+        raise unsupported("record", name, [reason], hint=_way_out(model))
     if selection.unused:
         reason = f"{', '.join(map(str, selection.unused))} was not heard; {', '.join(selection.heard)} were"
         raise unsupported("record", name, [reason], hint="layers= takes numbers and names of these")
+
+
+def _way_out(model: nn.Module) -> str:
+    """Say how a model of this library comes to call attention that can be recorded."""
+    libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
+    return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])
 
 
 def _kept(keep: object) -> Kept:

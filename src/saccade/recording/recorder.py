@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from saccade.matrix import Matrix
-from saccade.recording.continuation import Mark
+from saccade.recording.ends import Ends
 from saccade.recording.kept_matrices import KeptMatrices
 from saccade.recording.matrices import chosen_heads
 from saccade.recording.run import Call, Run, statistics_of
@@ -15,8 +15,6 @@ from saccade.recording.selection import Selection
 from saccade.statistics import Fold
 
 __all__ = ["Kept", "Recorder"]
-
-_REMEMBERED = 64  # threads of a layer; the next one forgets the oldest, whose next call begins a new run
 
 
 class Kept(NamedTuple):
@@ -45,8 +43,7 @@ class Recorder:
     def __init__(self, kept: Kept, selection: Selection, callback: Callable[[str, Matrix], None] | None):
         self._kept, self._selection, self._callback = kept, selection, callback
         self.runs: dict[str, list[Run]] = {}
-        # Of each layer, where the last call of each thread ended, the newest last.
-        self._ends: dict[str, dict[int, tuple[Run, Mark]]] = {}
+        self._ends = Ends()
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -54,6 +51,7 @@ class Recorder:
         """Take in one call of a layer."""
         with self._lock:
             if not self._selection.has_layer(name):
+                self._ends.pass_over(name, make)
                 return
         matrix = make() if self._selection.heads is None else chosen_heads(make(), self._selection.heads)
         if self._callback is not None:
@@ -65,6 +63,7 @@ class Recorder:
         """Take in nothing any more, also of calls that other threads are in the middle of."""
         with self._lock:
             self._is_over = True
+            self._ends.forget_passed_over()
 
     def _take(self, name: str, matrix: Matrix) -> None:
         # Answers first: what cannot be answered leaves no trace, and threads can be asked side by side.
@@ -73,26 +72,10 @@ class Recorder:
         with self._lock:
             if self._is_over:
                 return
-            run, first_column = self._continued(name, matrix)
+            run, first_column = self._ends.continued(name, matrix)
             is_new = run is None
             run = run or Run(name, self._kept.folds, KeptMatrices() if self._kept.matrices else None)
             run._take(matrix, call._replace(first_column=first_column))
             if is_new:
                 self.runs[name] = [*self.runs.get(name, []), run]
-            ends = self._ends.setdefault(name, {})
-            ends.pop(threading.get_ident(), None)
-            ends[threading.get_ident()] = (run, Mark.of(matrix, first_column))
-            for oldest in [*ends][:-_REMEMBERED]:
-                del ends[oldest]
-
-    def _continued(self, name: str, matrix: Matrix) -> tuple[Run | None, int]:
-        """The run that a call goes on with and its first column there: that of its own thread before any other."""
-        ends = self._ends.get(name, {})
-        newest_first = [*reversed(ends)]
-        for thread in sorted(newest_first, key=lambda thread: thread != threading.get_ident()):
-            run, mark = ends[thread]
-            first_column = mark.continued(matrix) if run._fits(matrix) else None
-            if first_column is not None:
-                del ends[thread]  # nothing else goes on from there
-                return run, first_column
-        return None, 0
+            self._ends.end(name, run, matrix, first_column)

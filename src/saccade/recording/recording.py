@@ -38,7 +38,7 @@ class Recording(Mapping[str, Run]):
 
     @property
     def unheard(self) -> tuple[str, ...]:
-        """Names of modules whose class is called attention, and which ran without a matrix to be heard.
+        """Names of modules that attend, and of whose calls no matrix was recorded.
 
         They compute their weights in operations of their own, or have none.
         """

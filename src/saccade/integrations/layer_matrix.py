@@ -1,0 +1,86 @@
+"""The matrix of a call of ``nn.MultiheadAttention``, or of the function that it calls."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.attention import AttentionMatrix
+from saccade.errors import unsupported
+from saccade.integrations.torch_calls import projected, rule_of
+
+__all__ = ["function_matrix", "layer_matrix"]
+
+_FUNCTION = inspect.signature(F.multi_head_attention_forward)
+
+
+def function_matrix(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionMatrix:
+    """Return the matrix of a call of ``F.multi_head_attention_forward``, from its arguments.
+
+    Raises:
+        UnsupportedError: keys that are projected already.
+    """
+    call = _FUNCTION.bind(*args, **kwargs)
+    call.apply_defaults()
+    given = SimpleNamespace(**call.arguments)
+    if given.static_k is not None:
+        reason = "static_k= are keys that have been projected before, perhaps for heads of another size"
+        raise unsupported("record", "F.multi_head_attention_forward", [reason])
+    if given.use_separate_proj_weight:
+        given.in_proj_weight = None
+    masks = {"attn_mask": given.attn_mask, "key_padding_mask": given.key_padding_mask}
+    return layer_matrix(given, given.query, given.key, given.query.dim() == 2, **masks)
+
+
+def layer_matrix(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    batch_first: bool,
+    *,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    norm: nn.Module | None = None,
+) -> AttentionMatrix:
+    """Return the matrix of one call: queries and keys are projected once more.
+
+    Args:
+        module: with the weights and options of an ``nn.MultiheadAttention``.
+        query, key: the arguments of the call; nested tensors too.
+        batch_first: whether their first dimension is the batch; or they have none.
+        attn_mask, key_padding_mask: the masks of the call.
+        norm: what the layer around runs first.
+    """
+    is_token = None
+    if query.is_nested:
+        is_self = key is query
+        query, is_token = _padded(query)
+        key, key_padding_mask = (query, ~is_token) if is_self else _padded(key)
+        key_padding_mask = ~is_token if is_self else ~key_padding_mask
+    is_self = key is query
+    query, key = (x if x.dim() == 3 else x[None] for x in (query, key))
+    if not batch_first:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+    if norm is not None:
+        query = norm(query)
+        key = query if is_self else norm(key)
+    q, k, _ = projected(module, query, key)
+    batch, heads, kv_len, _ = k.shape
+    rule, bias = rule_of(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len))
+    places: dict[str, Any] = {}
+    if is_token is not None:  # rows that no token asks do not exist
+        position = torch.arange(kv_len, device=k.device).expand(batch, -1)
+        places = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
+    return AttentionMatrix(q, k, rule, bias=bias, **places)
+
+
+def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A nested tensor as ``[batch, longest, width]``, and which of it are tokens."""
+    lengths = torch.tensor([len(item) for item in x.unbind()], device=x.device)
+    padded = x.to_padded_tensor(0.0)
+    return padded, torch.arange(padded.shape[1], device=x.device) < lengths[:, None]

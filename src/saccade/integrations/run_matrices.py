@@ -1,0 +1,42 @@
+"""Collect the matrices that saccade's attention functions multiply by, while a recording runs them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from saccade.matrix import Matrix
+
+__all__ = ["collected_matrices", "report_matrix"]
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.lists: list[list[Matrix]] = []
+
+
+_here = _Here()
+
+
+def report_matrix(matrix: Matrix) -> None:
+    """Add a matrix that is about to be multiplied to the innermost list of `collected_matrices` of this thread.
+
+    An attention function that is registered with another library calls this with the matrix that it multiplies: only
+    the function knows which mask and which terms it added to those of the call.
+    """
+    if not torch.compiler.is_compiling() and _here.lists:
+        _here.lists[-1].append(matrix)
+
+
+@contextmanager
+def collected_matrices() -> Iterator[list[Matrix]]:
+    """Yield a list of the matrices that this thread reports within the block."""
+    found: list[Matrix] = []
+    _here.lists.append(found)
+    try:
+        yield found
+    finally:
+        _here.lists.pop()
