@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from saccade.arguments import is_causal_bias
 from saccade.attention import AttentionMatrix
 from saccade.integrations.listening import HeardCall, Running, listening
 from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.integrations.transformers_tap import speaks_attention_interface
 from saccade.integrations.valve import Ear, Valve, hand_out, names_of
 from saccade.masks import Causal
+from saccade.masks.causal_bias import starts_at_first_key
 
 __all__ = ["tapped_products", "without_mode"]
 
@@ -112,13 +114,14 @@ def _matrix(given: dict[str, Any]) -> AttentionMatrix:
     heads = query.shape[-3] if query.dim() > 2 else 1
     query, key = (_four(x, shape) for x in (query, key))
     q_len, kv_len = query.shape[2], key.shape[2]
-    if given.get("is_causal"):
+    mask = given.get("attn_mask")
+    is_causal_object = is_causal_bias(mask)
+    if given.get("is_causal") or (is_causal_object and starts_at_first_key(mask)):
         # torch's flag lets query 0 see key 0 and no more, whatever the lengths.
         rows, columns = range(q_len), range(kv_len)
         return AttentionMatrix(query, key, Causal(), scale=given.get("scale"), q_positions=rows, kv_positions=columns)
-    mask = given.get("attn_mask")
-    if mask is None:
-        return AttentionMatrix(query, key, scale=given.get("scale"))
+    if mask is None or is_causal_object:
+        return AttentionMatrix(query, key, None if mask is None else Causal(), scale=given.get("scale"))
     mask = mask.expand(torch.broadcast_shapes(mask.shape, (q_len, kv_len))) if mask.dim() < 2 else mask
     if mask.dim() > 4 or (mask.dim() == 4 and len(shape) != 1):
         mask = mask.expand(*shape, heads, *mask.shape[-2:]).reshape(-1, heads, *mask.shape[-2:])

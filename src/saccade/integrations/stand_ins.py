@@ -9,10 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from saccade.arguments import check_holds_values, is_causal_bias
 from saccade.errors import unsupported
 from saccade.integrations.tensor_masks import both, rule_of_tensor
-from saccade.integrations.torch_calls import projected, rule_of
-from saccade.masks import Causal, Dense, Full, Mask
+from saccade.integrations.torch_calls import projected, rule_of, with_added_keys
+from saccade.masks import Causal, Full, Mask
+from saccade.masks.causal_bias import from_causal_bias
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
 
@@ -99,9 +101,11 @@ class TorchAttention(_StandIn):
         ]
         q, k, v = projected(self, *x)
         assert v is not None  # it was asked for
-        rule, bias = rule_of(attn_mask, key_padding_mask, (*q.shape[:3], k.shape[2]))
+        kv_len = x[1].shape[1]
+        num_added = k.shape[2] - kv_len
+        rule, bias = rule_of(attn_mask, key_padding_mask, (*q.shape[:3], k.shape[2]), num_added)
         if is_self and self.mask is not None:
-            rule = both(_with_more(self.mask, q.shape[2], x[1].shape[1], k.shape[2]), rule)
+            rule = both(with_added_keys(self.mask, q.shape[2], kv_len, num_added), rule)
         out, matrix = self.attend(q, k, v, rule, bias, self.dropout)
         out = self.out_proj(out)
         out = out[0] if is_single else out if self.batch_first else out.transpose(0, 1)
@@ -137,12 +141,20 @@ class FusedAttention(_StandIn):
         """``x [batch, len, width]``; a bool mask with True = may attend, or float terms; and whether it is causal."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self._part("q_norm", q), self._part("k_norm", k)
-        rule, bias = (Full(), None) if attn_mask is None else rule_of_tensor(_four(attn_mask), k.shape[2])
+        rule, bias = self._rule_of(attn_mask, k.shape[2])
         for pattern in (self.mask, Causal() if is_causal else None):
             rule = rule if pattern is None else both(pattern, rule)
         dropped = getattr(self, "attn_drop", None)
         out, _ = self.attend(q, k, v, rule, bias, getattr(dropped, "p", 0.0))
         return self._part("proj_drop", self.proj(self._part("norm", out)))
+
+    def _rule_of(self, attn_mask: Tensor | None, length: int) -> tuple[Mask, Tensor | None]:
+        if attn_mask is None:
+            return Full(), None
+        if is_causal_bias(attn_mask):
+            return from_causal_bias(attn_mask, length, length, "attention", "attn_mask"), None
+        check_holds_values("attention", "attn_mask", attn_mask)
+        return rule_of_tensor(_four(attn_mask), length)
 
     def _part(self, name: str, x: Tensor) -> Tensor:
         part = getattr(self, name, None)
@@ -175,14 +187,6 @@ def _take_over(own: nn.Module, module: nn.Module) -> None:
     hooks = {name: kept for name, kept in module.__dict__.items() if "_hook" in name}
     own.__dict__.update(hooks | {"_load_state_dict_pre_hooks": own._load_state_dict_pre_hooks})
     own.train(module.training)
-
-
-def _with_more(pattern: Mask, q_len: int, kv_len: int, columns: int) -> Mask:
-    """A pattern where keys stand behind those that it knows, which all may attend to: written out, for it is rare."""
-    if columns == kv_len:
-        return pattern
-    dense = pattern.to_dense(q_len, kv_len)
-    return Dense(nn.functional.pad(dense, (0, columns - kv_len), value=True))
 
 
 def _four(mask: Tensor) -> Tensor:

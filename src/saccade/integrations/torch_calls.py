@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.arguments import check_holds_values, is_causal_bias
 from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tensor
-from saccade.masks import Full, Mask, from_key_padding_mask
+from saccade.masks import Dense, Full, Mask, from_key_padding_mask
+from saccade.masks.causal_bias import from_causal_bias
 
-__all__ = ["Projected", "projected", "rule_of"]
+__all__ = ["Projected", "projected", "rule_of", "with_added_keys"]
 
 
 class Projected(NamedTuple):
@@ -49,13 +51,23 @@ def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = No
 
 
 def rule_of(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int], num_added: int = 0
 ) -> tuple[Mask, Tensor | None]:
-    """Torch's masks, where True means *ignore* and floats are added, as a rule and a bias."""
-    batch, heads, _, kv_len = shape
+    """Return torch's masks, where True means *ignore* and floats are added, as a rule and a bias.
+
+    Args:
+        attn_mask, key_padding_mask: of a call of ``nn.MultiheadAttention``.
+        shape: (batch, heads, q_len, kv_len) of the matrix.
+        num_added: how many of the keys the layer added itself.
+    """
+    batch, heads, q_len, kv_len = shape
     rule: Mask = Full()
     bias: Tensor | None = None
-    if attn_mask is not None:
+    if is_causal_bias(attn_mask):
+        own = from_causal_bias(attn_mask, q_len, kv_len - num_added, "nn.MultiheadAttention", "attn_mask")
+        rule = with_added_keys(own, q_len, kv_len - num_added, num_added)
+    elif attn_mask is not None:
+        check_holds_values("nn.MultiheadAttention", "attn_mask", attn_mask)
         mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
         mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
         rule, bias = rule_of_tensor(_wider(mask, kv_len), kv_len)
@@ -67,6 +79,13 @@ def rule_of(
         if added is not None:
             bias = added[:, None, None] if bias is None else bias + added[:, None, None]
     return rule, bias
+
+
+def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> Mask:
+    """Return a pattern for ``kv_len`` keys and some that every query may attend to; written out, for it is rare."""
+    if not num_added:
+        return pattern
+    return Dense(F.pad(pattern.to_dense(q_len, kv_len), (0, num_added), value=True))
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:
