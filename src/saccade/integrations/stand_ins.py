@@ -1,12 +1,16 @@
-"""Modules that stand in for other people's attention: their weights under their names, called as theirs were called."""
+"""Other people's attention modules that run on saccade: the same objects, called as before."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from saccade.arguments import check_holds_values, is_causal_bias
@@ -17,25 +21,36 @@ from saccade.masks import Causal, Full, Mask
 from saccade.masks.causal_bias import from_causal_bias
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.transforms import is_plain
 
-__all__ = ["FusedAttention", "TorchAttention", "is_fused"]
+__all__ = ["FusedAttention", "StandIn", "TorchAttention", "is_fused", "put_in", "tried"]
 
 _FUSED = ("qkv", "proj", "num_heads")  # as timm names the parts of its attentions
 
 
-class _StandIn(nn.Module):
-    """Weights of another module, a mechanism, and a pattern for self-attention."""
+class StandIn(nn.Module):
+    """Attention of saccade on the parameters of the module whose class it extends; made by `put_in`.
 
-    def __getattr__(self, name: str) -> Any:  # parts of the other module
+    Attributes:
+        mask: a pattern for self-attention, joined with the masks of each call by ``&``.
+        mechanism: which matrix.
+    """
+
+    mask: Mask | None
+    mechanism: Mechanism
+
+    def __getattr__(self, name: str) -> Any:  # attributes of the module's own class
         return super().__getattr__(name)
 
-    def __init__(self, module: nn.Module, mask: Mask | None, mechanism: Mechanism | None):
-        super().__init__()
-        _take_over(self, module)
-        self.mask = mask
-        self.mechanism = Softmax() if mechanism is None else copy.deepcopy(mechanism)
-        like = next(module.parameters())
-        self.mechanism.to(like.device, like.dtype)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy and pickle by the two classes that the module's class was made of."""
+        if "stand_in_of" not in vars(type(self)):  # somebody else has made a subclass
+            return super().__reduce_ex__(protocol)
+        _, _, *rest = super().__reduce_ex__(protocol)
+        return (_blank, type(self).stand_in_of, *rest)
+
+    def set_up(self) -> None:
+        """Adapt the module after `mask` and `mechanism` were set."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, rule: Mask, bias: Tensor | None, dropout_p: float
@@ -54,29 +69,28 @@ class _StandIn(nn.Module):
         return f"mask={self.mask}"
 
 
-class TorchAttention(_StandIn):
-    """Stands in for an ``nn.MultiheadAttention``: the same weights and flags, called in the same way.
+class TorchAttention(StandIn):
+    """An ``nn.MultiheadAttention`` that runs on saccade: the same parameters and flags, called in the same way.
 
-    A pattern holds for self-attention, ``query is key``; cross-attention sees all.
+    Its mask holds for self-attention: calls whose query and key are one tensor or hold the same values.
 
-    Args:
-        module: whose weights these are; its parameters themselves, not copies.
-        mask: a pattern, joined with the masks of each call by ``&``.
-        mechanism: which matrix; `saccade.mechanisms.Softmax` when None. It is copied.
+    Attributes:
+        is_cross: whether the module is cross-attention; None until that is known.
 
     Cost: that of the mechanism. Weights are built where ``need_weights`` asks for them, up to a limit.
     """
 
-    _NAMES = ("embed_dim", "kdim", "vdim", "num_heads", "head_dim", "dropout", "batch_first", "add_zero_attn")
+    is_cross: bool | None = None
 
-    def __init__(self, module: nn.MultiheadAttention, mask: Mask | None = None, mechanism: Mechanism | None = None):
-        super().__init__(module, mask, mechanism)
-        for name in self._NAMES:
-            setattr(self, name, getattr(module, name))
-        for name in ("bias_k", "bias_v"):
-            if name not in self._parameters:  # torch has a plain None there
-                self.register_parameter(name, None)
-        self._qkv_same_embed_dim = False  # torch's layers then call us, instead of compiled code that knows our weights
+    def set_up(self) -> None:
+        """Keep torch's encoder layers in Python: they leave their fused code where a module has a hook."""
+        self.register_forward_pre_hook(_keep_in_python)
+
+    def merge_masks(self, *_: Any) -> Any:
+        """Refuse; torch's encoder layer calls this before its fused code, when somebody removed the hook."""
+        reason = "its fused code leaves out what replace_attention put in, and the hook that prevents it was removed"
+        hint = "torch.backends.mha.set_fastpath_enabled(False)"
+        raise unsupported("replace_attention", "nn.TransformerEncoderLayer", [reason], hint=hint)
 
     def forward(
         self,
@@ -95,16 +109,17 @@ class TorchAttention(_StandIn):
             raise unsupported(
                 "nn.MultiheadAttention", "is_causal=True", [reason], hint="mask=masks.Causal() is a pattern"
             )
-        is_self, is_single = query is key, query.dim() == 2
+        is_single = query.dim() == 2
         x = [
             own[None] if is_single else own if self.batch_first else own.transpose(0, 1) for own in (query, key, value)
         ]
+        is_self = self.mask is not None and self._is_self(x[0], x[0] if key is query else x[1])
         q, k, v = projected(self, *x)
         assert v is not None  # it was asked for
         kv_len = x[1].shape[1]
         num_added = k.shape[2] - kv_len
         rule, bias = rule_of(attn_mask, key_padding_mask, (*q.shape[:3], k.shape[2]), num_added)
-        if is_self and self.mask is not None:
+        if self.mask is not None and is_self:
             rule = both(with_added_keys(self.mask, q.shape[2], kv_len, num_added), rule)
         out, matrix = self.attend(q, k, v, rule, bias, self.dropout)
         out = self.out_proj(out)
@@ -119,23 +134,43 @@ class TorchAttention(_StandIn):
         weights = weights.mean(1) if average_attn_weights else weights
         return out, weights[0] if is_single else weights
 
+    def _is_self(self, query: Tensor, key: Tensor) -> bool:
+        """Return whether a call is self-attention, and remember it of a module of which nothing was known.
 
-class FusedAttention(_StandIn):
-    """Stands in for a self-attention with one projection ``qkv``, as timm's vision transformers have.
+        The values may be changed from the second call on, as an audit does with the query alone.
 
-    Args:
-        module: with ``qkv``, ``proj`` and ``num_heads``; also with ``q_norm``, ``k_norm``, ``attn_drop``, ``norm`` and
-            ``proj_drop``.
-        mask: a pattern.
-        mechanism: which matrix; `saccade.mechanisms.Softmax` when None. It is copied.
+        Args:
+            query, key: ``[batch, len, width]``.
+
+        Raises:
+            UnsupportedError: nothing is known of the module, and the tensors are equally long and differ.
+        """
+        if self.is_cross or query.shape[1] != key.shape[1]:
+            return False
+        if query is key or self.is_cross is False:
+            return True
+        if _hold_the_same(query, key):
+            # Equal numbers everywhere, as in a dry run on zeros, say nothing about the module.
+            is_constant = query.numel() == 0 or bool((query == query.flatten()[0]).all())
+            self.is_cross = None if is_constant else False
+            return True
+        reason = "query and key are equally long and differ, so that this may be self-attention or cross-attention"
+        hint = "replace_attention(..., cross_attention=[names of modules]); with [] there is none"
+        raise unsupported("replace_attention", f"mask={self.mask}", [reason], hint=hint)
+
+
+class FusedAttention(StandIn):
+    """A self-attention with one projection ``qkv``, as timm's vision transformers have, that runs on saccade.
+
+    It has ``qkv``, ``proj`` and ``num_heads``; and maybe ``q_norm``, ``k_norm``, ``attn_drop``, ``norm``, ``proj_drop``
+    and ``scale``.
     """
 
-    def __init__(self, module: nn.Module, mask: Mask | None = None, mechanism: Mechanism | None = None):
-        super().__init__(module, mask, mechanism)
-        self.num_heads = module.num_heads
-        if isinstance(self.mechanism, Softmax) and self.mechanism.scale is None:
-            scale = getattr(module, "scale", None)
-            self.mechanism.scale = float(scale) if isinstance(scale, float | int) else None
+    def set_up(self) -> None:
+        """Take over the module's scale."""
+        scale = getattr(self, "scale", None)
+        if isinstance(self.mechanism, Softmax) and self.mechanism.scale is None and isinstance(scale, float | int):
+            self.mechanism.scale = float(scale)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """``x [batch, len, width]``; a bool mask with True = may attend, or float terms; and whether it is causal."""
@@ -162,6 +197,64 @@ class FusedAttention(_StandIn):
         return made
 
 
+def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism: Mechanism | None) -> None:
+    """Make a module run on saccade. It stays the same object, and becomes an instance of a subclass of its class.
+
+    So ``isinstance``, parameters, buffers, hooks, attributes and references to the module stay as they are.
+
+    Args:
+        module: changed in place.
+        kind: with the forward pass that it gets.
+        mask: a pattern.
+        mechanism: which matrix; `saccade.mechanisms.Softmax` when None. It is copied.
+    """
+    own = Softmax() if mechanism is None else copy.deepcopy(mechanism)
+    like = next(module.parameters())
+    own.to(like.device, like.dtype).train(module.training)
+    module.__class__ = _class_of(kind, type(module))
+    assert isinstance(module, StandIn)
+    module.mask, module.mechanism = mask, own
+    module.set_up()
+
+
+@contextmanager
+def tried(module: nn.Module, kind: type[StandIn]) -> Iterator[None]:
+    """Make a module run on saccade meanwhile; ``kind`` registers no hooks."""
+    before = type(module)
+    put_in(module, kind, None, None)
+    try:
+        yield
+    finally:
+        del module.mask, module.mechanism
+        module.__class__ = before
+
+
+@functools.cache
+def _class_of(kind: type[StandIn], before: type[nn.Module]) -> type[StandIn]:
+    names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "stand_in_of": (kind, before)}
+    return type(kind.__name__, (kind, before), names)
+
+
+def _blank(kind: type[StandIn], before: type[nn.Module]) -> StandIn:
+    own = _class_of(kind, before)
+    made: StandIn = own.__new__(own)
+    return made
+
+
+def _keep_in_python(module: nn.Module, args: Any) -> None:
+    """Do nothing; see `TorchAttention.set_up`."""
+
+
+def _hold_the_same(query: Tensor, key: Tensor) -> bool:
+    """Return whether two tensors have the same bits, as two runs of one layer on one input have; NaN included."""
+    if query.shape != key.shape or query.dtype != key.dtype or query.device != key.device:
+        return False
+    if query.is_meta or not (is_plain(query) and is_plain(key)):
+        return False
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[query.dtype.itemsize]
+    return torch.equal(query.detach().view(bits), key.detach().view(bits))
+
+
 def is_fused(module: nn.Module) -> bool:
     """Whether a module has the parts of a timm-style attention, and is called with one tensor."""
     if not all(hasattr(module, name) for name in _FUSED) or not isinstance(module.num_heads, int):
@@ -172,21 +265,6 @@ def is_fused(module: nn.Module) -> bool:
         if own.default is inspect.Parameter.empty
     ]
     return len(needed) == 2 and isinstance(module.qkv, nn.Linear) and isinstance(module.proj, nn.Linear)
-
-
-def _take_over(own: nn.Module, module: nn.Module) -> None:
-    """The parameters, parts and hooks of a module, under their names."""
-    for name, parameter in module._parameters.items():
-        own.register_parameter(name, parameter)
-    for name, buffer in module._buffers.items():
-        own.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
-    for name, part in module._modules.items():
-        own.add_module(name, part)
-    # All hooks and what is known of each, in the same dicts: who registered one can remove it. Those before loading are
-    # bound to the module itself.
-    hooks = {name: kept for name, kept in module.__dict__.items() if "_hook" in name}
-    own.__dict__.update(hooks | {"_load_state_dict_pre_hooks": own._load_state_dict_pre_hooks})
-    own.train(module.training)
 
 
 def _four(mask: Tensor) -> Tensor:
