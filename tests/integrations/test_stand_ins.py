@@ -1,4 +1,4 @@
-"""A replaced attention is the module that it was: isinstance, weights, hooks, references, copies, and torch's checks."""
+"""A replaced attention is the module that it was: class, weights, hooks, references, copies, and torch's checks."""
 
 import copy
 import pickle
@@ -49,7 +49,7 @@ def inputs():
 KINDS = {
     "torch": lambda: nn.MultiheadAttention(D, H, batch_first=True),
     "a subclass": lambda: Subclass(D, H, batch_first=True),
-    "timm": lambda: TimmForm(),
+    "timm": TimmForm,
 }
 
 

@@ -16,7 +16,8 @@ from saccade.arguments import instance
 from saccade.calls import answers
 from saccade.errors import kind, shown, type_error, unsupported, value_error
 from saccade.integrations import transformers
-from saccade.integrations.stand_ins import FusedAttention, StandIn, TorchAttention, is_fused, put_in, tried
+from saccade.integrations.stand_in import StandIn, put_in, tried
+from saccade.integrations.stand_ins import FusedAttention, TorchAttention, is_fused
 from saccade.integrations.transformers_tap import speaks_attention_interface
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
@@ -56,9 +57,9 @@ def replace_attention(
     them. The modules are the same objects as before, each of a subclass of its class: ``isinstance``, parameters,
     ``state_dict()``, hooks and attributes stay, so that optimizers, checkpoints and wrappers fit.
 
-    A mask holds for self-attention. An ``nn.MultiheadAttention`` is cross-attention, and gets no mask, in
-    ``multihead_attn`` of torch's decoder layers, in the modules that ``cross_attention`` names, and in calls whose query
-    and key differ in length. It is self-attention where they are one tensor, or hold the same values in the first call
+    A mask holds for self-attention. An ``nn.MultiheadAttention`` is cross-attention, and gets no mask, as
+    ``multihead_attn`` of torch's decoder layers, where ``cross_attention`` names it, and in calls whose query and key
+    differ in length. It is self-attention where they are one tensor, or hold the same values in the first call
     (``attn(norm(x), norm(x), norm(x))``). If they differ there, the call is refused, unless ``cross_attention`` is
     given: all modules that it does not name are self-attention.
 
@@ -107,7 +108,7 @@ def replace_attention(
     if reasons:
         hint = "replace_attention(part) takes a part of a model; `saccade.mechanisms` and `saccade.nn` build one's own"
         raise unsupported(where, type(model).__name__, reasons, hint=hint)
-    replaced = []
+    replaced: list[Replaced] = []
     for name, part, _ in found:
         if is_pretrained(part):
             replaced += _installed(name, part, mask)
