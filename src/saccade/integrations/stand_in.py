@@ -44,15 +44,22 @@ class StandIn(nn.Module):
         """Adapt the module after `mask` and `mechanism` were set."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, rule: Mask, bias: Tensor | None, dropout_p: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rule: Mask,
+        bias: Tensor | None,
+        dropout_p: float,
+        **positions: Tensor,
     ) -> tuple[Tensor, Matrix]:
-        """Output ``[batch, len, width]``, and the matrix that made it."""
+        """Return the output ``[batch, len, width]``, and the matrix that made it."""
         joined = None if isinstance(rule, Full) else rule
         reasons = self.mechanism.reasons(joined) if joined is not None else ()
         if reasons:
             raise unsupported("replace_attention", type(self.mechanism).__name__, reasons)
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
-        matrix: Matrix = mechanism(query, key, mask=joined)
+        matrix: Matrix = mechanism(query, key, mask=joined, **positions)
         out = matrix.matmul(value, dropout_p=dropout_p if self.training else 0.0)
         return out.transpose(1, 2).flatten(2), matrix
 

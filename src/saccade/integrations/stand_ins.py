@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from saccade.arguments import check_holds_values, is_causal_bias
+from saccade.engine.nested import Nested, check_dense, is_nested
 from saccade.errors import unsupported
+from saccade.integrations.lazy_weights import weights_of
 from saccade.integrations.stand_in import StandIn
 from saccade.integrations.tensor_masks import both, rule_of_tensor
 from saccade.integrations.torch_calls import projected, rule_of, with_added_keys
 from saccade.masks import Causal, Full, Mask
 from saccade.masks.causal_bias import from_causal_bias
-from saccade.matrix import DENSE_LIMIT
 from saccade.mechanisms import Softmax
 from saccade.transforms import is_plain
 
@@ -65,6 +65,9 @@ class TorchAttention(StandIn):
             raise unsupported(
                 "nn.MultiheadAttention", "is_causal=True", [reason], hint="mask=masks.Causal() is a pattern"
             )
+        if is_nested(query, key, value):
+            _check_nested(self, attn_mask, key_padding_mask)
+            return self._of_nested(query, key, value, need_weights, average_attn_weights)
         is_single = query.dim() == 2
         x = [
             own[None] if is_single else own if self.batch_first else own.transpose(0, 1) for own in (query, key, value)
@@ -82,13 +85,27 @@ class TorchAttention(StandIn):
         out = out[0] if is_single else out if self.batch_first else out.transpose(0, 1)
         if not need_weights:
             return out, None
-        if math.prod(matrix.shape) > DENSE_LIMIT:
-            reason = f"{math.prod(matrix.shape):,} weights are asked for"
-            hint = "need_weights=False; saccade.record(model) keeps matrices without building them"
-            raise unsupported("nn.MultiheadAttention", "need_weights=True", [reason], hint=hint)
-        weights = matrix.to_dense().to(out.dtype)
-        weights = weights.mean(1) if average_attn_weights else weights
-        return out, weights[0] if is_single else weights
+        sources = (q, k, *self.mechanism.parameters(), *rule.tensors(), *(() if bias is None else (bias,)))
+        return out, weights_of(matrix, average_attn_weights, out.dtype, sources, is_single=is_single)
+
+    def _of_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run a call on nested tensors, ``[batch, len, width]`` whatever `batch_first` is, as one packed sequence."""
+        if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+            outside: Any = torch.compiler.disable(self._of_nested)
+            return outside(query, key, value, need_weights, average_attn_weights)
+        items = Nested.of("nn.MultiheadAttention", query, key, value, axis=0)
+        is_self = self.mask is not None and self._is_self(items.query, items.query if key is query else items.key)
+        q, k, v = projected(self, *items[:3])
+        assert v is not None  # it was asked for
+        rule = items.mask(self.mask if is_self else None, self.num_heads, "nn.MultiheadAttention")
+        out, matrix = self.attend(q, k, v, rule, None, self.dropout, **items.positions)
+        out = items.unpacked(self.out_proj(out))
+        if not need_weights:
+            return out, None
+        sources = (q, k, *self.mechanism.parameters(), *rule.tensors())
+        return out, weights_of(matrix, average_attn_weights, out.dtype, sources, items=items)
 
     def _is_self(self, query: Tensor, key: Tensor) -> bool:
         """Return whether a call is self-attention, and remember it of a module of which nothing was known.
@@ -130,6 +147,7 @@ class FusedAttention(StandIn):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """``x [batch, len, width]``; a bool mask with True = may attend, or float terms; and whether it is causal."""
+        check_dense("attention", x=x)
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self._part("q_norm", q), self._part("k_norm", k)
         rule, bias = self._rule_of(attn_mask, k.shape[2])
@@ -151,6 +169,20 @@ class FusedAttention(StandIn):
         part = getattr(self, name, None)
         made: Tensor = x if part is None else part(x)
         return made
+
+
+def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> None:
+    """Refuse what goes with one matrix for all items only."""
+    masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
+    reasons = [
+        f"{name}= does not go with nested tensors, whose items have a matrix each"
+        for name, x in masks.items()
+        if x is not None
+    ]
+    if module.bias_k is not None or module.add_zero_attn:
+        reasons.append("the layer adds keys of its own (add_bias_kv, add_zero_attn)")
+    if reasons:
+        raise unsupported("nn.MultiheadAttention", "a nested tensor", reasons, hint="x.to_padded_tensor(0.0) is dense")
 
 
 def _keep_in_python(module: nn.Module, args: Any) -> None:
