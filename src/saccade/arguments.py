@@ -145,7 +145,7 @@ def is_causal_bias(x: object) -> bool:
     return module is not None and isinstance(x, module.CausalBias)
 
 
-def check_holds_values(where: str, name: str, tensor: Tensor) -> None:
+def check_holds_values(where: str, name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
     """Refuse a tensor subclass without memory: its values are elsewhere, and only its own operations know where.
 
     torch's own subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
@@ -154,14 +154,15 @@ def check_holds_values(where: str, name: str, tensor: Tensor) -> None:
         TypeError: such a tensor; torch's ``CausalBias``, whose memory was never written.
     """
     kind_of = type(tensor)
+    rule = "be a tensor that holds its values"
     if is_causal_bias(tensor):
-        hint = "hand it over as mask= itself, or write mask=masks.Causal()"
-        raise type_error(where, name, "be a tensor that holds its values", kind(tensor), hint=hint)
+        hint = causal_hint or "hand it over as mask= itself, or write mask=masks.Causal()"
+        raise type_error(where, name, rule, kind(tensor), hint=hint)
     if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or torch.compiler.is_compiling():
         return
     if tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
         hint = f"hand over an ordinary tensor with the values of the {kind_of.__name__}"
-        raise type_error(where, name, "be a tensor that holds its values", kind(tensor), hint=hint)
+        raise type_error(where, name, rule, kind(tensor), hint=hint)
 
 
 class Shapes:

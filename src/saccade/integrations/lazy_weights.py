@@ -97,8 +97,8 @@ class LazyWeights(Tensor):
         if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]  # a getter of C++
             return args[0]._content.has_grad
         if func is Tensor.detach:
-            content = args[0]._content
-            return cls(*content.kind, lambda: content.read().detach())
+            content: _Content = args[0]._content
+            return cls._of(_Content(*content.kind, lambda: content.read().detach(), ()))
         if func in _KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)

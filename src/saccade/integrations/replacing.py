@@ -235,7 +235,13 @@ def _installed(name: str, model: Any, mask: Mask | None) -> Iterator[Replaced]:
     before = model.config._attn_implementation
     after = transformers.install(next(_names), mask=mask)
     model.set_attn_implementation(after)
-    for own, part in model.named_modules():
-        if speaks_attention_interface(part) and type(part).__name__.endswith("Attention"):
+    # BertAttention holds a BertSelfAttention, which is the one that computes.
+    attentions = {own: part for own, part in model.named_modules() if _is_attention(part)}
+    for own, part in attentions.items():
+        if not any(inner.startswith(f"{own}.") for inner in attentions):
             whole = f"{name}.{own}" if name else own
             yield Replaced(whole, f"{type(part).__name__}, {before}", f"{type(part).__name__}, {after}")
+
+
+def _is_attention(part: nn.Module) -> bool:
+    return speaks_attention_interface(part) and type(part).__name__.endswith("Attention")

@@ -77,9 +77,13 @@ class TorchAttention(StandIn):
         assert v is not None  # it was asked for
         kv_len = x[1].shape[1]
         num_added = k.shape[2] - kv_len
-        rule, bias = rule_of(attn_mask, key_padding_mask, (*q.shape[:3], k.shape[2]), num_added)
-        if self.mask is not None and is_self:
-            rule = both(with_added_keys(self.mask, q.shape[2], kv_len, num_added), rule)
+        q_len, patterns = q.shape[2], [self.mask] if self.mask is not None and is_self else []
+        if is_causal_bias(attn_mask):
+            patterns.append(from_causal_bias(attn_mask, q_len, kv_len, "nn.MultiheadAttention", "attn_mask"))
+            attn_mask = None
+        rule, bias = rule_of(attn_mask, key_padding_mask, (*q.shape[:3], k.shape[2]))
+        for pattern in patterns:
+            rule = both(with_added_keys(pattern, q_len, kv_len, num_added), rule)
         out, matrix = self.attend(q, k, v, rule, bias, self.dropout)
         out = self.out_proj(out)
         out = out[0] if is_single else out if self.batch_first else out.transpose(0, 1)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.arguments import check_holds_values, is_causal_bias
+from saccade.arguments import check_holds_values
 from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tensor
 from saccade.masks import Dense, Full, Mask, from_key_padding_mask
-from saccade.masks.causal_bias import from_causal_bias
 
 __all__ = ["Projected", "projected", "rule_of", "with_added_keys"]
 
@@ -51,23 +50,19 @@ def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = No
 
 
 def rule_of(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int], num_added: int = 0
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> tuple[Mask, Tensor | None]:
     """Return torch's masks, where True means *ignore* and floats are added, as a rule and a bias.
 
-    Args:
-        attn_mask, key_padding_mask: of a call of ``nn.MultiheadAttention``.
-        shape: (batch, heads, q_len, kv_len) of the matrix.
-        num_added: how many of the keys the layer added itself.
+    Raises:
+        TypeError: an ``attn_mask`` that holds no values: torch's layers then add what is in its memory.
     """
-    batch, heads, q_len, kv_len = shape
+    batch, heads, _, kv_len = shape
     rule: Mask = Full()
     bias: Tensor | None = None
-    if is_causal_bias(attn_mask):
-        own = from_causal_bias(attn_mask, q_len, kv_len - num_added, "nn.MultiheadAttention", "attn_mask")
-        rule = with_added_keys(own, q_len, kv_len - num_added, num_added)
-    elif attn_mask is not None:
-        check_holds_values("nn.MultiheadAttention", "attn_mask", attn_mask)
+    if attn_mask is not None:
+        hint = "a bool tensor, True = ignore; after saccade.replace_attention(model) a CausalBias is taken as a mask"
+        check_holds_values("nn.MultiheadAttention", "attn_mask", attn_mask, causal_hint=hint)
         mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
         mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
         rule, bias = rule_of_tensor(_wider(mask, kv_len), kv_len)

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import is_causal_bias
 from saccade.attention import AttentionMatrix
-from saccade.errors import type_error
 from saccade.integrations.listening import HeardCall, Kind, Running, listening
 from saccade.integrations.sdpa_tap import without_mode
 from saccade.integrations.torch_calls import projected, rule_of
@@ -121,11 +119,7 @@ def _matrix(
     key_padding_mask: Tensor | None,
     norm: nn.Module | None = None,
 ) -> AttentionMatrix:
-    """Return the matrix of one call, from what the layer was called with."""
-    if is_causal_bias(attn_mask):
-        got = "a CausalBias, whose unwritten memory torch's layer adds to the scores"
-        hint = "a bool tensor, True = ignore; after replace_attention(model) the layer takes a CausalBias as a mask"
-        raise type_error("record", "attn_mask", "be a tensor that holds its values", got, hint=hint)
+    """The matrix of one call, from what the layer was given."""
     is_token = None
     if query.is_nested:
         is_self = key is query
