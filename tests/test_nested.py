@@ -166,6 +166,15 @@ def test_replaced_layers_attend_within_each_item(layout, pattern):
         assert_alike(model(x, y, y)[0], [theirs(a, b, b)[0] for a, b in pairs])
 
 
+def test_items_of_other_lengths_are_cross_attention_in_a_replaced_layer():
+    model = One(batch_first=True)
+    theirs = copy.deepcopy(model)
+    sc.replace_attention(model, mask=masks.Window(1, 0), cross_attention=[])
+    x, y = nested((5, 3), "jagged", D), nested((2, 6), "jagged", D)  # as many tokens in all
+    pairs = zip(x.unbind(), y.unbind(), strict=True)
+    assert_alike(model(x, y, y)[0], [theirs(a, b, b)[0] for a, b in pairs])
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_encoders_of_torch_take_them_in_inference(pattern):
     model, rule = encoder(), PATTERNS[pattern]

@@ -100,7 +100,8 @@ class TorchAttention(StandIn):
             outside: Any = torch.compiler.disable(self._of_nested)
             return outside(query, key, value, need_weights, average_attn_weights)
         items = Nested.of("nn.MultiheadAttention", query, key, value, axis=0)
-        is_self = self.mask is not None and self._is_self(items.query, items.query if key is query else items.key)
+        is_alike = self.mask is not None and items.q_lengths == items.kv_lengths
+        is_self = is_alike and self._is_self(items.query, items.query if key is query else items.key)
         q, k, v = projected(self, *items[:3])
         assert v is not None  # it was asked for
         rule = items.mask(self.mask if is_self else None, self.num_heads, "nn.MultiheadAttention")
