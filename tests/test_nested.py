@@ -193,6 +193,25 @@ def test_encoders_of_torch_take_them_in_inference(pattern):
             torch.testing.assert_close(got[: len(item)], again(item[None])[0])
 
 
+@pytest.mark.parametrize("lengths", [(5, 3), (2, 6)], ids=str)
+def test_a_recording_of_torchs_product_holds_each_item(lengths):
+    class Net(nn.Module):
+        def forward(self, query, key):
+            return torch.nn.functional.scaled_dot_product_attention(query, key, key)
+
+    query, key = (nested(own, "jagged", H, 8).transpose(1, 2) for own in (lengths, (5, 3)))
+    net = Net()
+    with sc.record(net, keep="qk") as recording:
+        out = net(query, key)
+    starts = zip((0, lengths[0]), (0, 5), query.unbind(), key.unbind(), out.unbind(), strict=True)
+    for row, column, q, k, own in starts:
+        expected = (q @ k.mT / 8**0.5).softmax(-1)
+        torch.testing.assert_close(expected @ k, own)
+        weights = recording[0].matrix.to_dense()[0, :, row : row + q.shape[1]]
+        torch.testing.assert_close(weights[..., column : column + k.shape[1]], expected)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(H, q.shape[1], dtype=torch.float64))
+
+
 def test_a_compiled_call_takes_them():
     x = nested((5, 3), "jagged", H, 8).detach().transpose(1, 2)
     compiled = torch.compile(lambda x: sc.attention(x, x, x, masks.Causal()), backend="eager")

@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from saccade.arguments import is_causal_bias
 from saccade.attention import AttentionMatrix
+from saccade.engine.nested import Nested, is_nested
+from saccade.errors import unsupported
 from saccade.integrations.listening import HeardCall, Running, listening
 from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.integrations.transformers_tap import speaks_attention_interface
@@ -110,6 +112,8 @@ def _speakers() -> list[Ear]:
 def _matrix(given: dict[str, Any]) -> AttentionMatrix:
     """The matrix of a fused product; leading dimensions become batch items."""
     query, key = given["query"], given["key"]
+    if is_nested(query, key):
+        return _nested_matrix(query, key, given)
     shape = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
     heads = query.shape[-3] if query.dim() > 2 else 1
     query, key = (_four(x, shape) for x in (query, key))
@@ -128,6 +132,21 @@ def _matrix(given: dict[str, Any]) -> AttentionMatrix:
     mask = mask[(None,) * (4 - mask.dim())]
     rule, bias = rule_of_tensor(mask, kv_len)
     return AttentionMatrix(query, key, rule, bias=bias, scale=given.get("scale"))
+
+
+def _nested_matrix(query: Tensor, key: Tensor, given: dict[str, Any]) -> AttentionMatrix:
+    """Return the matrix of a fused product of nested tensors, packed; torch takes no mask beside them."""
+    items, is_causal = Nested.of("record", query, key, key, axis=1), bool(given.get("is_causal"))
+    if is_causal and items.q_lengths != items.kv_lengths:
+        reason = "is_causal=True with nested queries and keys of different lengths depends on torch's kernel"
+        raise unsupported(
+            "record",
+            "scaled_dot_product_attention",
+            [reason],
+            hint="dense tensors, or saccade.attention(..., masks.Causal())",
+        )
+    rule = items.mask(Causal() if is_causal else None, items.query.shape[1], "record")
+    return AttentionMatrix(items.query, items.key, rule, scale=given.get("scale"), **items.positions)
 
 
 def _four(x: Tensor, shape: torch.Size) -> Tensor:
