@@ -13,15 +13,18 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from saccade.errors import describe, kind, shown, type_error, value_error
 
 __all__ = [
     "Shapes",
+    "check_holds_values",
     "flag",
     "instance",
     "integer",
+    "is_causal_bias",
     "is_finite_number",
     "is_integer",
     "is_number",
@@ -130,6 +133,36 @@ def instance(
     if not isinstance(value, kinds):
         raise type_error(where, name, rule, kind(value), hint=hint)
     return value
+
+
+def is_causal_bias(x: object) -> bool:
+    """Return whether a value is what torch's ``causal_lower_right`` or ``causal_upper_left`` returns.
+
+    Such a tensor stands for a mask, and its memory was never written; `saccade.masks.as_mask` takes it. torch's
+    operations return objects of the same class that no longer say which mask.
+    """
+    module = sys.modules.get("torch.nn.attention.bias")  # not imported here: that takes a second
+    return module is not None and isinstance(x, module.CausalBias)
+
+
+def check_holds_values(where: str, name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
+    """Refuse a tensor subclass without memory: its values are elsewhere, and only its own operations know where.
+
+    torch's own subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
+
+    Raises:
+        TypeError: such a tensor; torch's ``CausalBias``, whose memory was never written.
+    """
+    kind_of = type(tensor)
+    rule = "be a tensor that holds its values"
+    if is_causal_bias(tensor):
+        hint = causal_hint or "hand it over as mask= itself, or write mask=masks.Causal()"
+        raise type_error(where, name, rule, kind(tensor), hint=hint)
+    if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or torch.compiler.is_compiling():
+        return
+    if tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
+        hint = f"hand over an ordinary tensor with the values of the {kind_of.__name__}"
+        raise type_error(where, name, rule, kind(tensor), hint=hint)
 
 
 class Shapes:

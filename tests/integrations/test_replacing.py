@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.integrations.replaceable import D, H, One, TimmForm, gpt2
 from torch import nn
-from transformers import BertConfig, BertModel, MistralConfig, MistralForCausalLM
+from transformers import BertConfig, BertModel, MistralConfig, MistralForCausalLM, T5Config, T5Model
 
 import saccade as sc
 from saccade import masks, mechanisms
@@ -211,6 +211,31 @@ def test_an_encoder_of_transformers_with_padding():
     sc.replace_attention(model)
     got = model(tokens, attention_mask=padding).last_hidden_state
     torch.testing.assert_close(got[padding.bool()], expected[padding.bool()])
+
+
+def bert():
+    config = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertModel(BertConfig(**config, intermediate_size=32))
+
+
+def t5():
+    return T5Model(T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2))
+
+
+ATTENTIONS = {
+    bert: ["encoder.layer.0.attention.self"],
+    t5: [
+        "encoder.block.0.layer.0.SelfAttention",
+        "decoder.block.0.layer.0.SelfAttention",
+        "decoder.block.0.layer.1.EncDecAttention",
+    ],
+    gpt2: ["transformer.h.0.attn", "transformer.h.1.attn"],
+}
+
+
+@pytest.mark.parametrize("build", ATTENTIONS)
+def test_each_attention_of_a_model_of_transformers_is_listed_once(build):
+    assert [one.name for one in sc.replace_attention(build())] == ATTENTIONS[build]
 
 
 def test_another_mechanism_is_a_copy_for_each_and_trains():

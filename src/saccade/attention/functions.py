@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from saccade.attention.matrix import Impl
 from saccade.calls import answers
 from saccade.engine import tracing
 from saccade.engine.ingredients import Ingredients
+from saccade.engine.nested import Nested, check_nested, is_nested
 from saccade.engine.product import output, product
 from saccade.positions import Bias
 from saccade.positions.tokens import GivenPositions
@@ -38,7 +42,8 @@ def attention(
     """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``.
+        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, as key and value then are, whose items attend
+            each within itself. They run as one packed sequence, and the mask is a rule on an item's positions.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.
@@ -62,6 +67,11 @@ def attention(
         torch.Size([1, 2, 4, 8])
     """
     # fmt: off
+    if is_nested(query, key, value):
+        return _of_nested(
+            attention, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
+            softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
+        )
     given = Ingredients.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
         q_positions=q_positions, kv_positions=kv_positions, where="attention",
@@ -94,9 +104,37 @@ def attention_with_lse(
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
     # fmt: off
+    if is_nested(query, key, value):
+        return _of_nested(
+            attention_with_lse, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
+            softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
+        )
     given = Ingredients.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
         q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
     )
     # fmt: on
     return (tracing.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)
+
+
+def _of_nested(
+    run: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object,
+    q_positions: GivenPositions,
+    kv_positions: GivenPositions,
+    **options: Any,
+) -> Any:
+    """Run one of the functions above on nested tensors, and nest its results."""
+    if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+        outside = torch.compiler.disable(_of_nested)
+        return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
+    where = run.__name__
+    positions = {"q_positions": q_positions, "kv_positions": kv_positions}
+    check_nested(where, mask, options["bias"], options["score"], **positions)
+    items = Nested.of(where, query, key, value, axis=1)
+    joined = items.mask(mask, items.query.shape[1], where)
+    out = run(items.query, items.key, items.value, joined, **options, **items.positions)
+    return items.unpacked(out) if isinstance(out, Tensor) else tuple(map(items.unpacked, out))

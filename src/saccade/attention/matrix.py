@@ -58,7 +58,8 @@ class AttentionMatrix(OfIngredients):
         mask: who may attend to whom; None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
             ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
             ``(b, h, q, kv) -> bool``. True = may attend. Two dimensions are always ``[q, kv]``: which keys of each item
-            are tokens, ``[batch, kv]``, is ``mask[:, None, None, :]``.
+            are tokens, ``[batch, kv]``, is ``mask[:, None, None, :]``. torch's ``causal_lower_right`` and
+            ``causal_upper_left`` are masks, too, also where they are passed as ``bias``.
         score: how alike a query and a key are, a `saccade.scores.Score`; or a function that changes scaled dot
             products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`); the dot product when None.
         bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance
+from saccade.arguments import check_holds_values, instance
 from saccade.engine.bias_terms import DenseTerm, Term
 from saccade.engine.distance_bias import distance_term
 from saccade.errors import type_error, value_error
@@ -41,6 +41,7 @@ def bias_term(
 
 def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int], where: str) -> DenseTerm:
     instance(where, "bias", bias, Tensor, "be a tensor, a saccade positions.Bias or None")
+    check_holds_values(where, "bias", bias)
     if not bias.is_floating_point():
         hint = "True = may attend is a mask: pass it as mask=" if bias.dtype == torch.bool else None
         raise type_error(where, "bias", "be a float tensor", str(bias.dtype).removeprefix("torch."), hint=hint)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.arguments import instance, number
+from saccade.engine.nested import check_dense
 from saccade.errors import describe, kind, type_error, value_error
 from saccade.finite import wide_dtype
 from saccade.masks import Mask
@@ -39,6 +40,8 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None, where: str)
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         for name, x in (("query", query), ("key", key)):
             instance(where, name, x, Tensor, "be a tensor")
+    if query.is_nested or key.is_nested:
+        check_dense(where, query=query, key=key)
     if score is not None:
         score.check(query, key, where)
     q_shape, k_shape = query.shape, key.shape
@@ -112,6 +115,7 @@ def check_value(where: str, value: Tensor, query: Tensor, key: Tensor, dtype: to
     """Raise unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]`` of the key's device, and of a dtype."""
     if not isinstance(value, Tensor):
         raise type_error(where, "value", "be a tensor", type(value).__name__)
+    check_dense(where, value=value)
     if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
         expected = f"[{key.shape[0]}, {key.shape[1]}, {key.shape[2]}, value_dim]"
         facts = [describe("key", key), describe("value", value)]

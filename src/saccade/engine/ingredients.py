@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_causal_bias
 from saccade.engine.at_positions import AtPositions, checked_positions, placed
 from saccade.engine.bias import bias_term
 from saccade.engine.bias_terms import Term
@@ -18,6 +19,7 @@ from saccade.engine.moving import moved
 from saccade.errors import hidden_by_vmap, value_error
 from saccade.finite import wide_dtype
 from saccade.masks import Full, Mask, as_mask
+from saccade.masks.causal_bias import from_causal_bias
 from saccade.masks.found import found
 from saccade.masks.plans import plan_of
 from saccade.plan import Plan, Strip, Tile
@@ -115,6 +117,9 @@ class Ingredients:
         else:
             scale = width**-0.5 if score is None else score.default_scale(width)
         sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
+        has_positions = q_positions is not None or kv_positions is not None
+        if bias is not None and is_causal_bias(bias):
+            mask, bias = _with_causal(mask, bias, shape, has_positions, where), None
         if mask is None:
             rule: Mask = _FULL
         else:
@@ -125,12 +130,10 @@ class Ingredients:
                 raise hidden_by_vmap(where, "tensors of the mask")
         q: Positions | None = None
         kv: Positions | None = None
-        if q_positions is not None or kv_positions is not None:
+        if has_positions:
             q, kv = checked_positions(q_positions, kv_positions, shape, where)
             if isinstance(mask, Tensor):
-                hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
-                what = "be a rule on positions (not a tensor) when positions are given"
-                raise value_error(where, "mask", what, "a bool tensor", hint=hint)
+                raise _refused_at_positions(mask, "mask", where)
         rule, origin = placed(rule, q, kv, shape, query.device, where)
         term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale, where)
         tile_function: TileFunction | None = None
@@ -233,6 +236,23 @@ class Ingredients:
         """The same without its sources, so that who keeps it until the backward pass keeps no memory of theirs."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
         return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
+
+
+def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], has_positions: bool, where: str) -> Mask:
+    """Return the mask of a call whose bias is torch's ``causal_lower_right`` or ``causal_upper_left``."""
+    for name, x in (("mask", mask), ("bias", bias)):
+        if has_positions and isinstance(x, Tensor):
+            raise _refused_at_positions(x, name, where)
+    causal = from_causal_bias(bias, shape[2], shape[3], where, "bias")
+    return causal if mask is None else as_mask(mask, shape, where=where) & causal
+
+
+def _refused_at_positions(x: Tensor, name: str, where: str) -> Exception:
+    is_causal = is_causal_bias(x)
+    hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
+    hint = "masks.Causal() is the rule on positions" if is_causal else hint
+    what = "be a rule on positions (not a tensor) when positions are given"
+    return value_error(where, name, what, "a CausalBias" if is_causal else "a bool tensor", hint=hint)
 
 
 def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""replace_attention: our attention in the place of whatever a model has, its weights untouched."""
+"""replace_attention: run the attention of a model on saccade, its weights untouched."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.arguments import instance
 from saccade.calls import answers
-from saccade.errors import kind, type_error, unsupported, value_error
+from saccade.errors import kind, shown, type_error, unsupported, value_error
 from saccade.integrations import transformers
+from saccade.integrations.stand_in import StandIn, put_in, tried
 from saccade.integrations.stand_ins import FusedAttention, TorchAttention, is_fused
 from saccade.integrations.transformers_tap import speaks_attention_interface
 from saccade.integrations.written_out import written_out
@@ -49,12 +50,20 @@ def replace_attention(
     mask: Mask | None = None,
     mechanism: Mechanism | None = None,
     leave: Collection[str] | None = None,
+    cross_attention: Collection[str] | None = None,
 ) -> tuple[Replaced, ...]:
-    """Let a model run on our attention: its weights, names and outputs stay, time and memory do not.
+    """Run a model's attention on saccade: weights, names and outputs stay, time and memory do not.
 
-    Understood are ``nn.MultiheadAttention`` with all its flags, by itself and in ``nn.Transformer*``; attentions with
+    Supported are ``nn.MultiheadAttention`` with all its flags, by itself and in ``nn.Transformer*``; attentions with
     one projection ``qkv``, as timm's; and models of transformers, as `saccade.integrations.transformers.install` runs
-    them. Parameters are the same objects as before, under the same names, so that optimizers and checkpoints fit.
+    them. The modules are the same objects as before, each of a subclass of its class: ``isinstance``, parameters,
+    ``state_dict()``, hooks and attributes stay, so that optimizers, checkpoints and wrappers fit.
+
+    A mask holds for self-attention. An ``nn.MultiheadAttention`` is cross-attention, and gets no mask, as
+    ``multihead_attn`` of torch's decoder layers, where ``cross_attention`` names it, and in calls whose query and key
+    differ in length. It is self-attention where they are one tensor, or hold the same values in the first call
+    (``attn(norm(x), norm(x), norm(x))``). If they differ there, the call is refused, unless ``cross_attention`` is
+    given: all modules that it does not name are self-attention.
 
     Args:
         model: any module tree; changed in place.
@@ -62,13 +71,16 @@ def replace_attention(
             transformers it counts from the first token of each text; see `saccade.integrations.transformers.install`.
         mechanism: which matrix; exact softmax when None. Each attention gets a copy. Not for models of transformers.
         leave: names of modules whose attention stays as it is, with ``*`` for any characters: ``["decoder.pool"]``.
+        cross_attention: names of the ``nn.MultiheadAttention`` that are cross-attention, with ``*`` for any characters:
+            ``["decoder.*.cross"]``. None leaves it to each call.
 
     Returns:
-        What was replaced, in the order of the model's modules.
+        The attentions that were replaced, in the order of the model's modules.
 
     Raises:
         TypeError: no module, mask, mechanism or names.
-        ValueError: a name in ``leave`` that no module of the model has.
+        ValueError: a name in ``leave`` that no module of the model has, or one in ``cross_attention`` that no
+            ``nn.MultiheadAttention`` has.
         UnsupportedError: an attention in it is of none of these kinds, or there is none: all are named, and nothing is
             replaced. An attention that a module writes out is one too: its ``forward`` multiplies the result of a
             softmax, or calls torch's attention functions.
@@ -100,25 +112,25 @@ def replace_attention(
     ]
     if not found:
         reasons.append("no part of it is an attention that is known here")
+    cross = _cross(model, found, cross_attention)
     if reasons:
         names = ", ".join(repr(name) for name, _, why in found if why and name)
         hint = f"leave=[{names}] leaves them as they are; `saccade.mechanisms` and `saccade.nn` build one's own"
         hint = hint if names else "`saccade.mechanisms` and `saccade.nn` build attention of one's own"
         raise unsupported(where, type(model).__name__, reasons, hint=hint)
-    made = [(name, part, _made(name, part, mask, mechanism)) for name, part, _ in found if not is_pretrained(part)]
-    replaced = []
-    for name, part, new in made:
-        for parent in list(model.modules()):  # several may share it, and one may have it twice
-            for own, child in list(parent._modules.items()):
-                if child is part:
-                    setattr(parent, own, new)
-        replaced.append(Replaced(name, type(part).__name__, f"{type(new).__name__}, {type(new.mechanism).__name__}"))
-    for part in model.modules():
-        if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # its fast path takes tokens out of a batch, for layers that take none
+    replaced: list[Replaced] = []
     for name, part, _ in found:
         if is_pretrained(part):
             replaced += _installed(name, part, mask)
+            continue
+        before = type(part).__name__
+        put_in(part, TorchAttention if isinstance(part, nn.MultiheadAttention) else FusedAttention, mask, mechanism)
+        if isinstance(part, TorchAttention):
+            part.is_cross = cross.get(part)
+        replaced.append(Replaced(name, before, f"{type(part).__name__}, {type(part.mechanism).__name__}"))
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # its fast path takes tokens out of a batch, for layers that take none
     return tuple(replaced)
 
 
@@ -131,11 +143,11 @@ def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         why: str | None = None
         if is_pretrained(part):
             why = _against_model(part)
+        elif isinstance(part, MultiHeadAttention | StandIn):
+            why = "it runs on saccade already; its mask and mechanism can be set"
         elif isinstance(part, nn.MultiheadAttention):
             is_own = type(part).forward is not nn.MultiheadAttention.forward
-            why = "its forward is not that of nn.MultiheadAttention" if is_own else _against_weights(part)
-        elif isinstance(part, MultiHeadAttention | TorchAttention | FusedAttention):
-            why = "it runs on saccade already; its mask and mechanism can be set"
+            why = "its forward is not that of nn.MultiheadAttention" if is_own else _against_object(part)
         elif is_fused(part):
             why = _against_fused(part)
         elif "attention" in type(part).__name__.lower() and any(True for _ in part.parameters()):
@@ -186,8 +198,14 @@ def is_pretrained(part: nn.Module) -> bool:
     return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
 
 
-def _against_weights(part: nn.Module) -> str:
-    return "its weights are computed from others, by parametrizations" if is_parametrized(part) else ""
+def _against_object(part: nn.Module) -> str:
+    """Return why a module cannot run on saccade although its class could, or nothing."""
+    if is_parametrized(part):
+        return "its weights are computed from others, by parametrizations"
+    if "forward" in vars(part):
+        return "its forward was changed on the object, by a recording that has not ended or by another library"
+    taken = [name for name in ("mask", "mechanism") if hasattr(part, name)]
+    return f"its attribute {taken[0]} is one that saccade sets" if taken else ""
 
 
 def _against_model(model: Any) -> str:
@@ -211,6 +229,9 @@ def _is_by_hand(kind: type[nn.Module]) -> bool:
 
 def _against_fused(module: Any) -> str:
     """Run both on a few random numbers: names alone do not say what a module computes."""
+    against = _against_object(module)
+    if against:
+        return against
     more = [name for name in list(inspect.signature(type(module).forward).parameters)[2:] if name not in _TAKEN]
     if more:
         return f"its forward takes {', '.join(more)} too"
@@ -221,7 +242,8 @@ def _against_fused(module: Any) -> str:
     try:
         with torch.no_grad():
             theirs = module.eval()(x)
-            ours = FusedAttention(module).eval()(x)
+            with tried(module, FusedAttention):
+                ours = module.eval()(x)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return f"it could not be tried: {str(error).splitlines()[0]}"
     finally:
@@ -233,17 +255,42 @@ def _against_fused(module: Any) -> str:
     return "it computes something else than softmax attention with these parts"
 
 
-def _made(name: str, part: nn.Module, mask: Mask | None, mechanism: Mechanism | None) -> Any:
-    if isinstance(part, nn.MultiheadAttention):
-        return TorchAttention(part, mask, mechanism)
-    return FusedAttention(part, mask, mechanism)
+def _cross(
+    model: nn.Module, found: list[tuple[str, nn.Module, str]], cross_attention: Collection[str] | None
+) -> dict[nn.Module, bool]:
+    """Return which attentions are cross-attention, as far as that is known without a call.
+
+    Raises:
+        TypeError, ValueError: no names of attentions.
+    """
+    known: dict[nn.Module, bool] = {}
+    names = {name: part for name, part, _ in found if isinstance(part, nn.MultiheadAttention)}
+    if cross_attention is not None:
+        where, rule = "replace_attention", "be a list of names, or None"
+        if isinstance(cross_attention, str) or not isinstance(cross_attention, Collection):
+            raise type_error(where, "cross_attention", rule, shown(cross_attention), hint="[name]")
+        for pattern in cross_attention:
+            instance(where, "cross_attention", pattern, str, rule)
+            if not any(fnmatchcase(name, pattern) for name in names):
+                hint = f"its nn.MultiheadAttention are {', '.join(names) or 'none'}"
+                rule = "hold names of nn.MultiheadAttention in the model"
+                raise value_error(where, "cross_attention", rule, repr(pattern), hint=hint)
+        known = {part: any(fnmatchcase(name, own) for own in cross_attention) for name, part in names.items()}
+    decoders = (part for part in model.modules() if isinstance(part, nn.TransformerDecoderLayer))
+    return known | {layer.multihead_attn: True for layer in decoders}
 
 
 def _installed(name: str, model: Any, mask: Mask | None) -> Iterator[Replaced]:
     before = model.config._attn_implementation
     after = transformers.install(next(_names), mask=mask)
     model.set_attn_implementation(after)
-    for own, part in model.named_modules():
-        if speaks_attention_interface(part) and type(part).__name__.endswith("Attention"):
+    # BertAttention holds a BertSelfAttention, which is the one that computes.
+    attentions = {own: part for own, part in model.named_modules() if _is_attention(part)}
+    for own, part in attentions.items():
+        if not any(inner.startswith(f"{own}.") for inner in attentions):
             whole = f"{name}.{own}" if name else own
             yield Replaced(whole, f"{type(part).__name__}, {before}", f"{type(part).__name__}, {after}")
+
+
+def _is_attention(part: nn.Module) -> bool:
+    return speaks_attention_interface(part) and type(part).__name__.endswith("Attention")

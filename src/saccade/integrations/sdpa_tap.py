@@ -17,13 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from saccade.arguments import is_causal_bias
 from saccade.attention import AttentionMatrix
+from saccade.engine.nested import Nested, is_nested
+from saccade.errors import unsupported
 from saccade.integrations.layer_matrix import function_matrix
 from saccade.integrations.listening import HeardCall, Running, listening
 from saccade.integrations.softmax_products import SoftmaxProducts
 from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.integrations.valve import Ear, Valve, hand_out, names_of
 from saccade.masks import Causal
+from saccade.masks.causal_bias import starts_at_first_key
 
 __all__ = ["tapped_products", "without_mode"]
 
@@ -133,23 +137,41 @@ def _ears() -> list[Ear]:
 def _matrix(given: dict[str, Any]) -> AttentionMatrix:
     """The matrix of a fused product; leading dimensions become batch items."""
     query, key = given["query"], given["key"]
+    if is_nested(query, key):
+        return _nested_matrix(query, key, given)
     shape = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
     heads = query.shape[-3] if query.dim() > 2 else 1
     query, key = (_four(x, shape) for x in (query, key))
     q_len, kv_len = query.shape[2], key.shape[2]
-    if given.get("is_causal"):
+    mask = given.get("attn_mask")
+    is_causal_object = is_causal_bias(mask)
+    if given.get("is_causal") or (is_causal_object and starts_at_first_key(mask)):
         # torch's flag lets query 0 see key 0 and no more, whatever the lengths.
         rows, columns = range(q_len), range(kv_len)
         return AttentionMatrix(query, key, Causal(), scale=given.get("scale"), q_positions=rows, kv_positions=columns)
-    mask = given.get("attn_mask")
-    if mask is None:
-        return AttentionMatrix(query, key, scale=given.get("scale"))
+    if mask is None or is_causal_object:
+        return AttentionMatrix(query, key, None if mask is None else Causal(), scale=given.get("scale"))
     mask = mask.expand(torch.broadcast_shapes(mask.shape, (q_len, kv_len))) if mask.dim() < 2 else mask
     if mask.dim() > 4 or (mask.dim() == 4 and len(shape) != 1):
         mask = mask.expand(*shape, heads, *mask.shape[-2:]).reshape(-1, heads, *mask.shape[-2:])
     mask = mask[(None,) * (4 - mask.dim())]
     rule, bias = rule_of_tensor(mask, kv_len)
     return AttentionMatrix(query, key, rule, bias=bias, scale=given.get("scale"))
+
+
+def _nested_matrix(query: Tensor, key: Tensor, given: dict[str, Any]) -> AttentionMatrix:
+    """Return the matrix of a fused product of nested tensors, packed; torch takes no mask beside them."""
+    items, is_causal = Nested.of("record", query, key, key, axis=1), bool(given.get("is_causal"))
+    if is_causal and items.q_lengths != items.kv_lengths:
+        reason = "is_causal=True with nested queries and keys of different lengths depends on torch's kernel"
+        raise unsupported(
+            "record",
+            "scaled_dot_product_attention",
+            [reason],
+            hint="dense tensors, or saccade.attention(..., masks.Causal())",
+        )
+    rule = items.mask(Causal() if is_causal else None, items.query.shape[1], "record")
+    return AttentionMatrix(items.query, items.key, rule, scale=given.get("scale"), **items.positions)
 
 
 def _four(x: Tensor, shape: torch.Size) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.arguments import check_holds_values
 from saccade.masks import Dense, Full, Mask
 
 __all__ = ["both", "mask_of_tensor", "rule_of_tensor"]
@@ -19,6 +20,7 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     Returns:
         A bool tensor, or None if all may attend; a float tensor, or None if nothing is added.
     """
+    check_holds_values("attention", "attn_mask", mask)
     if mask.dtype == torch.bool:
         return mask, None
     # Halves of the lowest number are what is left of it when a score or another term was added to it.

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.arguments import check_holds_values
 from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tensor
-from saccade.masks import Full, Mask, from_key_padding_mask
+from saccade.masks import Dense, Full, Mask, from_key_padding_mask
 
-__all__ = ["Projected", "projected", "rule_of"]
+__all__ = ["Projected", "projected", "rule_of", "with_added_keys"]
 
 
 class Projected(NamedTuple):
@@ -51,11 +52,17 @@ def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = No
 def rule_of(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> tuple[Mask, Tensor | None]:
-    """Torch's masks, where True means *ignore* and floats are added, as a rule and a bias."""
+    """Return torch's masks, where True means *ignore* and floats are added, as a rule and a bias.
+
+    Raises:
+        TypeError: an ``attn_mask`` that holds no values: torch's layers then add what is in its memory.
+    """
     batch, heads, _, kv_len = shape
     rule: Mask = Full()
     bias: Tensor | None = None
     if attn_mask is not None:
+        hint = "a bool tensor, True = ignore; after saccade.replace_attention(model) a CausalBias is taken as a mask"
+        check_holds_values("nn.MultiheadAttention", "attn_mask", attn_mask, causal_hint=hint)
         mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
         mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
         rule, bias = rule_of_tensor(_wider(mask, kv_len), kv_len)
@@ -67,6 +74,13 @@ def rule_of(
         if added is not None:
             bias = added[:, None, None] if bias is None else bias + added[:, None, None]
     return rule, bias
+
+
+def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> Mask:
+    """Return a pattern for ``kv_len`` keys and some that every query may attend to; written out, for it is rare."""
+    if not num_added:
+        return pattern
+    return Dense(F.pad(pattern.to_dense(q_len, kv_len), (0, num_added), value=True))
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:

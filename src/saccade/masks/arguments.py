@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer, is_integer
+from saccade.arguments import check_holds_values, integer, is_integer
 from saccade.errors import hidden_by_vmap, shown, type_error, value_error
 from saccade.positions.tokens import GivenPositions, Positions
 from saccade.transforms import is_mapped
@@ -90,7 +90,9 @@ def check_readable(where: str, name: str, tensor: Tensor) -> None:
 
     Raises:
         ValueError: a tensor without values (device "meta"), a sparse or a nested one.
+        TypeError: a subclass that keeps its values elsewhere; torch's ``CausalBias``.
     """
+    check_holds_values(where, name, tensor)
     if tensor.is_meta:
         raise value_error(where, name, "hold values", "a tensor on device meta")
     if tensor.layout != torch.strided or tensor.is_nested:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.arguments import is_causal_bias
 from saccade.errors import kind, shown, type_error, value_error
+from saccade.masks.causal_bias import from_causal_bias
 from saccade.masks.dense import NO_BOOL, Dense
 from saccade.masks.full import Full
 from saccade.masks.mask import Mask
@@ -20,7 +22,8 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
     """A `Mask` from anything that is accepted as one.
 
     Args:
-        mask: None, a `Mask`, a bool tensor, or a function ``(b, h, q, kv) -> bool``.
+        mask: None, a `Mask`, a bool tensor, a function ``(b, h, q, kv) -> bool``, or torch's ``causal_lower_right``
+            or ``causal_upper_left``.
         shape: (batch, heads, q_len, kv_len) that it must fit.
         where: the user's function, for the error message.
 
@@ -37,6 +40,8 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
         if not torch.compiler.is_compiling():
             check_told_apart(mask, shape, where)
         return mask
+    if is_causal_bias(mask):
+        return from_causal_bias(mask, *shape[2:], where, "mask")
     if isinstance(mask, Tensor):
         return _from_tensor(mask, shape, where)
     if callable(mask) and not isinstance(mask, type):

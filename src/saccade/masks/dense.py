@@ -53,11 +53,11 @@ class Dense(Mask):
 
     def __post_init__(self) -> None:
         allowed = self.allowed
+        if isinstance(allowed, Tensor) and not allowed.is_meta:  # shapes can be worked out without values
+            check_readable("Dense", "allowed", allowed)
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             got = str(allowed.dtype if isinstance(allowed, Tensor) else kind(allowed)).removeprefix("torch.")
             raise type_error("Dense", "allowed", "be a bool tensor, True = may attend", got, hint=NO_BOOL)
-        if not allowed.is_meta:  # shapes can be worked out without values
-            check_readable("Dense", "allowed", allowed)
         if allowed.dim() > 4:
             raise value_error("Dense", "allowed", "have at most 4 dimensions", list(allowed.shape))
         if allowed.dim() == 3:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from saccade.arguments import flag
 from saccade.caches import CrossCache, LayerCache
 from saccade.calls import unknown as misnamed
-from saccade.errors import value_error
+from saccade.engine.nested import Nested, is_nested
+from saccade.errors import unsupported, value_error
 from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
@@ -121,7 +122,8 @@ class MultiHeadAttention(AttentionLayer):
         """Attend.
 
         Args:
-            query: ``[batch, q_len, embed_dim]``.
+            query: ``[batch, q_len, embed_dim]``; or a nested tensor, whose items attend each within itself. Then all
+                inputs are nested, positions and cache are None, and the output is nested in the same way.
             key: ``[batch, kv_len, context_dim]``; the query itself when None.
             value: ``[batch, kv_len, context_dim]``; the key when None.
             mask: the facts of this batch (anything that `saccade.attention` takes); joined with the module's by ``&``.
@@ -139,6 +141,9 @@ class MultiHeadAttention(AttentionLayer):
         """
         if unknown:
             raise misnamed(_WHERE, unknown, self.forward)
+        if is_nested(query, key, value):
+            checks.check_nested_call(mask, bias, positions, kv_positions, cache)
+            return self._of_nested(query, key, value, mask, bias)
         if cache is not None and torch.compiler.is_compiling():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
             facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias, "cache": cache}
@@ -253,6 +258,30 @@ class MultiHeadAttention(AttentionLayer):
         if rotary is not None:
             k = rotary(k, (Positions.between(0, kv_len) if kv_own is None else kv_own).given)
         return _Heads(q, k, v, joined, own, kv_own)
+
+    def _of_nested(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
+    ) -> Tensor:
+        """Run a call on nested tensors as one packed sequence, and nest the output."""
+        if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+            return torch.compiler.disable(self._of_nested)(query, key, value, mask, bias)
+        if value is not None and key is None:
+            raise value_error(_WHERE, "key", "be given where value is", None)
+        key = query if key is None else key
+        items = Nested.of(_WHERE, query, key, key if value is None else value, axis=0)
+        batch, q_len, kv_len = items.shape
+        checks.check_inputs(*items[:3], self.embed_dim, self.context_dim, None)
+        joined = items.mask(self._joined(mask, (batch, self.num_heads, q_len, kv_len)), self.num_heads, _WHERE)
+        reasons = self.mechanism.reasons(joined)
+        if reasons:
+            raise unsupported(_WHERE, type(self.mechanism).__name__, reasons)
+        q = self._split(self.query_projection(items.query))
+        k, v = self._split(self.key_projection(items.key)), self._split(self.value_projection(items.value))
+        if self.rotary is not None:
+            q, k = (self.rotary(x, own) for x, own in zip((q, k), items.own_positions(), strict=True))
+        places = {name: Positions.of(own, _WHERE, name) for name, own in items.positions.items()}
+        heads = _Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
+        return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
 
     def _matrix(self, heads: _Heads, bias: Tensor | Bias | None) -> Matrix:
         query, key, _, mask, own, kv_own = heads

@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.arguments import instance, integer
 from saccade.caches import CrossCache, LayerCache
 from saccade.engine import dropout
+from saccade.engine.nested import check_dense, check_nested
 from saccade.errors import describe, value_error
 from saccade.masks import Documents, Mask
 from saccade.masks.causality import sees_later
@@ -21,6 +22,7 @@ __all__ = [
     "check_apart",
     "check_causal",
     "check_inputs",
+    "check_nested_call",
     "check_rotary",
     "check_sizes",
     "check_with_cache",
@@ -68,6 +70,7 @@ def check_inputs(
     for name, (x, width) in given.items():
         if not isinstance(x, Tensor):
             instance(where, name, x, Tensor, "be a tensor")
+        check_dense(where, **{name: x})
         if x.dim() != 3 or x.shape[2] != width:
             _misfit(where, given, name, f"have shape [batch, len, {width}]", list(x.shape))
         if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
@@ -83,6 +86,13 @@ def check_inputs(
 def _misfit(where: str, given: dict[str, tuple[Tensor, int]], argument: str, rule: str, got: object) -> NoReturn:
     facts = [describe(name, x) for name, (x, _) in given.items() if isinstance(x, Tensor)]
     raise value_error(where, argument, rule, got, facts=facts)
+
+
+def check_nested_call(
+    mask: object, bias: object, positions: object, kv_positions: object, cache: LayerCache | None
+) -> None:
+    """Raise unless all that a call on nested tensors brings is a rule on positions."""
+    check_nested(_WHERE, mask, bias, None, positions=positions, kv_positions=kv_positions, cache=cache)
 
 
 def check_with_cache(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from saccade.arguments import Shapes, flag, instance, integer
 from saccade.calls import AnswersCalls
 from saccade.engine import dropout
+from saccade.engine.nested import check_dense
 from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
@@ -118,6 +119,7 @@ class AttentionPool(AnswersCalls, Layer):
             ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and given
             queries, the width is that of the queries. 0 where no token counts (with heads, the output's bias).
         """
+        check_dense("AttentionPool", x=x, query=query)
         if self.attention is not None:
             out = self.attention(self._queries(x, query), x, mask=mask)
         else:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from saccade.caches import LayerCache
+from saccade.engine.nested import check_dense
 from saccade.errors import unsupported, value_error
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
@@ -106,6 +107,7 @@ class RecurrentLayer(AttentionLayer):
         where = type(self).__name__
         if bias is not None:
             raise unsupported(where, "bias", ["there are no scores to which it could be added"])
+        check_dense(where, query=query)
         if query.dim() != 3 or query.shape[2] != self.embed_dim:
             raise value_error(where, "query", f"have shape [batch, len, {self.embed_dim}]", list(query.shape))
         batch, length, _ = query.shape

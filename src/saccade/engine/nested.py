@@ -1,0 +1,203 @@
+"""Nested tensors as packed sequences: the items of a batch one behind another, and a mask that keeps them apart.
+
+Both of torch's layouts are taken, jagged and strided. Axis legend: items B · tokens of all items T.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.engine.at_positions import check_domain
+from saccade.errors import unsupported, value_error
+from saccade.masks import Documents, Full, Mask, Predicate, as_mask
+from saccade.positions import Bias
+from saccade.scores import Modified, Score
+
+__all__ = ["Nested", "check_dense", "check_nested", "is_nested"]
+
+
+def is_nested(*tensors: object) -> bool:
+    """Return whether one of these is a nested tensor."""
+    return any(isinstance(x, Tensor) and x.is_nested for x in tensors)
+
+
+def check_dense(where: str, **tensors: object) -> None:
+    """Refuse nested tensors where only dense ones are computed with.
+
+    Raises:
+        UnsupportedError: one of them is nested.
+    """
+    for name, x in tensors.items():
+        if is_nested(x):
+            reason = f"{name} is a nested tensor, and this takes dense ones"
+            hint = "saccade.attention and MultiHeadAttention take nested tensors; saccade.pack(x.unbind()) packs one"
+            raise unsupported(where, "a nested tensor", [reason], hint=hint)
+
+
+def check_nested(where: str, mask: object, bias: object, score: object, **others: object) -> None:
+    """Refuse what is said in rows and columns of one matrix, beside nested tensors, whose items have one each.
+
+    Raises:
+        UnsupportedError: a tensor as mask or bias, a function of scores, or one of ``others`` that is not None.
+    """
+    reasons = [f"{name}= does not go with nested tensors" for name, x in others.items() if x is not None]
+    if isinstance(mask, Tensor):
+        reasons.append("mask= is a tensor, and each item has a matrix of its own; a rule on positions goes with all")
+    if bias is not None and not isinstance(bias, Bias):
+        reasons.append("bias= is a tensor, and each item has a matrix of its own; a positions.Bias goes with all")
+    if isinstance(score, Modified) or (callable(score) and not isinstance(score, Score)):
+        reasons.append("score= is a function of items and positions, which packing changes")
+    if reasons:
+        raise unsupported(
+            where, "a nested tensor", reasons, hint="torch.nested.to_padded_tensor(x, 0.0) is a dense one"
+        )
+
+
+class Nested(NamedTuple):
+    """Queries, keys and values of one call, packed, and where they were.
+
+    Attributes:
+        query, key, value: the items one behind another, as one batch item.
+        q_lengths, kv_lengths: tokens of each item.
+        like: the query as it came.
+        axis: of the tokens in an item.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    q_lengths: tuple[int, ...]
+    kv_lengths: tuple[int, ...]
+    like: Tensor
+    axis: int
+
+    @classmethod
+    def of(cls, where: str, query: Tensor, key: Tensor, value: Tensor, axis: int) -> Nested:
+        """Pack the tensors of one call.
+
+        Args:
+            where: the user's function, for the error.
+            query, key, value: nested; items ``[len, width]`` or ``[heads, len, head_dim]``.
+            axis: of the tokens in an item, 0 or 1.
+
+        Raises:
+            ValueError: only some of them are nested, or items do not fit together.
+        """
+        given = {"query": query, "key": key, "value": value}
+        packed: dict[str, Tensor] = {}
+        lengths: dict[str, tuple[int, ...]] = {}
+        for name, x in given.items():
+            if not is_nested(x):
+                raise value_error(where, name, "be nested where another input is", "a dense tensor")
+            packed[name], lengths[name] = (
+                (packed["key"], lengths["key"]) if name == "value" and value is key else _packed(where, name, x, axis)
+            )
+        if len(lengths["query"]) != len(lengths["key"]) or lengths["key"] != lengths["value"]:
+            got = f"{len(lengths['query'])}, {len(lengths['key'])} and {len(lengths['value'])} items"
+            rule = "hold the same number of items, with key and value of one length in each"
+            raise value_error(where, "query, key and value", rule, got)
+        return cls(packed["query"], packed["key"], packed["value"], lengths["query"], lengths["key"], query, axis)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Number of items, and their greatest lengths."""
+        return len(self.q_lengths), max(self.q_lengths, default=0), max(self.kv_lengths, default=0)
+
+    def mask(self, mask: object, heads: int, where: str) -> Mask:
+        """Return the mask of the packed sequence: each item attends within itself, by a rule on its own positions.
+
+        Args:
+            mask: anything that `as_mask` takes, a tensor aside.
+            heads: of the matrix.
+            where: the user's function, for the error.
+        """
+        batch, q_len, kv_len = self.shape
+        rule = as_mask(mask, (batch, heads, q_len, kv_len), where=where)
+        for own in set(zip(self.q_lengths, self.kv_lengths, strict=True)):
+            if all(own):
+                check_domain(rule, None, None, *own, where)
+        if isinstance(rule, Full):
+            return Documents(self._blocks)
+        is_alike = rule.shape[0] == 1 and not rule.asks_functions
+        if is_alike and self._blocks == self.kv_lengths:
+            return Documents(self._blocks, rule)
+        return Documents(self._blocks) & Predicate(_Packed(rule, self._table()))
+
+    @property
+    def positions(self) -> dict[str, Tensor]:
+        """Where queries and keys are in the packed sequence, int64 ``[T]``; nothing where that is the default."""
+        if self.q_lengths == self.kv_lengths:
+            return {}
+        device, longest = self.query.device, self._blocks
+        # In its block an item's last query is beside its last key, so that distances are those of the item.
+        lengths = {"q_positions": self.q_lengths, "kv_positions": self.kv_lengths}
+        return {name: _at_end(own, longest).to(device) for name, own in lengths.items()}
+
+    def own_positions(self) -> tuple[Tensor, Tensor]:
+        """Where queries and keys are in their item, int64 ``[T]``: from 0 on, the last query at the last key."""
+        pairs = (self.q_lengths, self.kv_lengths)
+        each = [
+            torch.cat([torch.arange(block - n, block) for n, block in zip(own, self._blocks, strict=True)])
+            for own in pairs
+        ]
+        return each[0].to(self.query.device), each[1].to(self.query.device)
+
+    def unpacked(self, packed: Tensor) -> Tensor:
+        """Return a result for the packed queries as a nested tensor, in the layout of the query.
+
+        Args:
+            packed: ``[1, T, ...]``, or ``[1, heads, T, ...]`` for an ``axis`` of 1.
+        """
+        own = packed[0]
+        if self.like.layout != torch.jagged:
+            return torch.nested.as_nested_tensor(list(own.split(self.q_lengths, self.axis)))
+        like: Any = self.like
+        is_whole = like.lengths() is None  # no gaps between the items
+        offsets = like.offsets() if is_whole else torch.tensor((0, *self.q_lengths), device=own.device).cumsum(0)
+        made = torch.nested.nested_tensor_from_jagged(own.movedim(self.axis, 0), offsets)
+        return made.transpose(1, 2) if self.axis else made
+
+    @property
+    def _blocks(self) -> tuple[int, ...]:
+        """Length of the part of the packed sequence that each item has."""
+        return tuple(map(max, self.q_lengths, self.kv_lengths))
+
+    def _table(self) -> Tensor:
+        """The item, and the position of its first key, for each position of the packed sequence, int64 ``[2, len]``."""
+        rows, start = [], 0
+        for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
+            rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))
+            start += block
+        return torch.cat(rows, 1).to(self.query.device)
+
+
+class _Packed:
+    """A rule on items and their own positions, read in the packed sequence."""
+
+    def __init__(self, rule: Mask, table: Tensor):
+        self.rule, self.table = rule, table
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        item, first = self.table.to(q.device)[:, q.clamp(0, self.table.shape[1] - 1)]
+        return self.rule.allows(item, h, q - first, kv - first)
+
+
+def _packed(where: str, name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
+    items = x.unbind()
+    words = "[len, width]" if axis == 0 else "[heads, len, head_dim]"
+    if not items:
+        raise value_error(where, name, "hold at least one item", "none")
+    shapes = [tuple(item.shape) for item in items]
+    if any(len(shape) != axis + 2 for shape in shapes) or len({s[:axis] + s[axis + 1 :] for s in shapes}) > 1:
+        rule = f"be a nested tensor of items {words} that differ in length only"
+        raise value_error(where, name, rule, f"items {', '.join(map(str, map(list, shapes[:3])))}")
+    return torch.cat(items, axis)[None], tuple(shape[axis] for shape in shapes)
+
+
+def _at_end(lengths: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
+    """Positions of the last tokens of each block, as many as the item has."""
+    ends = torch.tensor(blocks).cumsum(0).tolist()
+    return torch.cat([torch.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)])

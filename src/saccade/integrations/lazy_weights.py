@@ -1,0 +1,182 @@
+"""LazyWeights: the weights that a call returns beside its output, computed when something reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from saccade.engine.nested import Nested
+from saccade.errors import unsupported
+from saccade.finite import wide_dtype
+from saccade.matrix import DENSE_LIMIT, Matrix
+from saccade.statistics.block import as_slice
+
+__all__ = ["LazyWeights", "weights_of"]
+
+_LIMIT = 1 << 30  # most weights that are written out, 4 GB in float32
+# What is known of weights that nobody has computed.
+_KNOWN = {
+    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_nested")
+} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.ndimension}
+
+
+_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+class _Content:
+    """How the weights are computed, and the weights from then on."""
+
+    def __init__(self, shape: Any, dtype: Any, device: Any, make: Callable[[], Tensor], sources: Iterable[Tensor]):
+        self.kind = (shape, dtype, device)
+        self._make: Callable[[], Tensor] | None = make
+        sources = list(sources)
+        self._sources = [(x, x._version) for x in sources if not x.is_inference()]
+        self.has_grad = torch.is_grad_enabled() and any(x.requires_grad for x in sources)
+        self._weights: Tensor | None = None
+
+    def read(self) -> Tensor:
+        if self._weights is None:
+            assert self._make is not None
+            size = math.prod(self.kind[0])
+            reasons = [f"these are {size:,} weights, {list(self.kind[0])}"] if size > _LIMIT else []
+            if any(x._version != version for x, version in self._sources):
+                reasons.append("a tensor that they depend on, such as a mask, was written into since the call")
+            if reasons:
+                hint = "saccade.record(model) keeps matrices without building them; need_weights=False asks for none"
+                raise unsupported("nn.MultiheadAttention", "need_weights=True", reasons, hint=hint)
+            with torch.set_grad_enabled(self.has_grad):
+                self._weights = self._make()
+            self._make, self._sources = None, []
+        return self._weights
+
+
+class LazyWeights(Tensor):
+    """A tensor without memory that stands for attention weights; any operation on it runs on the weights themselves.
+
+    They are computed once, with the gradient that they would have had, and operations return ordinary tensors.
+
+    Args:
+        shape, dtype, device: of the weights.
+        make: computes them.
+        sources: tensors that ``make`` reads.
+
+    Raises:
+        UnsupportedError: they are more than 2**30 weights, or a source was written into since; when they are read.
+
+    Cost: none until then; it keeps queries and keys alive.
+    """
+
+    _content: _Content
+
+    @staticmethod
+    def __new__(
+        cls,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        make: Callable[[], Tensor],
+        sources: Iterable[Tensor] = (),
+    ) -> Self:
+        return cls._of(_Content(shape, dtype, device, make, sources))
+
+    @classmethod
+    def _of(cls, content: _Content) -> Self:
+        shape, dtype, device = content.kind
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made._content = content
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]  # a getter of C++
+            return args[0]._content.has_grad
+        if func is Tensor.detach:
+            content: _Content = args[0]._content
+            return cls._of(_Content(*content.kind, lambda: content.read().detach(), ()))
+        if func in _KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        args, kwargs = tree_map(_read, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch leaves the last two out, too
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation that torch's own code calls, without gradient, on the weights."""
+        if func in _SAME:
+            return cls._of(args[0]._content)
+        args, kwargs = tree_map(lambda x: _read(x).detach() if isinstance(x, LazyWeights) else x, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        shape, dtype, device = self._content.kind
+        return f"LazyWeights(shape={list(shape)}, {dtype}, {device})"
+
+
+def _read(x: object) -> Any:
+    return x._content.read() if isinstance(x, LazyWeights) else x
+
+
+def weights_of(
+    matrix: Matrix,
+    is_averaged: bool,
+    dtype: torch.dtype,
+    sources: Iterable[Tensor],
+    *,
+    is_single: bool = False,
+    items: Nested | None = None,
+) -> Tensor:
+    """Return the weights that a call of ``nn.MultiheadAttention`` returns; `LazyWeights` if they are many.
+
+    Args:
+        matrix: of the call, ``[batch, heads, q_len, kv_len]``.
+        is_averaged: over the heads, which then have no axis.
+        dtype: of the weights.
+        sources: tensors that the matrix reads.
+        is_single: whether the call had no batch, which the weights then have none of either.
+        items: the nested tensors of the call, of which the matrix is packed; zeros fill up shorter items, as in torch.
+    """
+
+    def make() -> Tensor:
+        weights = _averaged(matrix) if is_averaged else matrix.to_dense(limit=_LIMIT)
+        weights = (weights if items is None else _padded(weights[0], items)).to(dtype)
+        return weights[0] if is_single else weights
+
+    if math.prod(matrix.shape) <= DENSE_LIMIT:
+        return make()
+    if torch.compiler.is_compiling():
+        reason = f"{math.prod(matrix.shape):,} weights are asked for while a program is compiled"
+        raise unsupported("nn.MultiheadAttention", "need_weights=True", [reason], hint="need_weights=False")
+    batch, heads, q_len, kv_len = matrix.shape
+    if items is not None:
+        batch, q_len, kv_len = items.shape
+    shape = (batch, q_len, kv_len) if is_averaged else (batch, heads, q_len, kv_len)
+    return LazyWeights(shape[is_single:], dtype, matrix.device, make, sources)
+
+
+def _averaged(matrix: Matrix) -> Tensor:
+    """Return the mean over the heads, ``[batch, q_len, kv_len]``, added up a block at a time."""
+    batch, heads, q_len, kv_len = matrix.shape
+    weights = torch.zeros(batch, q_len, kv_len, dtype=wide_dtype(matrix.dtype), device=matrix.device)
+    for block in matrix.blocks():
+        for span, part in block.by_range(block.weights):
+            weights[block.batch, as_slice(block.rows), as_slice(span)] += part.sum(1) / heads
+    return weights
+
+
+def _padded(weights: Tensor, items: Nested) -> Tensor:
+    """Return the weights of each item, ``[batch, ..., q_len, kv_len]``, out of those of the packed sequence."""
+    batch, q_len, kv_len = items.shape
+    out = weights.new_zeros(batch, *weights.shape[:-2], q_len, kv_len)
+    row = column = 0
+    for item, (q_own, kv_own) in enumerate(zip(items.q_lengths, items.kv_lengths, strict=True)):
+        out[item, ..., :q_own, :kv_own] = weights[..., row : row + q_own, column : column + kv_own]
+        row, column = row + q_own, column + kv_own
+    return out

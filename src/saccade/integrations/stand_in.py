@@ -1,0 +1,116 @@
+"""StandIn: a module of other people that runs on saccade, as an instance of a subclass of its class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from saccade.errors import unsupported
+from saccade.masks import Full, Mask
+from saccade.matrix import Matrix
+from saccade.mechanisms import Mechanism, Softmax
+
+__all__ = ["StandIn", "put_in", "tried"]
+
+
+class StandIn(nn.Module):
+    """Attention of saccade on the parameters of the module whose class it extends; made by `put_in`.
+
+    Attributes:
+        mask: a pattern for self-attention, joined with the masks of each call by ``&``.
+        mechanism: which matrix.
+    """
+
+    mask: Mask | None
+    mechanism: Mechanism
+    stand_in_of: ClassVar[tuple[type[Any], type[Any]]]
+
+    def __getattr__(self, name: str) -> Any:  # attributes of the module's own class
+        return super().__getattr__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy and pickle by the two classes that the module's class was made of."""
+        if "stand_in_of" not in vars(type(self)):  # somebody else has made a subclass
+            return super().__reduce_ex__(protocol)
+        reduced = super().__reduce_ex__(protocol)
+        assert not isinstance(reduced, str)  # the name of a global, which no module is
+        return (_blank, type(self).stand_in_of, *reduced[2:])
+
+    def set_up(self) -> None:
+        """Adapt the module after `mask` and `mechanism` were set."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rule: Mask,
+        bias: Tensor | None,
+        dropout_p: float,
+        **positions: Tensor,
+    ) -> tuple[Tensor, Matrix]:
+        """Return the output ``[batch, len, width]``, and the matrix that made it."""
+        joined = None if isinstance(rule, Full) else rule
+        reasons = self.mechanism.reasons(joined) if joined is not None else ()
+        if reasons:
+            raise unsupported("replace_attention", type(self.mechanism).__name__, reasons)
+        mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
+        matrix: Matrix = mechanism(query, key, mask=joined, **positions)
+        out = matrix.matmul(value, dropout_p=dropout_p if self.training else 0.0)
+        return out.transpose(1, 2).flatten(2), matrix
+
+    def extra_repr(self) -> str:
+        return f"mask={self.mask}"
+
+
+def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism: Mechanism | None) -> None:
+    """Make a module run on saccade. It stays the same object, and becomes an instance of a subclass of its class.
+
+    So ``isinstance``, parameters, buffers, hooks, attributes and references to the module stay as they are.
+
+    Args:
+        module: changed in place.
+        kind: with the forward pass that it gets.
+        mask: a pattern.
+        mechanism: which matrix; `saccade.mechanisms.Softmax` when None. It is copied.
+    """
+    own = Softmax() if mechanism is None else copy.deepcopy(mechanism)
+    like = next(module.parameters())
+    own.to(like.device, like.dtype).train(module.training)
+    module.__class__ = _class_of(kind, type(module))
+    assert isinstance(module, StandIn)
+    module.mask, module.mechanism = mask, own
+    module.set_up()
+
+
+@contextmanager
+def tried(module: nn.Module, kind: type[StandIn]) -> Iterator[None]:
+    """Make a module run on saccade meanwhile; ``kind`` registers no hooks."""
+    before = type(module)
+    put_in(module, kind, None, None)
+    try:
+        yield
+    finally:
+        del module.mask, module.mechanism
+        module.__class__ = before
+
+
+_classes: dict[Any, type[StandIn]] = {}
+
+
+def _class_of(kind: type[StandIn], before: type[nn.Module]) -> type[StandIn]:
+    parts = (kind, before)
+    if parts not in _classes:
+        names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "stand_in_of": parts}
+        _classes.setdefault(parts, type(kind.__name__, parts, names))
+    return _classes[parts]
+
+
+def _blank(kind: type[StandIn], before: type[nn.Module]) -> StandIn:
+    own = _class_of(kind, before)
+    made: StandIn = own.__new__(own)
+    return made
