@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import _pop_mode_temporarily as _without_function_mode
+from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispatch_mode
 
 __all__ = [
     "any_autocast",
     "has_forward_derivatives",
+    "has_values",
     "is_autocast",
     "is_mapped",
     "is_plain",
     "is_transformed",
+    "unobserved",
     "without_autocast",
 ]
 
@@ -52,6 +58,32 @@ def has_forward_derivatives() -> bool:
     return torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling()
 
 
+def has_values(x: Tensor) -> bool:
+    """Return False for a tensor that has a shape and no numbers: on the meta device, or under FakeTensorMode."""
+    return not x.is_meta and not isinstance(x, FakeTensor)
+
+
 def is_plain(x: Tensor) -> bool:
     """Whether a tensor is what it seems: memory of its own, which may be written to and kept for the next call."""
     return type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not is_transformed()
+
+
+def unobserved() -> AbstractContextManager[object]:
+    """Run outside of the caller's modes, without gradients: for results that are cached for later calls.
+
+    A dispatch mode (selective checkpointing, a counter of FLOPs, fake tensors) then sees the same operations in the
+    first call as in every other, and no cached tensor belongs to the mode, or is an inference tensor.
+    """
+    return nullcontext() if torch.compiler.is_compiling() else _unobserved()
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    with ExitStack() as stack:
+        while torch._C._len_torch_function_stack():
+            stack.enter_context(_without_function_mode())
+        while torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_without_dispatch_mode())
+        stack.enter_context(torch.inference_mode(False))  # switches gradients on
+        stack.enter_context(torch.no_grad())
+        yield

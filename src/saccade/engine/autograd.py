@@ -13,9 +13,15 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
 from saccade.errors import unsupported
-from saccade.transforms import is_transformed
+from saccade.transforms import has_values, is_transformed
 
-__all__ = ["differentiable", "is_recorded"]
+__all__ = ["differentiable", "is_recorded", "results_like"]
+
+
+def results_like(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return empty tensors of the shapes and dtypes of output and lse."""
+    out = value.new_empty(*given.shape[:3], value.shape[3])
+    return out, out.new_empty(given.shape[:3], dtype=given.compute_dtype)
 
 
 def is_recorded(given: Ingredients, value: Tensor) -> bool:
@@ -71,6 +77,8 @@ class _Product(torch.autograd.Function):
 
 def _run(kernel: Kernel, given: Ingredients, dropped: Dropped | None, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
     own, value = given.of_sources(tensors)
+    if not has_values(value):
+        return results_like(own, value)
     out, lse = guard.forward(kernel, own, value, dropped)
     assert lse is not None  # by hand, there is one
     return out, lse
@@ -120,6 +128,11 @@ class _Gradients(torch.autograd.Function):
         *tensors: Any,
     ) -> Tensors:
         results, sources = Backward(*tensors[:4]), tensors[4:]
+        if not has_values(results.out):
+            return tuple(
+                torch.empty_like(x) if x is not None and needed else None
+                for x, needed in zip(sources, wanted, strict=True)
+            )
         own, value = given.of_sources(sources)
         grads = guard.backward(kernel, own, value, dropped, results, wanted)
         return tuple(

@@ -17,6 +17,7 @@ from saccade.engine.grouping import grouped, groups_of, joined, product, take
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.sink import log_share
 from saccade.plan import Ranges, Tile
+from saccade.transforms import unobserved
 
 __all__ = [
     "ROOM_FOR_HIDDEN",
@@ -124,7 +125,8 @@ def _kept_hidden(given: Ingredients, tile: Tile) -> Tensor:
     kept = memo.get(key)
     if isinstance(kept, Tensor):
         return kept
-    made = hidden(given, tile)
+    with unobserved():
+        made = hidden(given, tile)
     room = memo.get("room for hidden", ROOM_FOR_HIDDEN)
     if isinstance(room, int) and made.numel() <= room:
         memo[key], memo["room for hidden"] = made, room - made.numel()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from saccade.engine import guard
+from saccade.engine import autograd, guard
 from saccade.engine import product as eager
 from saccade.engine.bias_terms import DenseTerm, Term
 from saccade.engine.checks import autocast, check_value
@@ -70,7 +70,7 @@ def output(
     eager.check_dropout(given.where, dropout_p, seed)
     value = value.to(given.query.dtype)
     if given.query.is_meta:
-        return eager.finished(given, *eager.results_like(given, value))
+        return eager.finished(given, *autograd.results_like(given, value))
     encoded = encode((given.rule, given.tile_function))
     is_plain = encoded is not None and given.modification is None and impl in KERNELS
     why = () if is_plain else reasons(given, impl)

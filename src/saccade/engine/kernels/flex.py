@@ -15,7 +15,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.kernels.on_gpu import left_out
 from saccade.engine.memory import Cost, Held
-from saccade.transforms import is_transformed
+from saccade.transforms import is_transformed, unobserved
 
 __all__ = ["Flex"]
 
@@ -120,7 +120,8 @@ def _blocks(given: Ingredients) -> Any:
 
     key, memo = ("blocks of flex", given.device), given.plan.memo
     if key not in memo:
-        memo[key] = blocks_of(given.rule, given.shape, given.origin, given.device)
+        with unobserved():
+            memo[key] = blocks_of(given.rule, given.shape, given.origin, given.device)
     return memo[key]
 
 

@@ -24,7 +24,7 @@ from saccade.engine.kernels.kernel import (
 from saccade.engine.kernels.native_call import Call, bytes_of_backward, chunks_of, cost_of, prepared
 from saccade.engine.kernels.native_plan import kept_plan, known_plan
 from saccade.engine.memory import Cost
-from saccade.transforms import has_forward_derivatives
+from saccade.transforms import has_forward_derivatives, unobserved
 
 __all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 
@@ -42,7 +42,8 @@ def abilities() -> int | None:
         library: Any = import_module("saccade_cpu")
     except ImportError:
         return None
-    return int(library.abilities())
+    with unobserved():
+        return int(library.abilities())
 
 
 @cache
