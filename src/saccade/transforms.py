@@ -20,6 +20,7 @@ __all__ = [
     "is_plain",
     "is_transformed",
     "unobserved",
+    "wants_gradient",
     "without_autocast",
 ]
 
@@ -45,12 +46,27 @@ def is_transformed() -> bool:
 
 def is_mapped(x: Tensor) -> bool:
     """Whether ``vmap`` is at work on a tensor, so that what it holds cannot be read."""
-    functorch = getattr(torch._C, "_functorch", None)
-    while functorch is not None and is_transformed() and functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return True
-        x = functorch.get_unwrapped(x)
-    return False
+    return is_transformed() and any(torch._C._functorch.is_batchedtensor(layer) for layer in _layers(x))
+
+
+def wants_gradient(x: Tensor) -> bool:
+    """Whether a gradient of a tensor may be asked for, by autograd or by a transform at any level.
+
+    Inside of a transform, ``requires_grad`` says nothing about the outer ones.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    if not is_transformed():
+        return x.requires_grad
+    return any(layer.requires_grad or torch._C._functorch.is_gradtrackingtensor(layer) for layer in _layers(x))
+
+
+def _layers(x: Tensor) -> Iterator[Tensor]:
+    """The tensors of transforms, from the innermost transform outwards, each wrapped around the next."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        yield x
+        x = torch._C._functorch.get_unwrapped(x)
+    yield x
 
 
 def has_forward_derivatives() -> bool:

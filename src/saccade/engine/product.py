@@ -164,7 +164,7 @@ def _run(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | N
     if not kernel.hides or kernel.reasons_of_lse(given):
         found = guard.forward_if_clean(kernel, given, value)
         if found is not None:
-            return found
+            return found if kernel.has_second_derivatives else autograd.differentiable_again(given, value, *found)
         kernel = _TILED
     if kernel.by_hand and autograd.is_recorded(given, value):
         return autograd.differentiable(kernel, given, value, dropped)

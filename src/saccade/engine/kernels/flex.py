@@ -39,6 +39,7 @@ class Flex(Kernel):
     name = "flex"
     is_choosy = True
     is_checked = True
+    has_second_derivatives = False
     hides = False
     devices: tuple[str, ...] = ("cuda",)
 

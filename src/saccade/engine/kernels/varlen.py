@@ -34,6 +34,7 @@ class Varlen(Kernel):
     name = "varlen"
     is_choosy = True
     is_checked = True
+    has_second_derivatives = False
     hides = False
     devices: tuple[str, ...] = ("cuda",)
 
