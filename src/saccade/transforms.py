@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import _pop_mode_temporarily as _without_function_mode
+from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispatch_mode
 
 __all__ = [
     "any_autocast",
     "has_forward_derivatives",
+    "has_values",
     "is_autocast",
     "is_mapped",
     "is_plain",
     "is_transformed",
+    "unobserved",
+    "wants_gradient",
     "without_autocast",
 ]
 
@@ -39,12 +46,27 @@ def is_transformed() -> bool:
 
 def is_mapped(x: Tensor) -> bool:
     """Whether ``vmap`` is at work on a tensor, so that what it holds cannot be read."""
-    functorch = getattr(torch._C, "_functorch", None)
-    while functorch is not None and is_transformed() and functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return True
-        x = functorch.get_unwrapped(x)
-    return False
+    return is_transformed() and any(torch._C._functorch.is_batchedtensor(layer) for layer in _layers(x))
+
+
+def wants_gradient(x: Tensor) -> bool:
+    """Whether a gradient of a tensor may be asked for, by autograd or by a transform at any level.
+
+    Inside of a transform, ``requires_grad`` says nothing about the outer ones.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    if not is_transformed():
+        return x.requires_grad
+    return any(layer.requires_grad or torch._C._functorch.is_gradtrackingtensor(layer) for layer in _layers(x))
+
+
+def _layers(x: Tensor) -> Iterator[Tensor]:
+    """The tensors of transforms, from the innermost transform outwards, each wrapped around the next."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        yield x
+        x = torch._C._functorch.get_unwrapped(x)
+    yield x
 
 
 def has_forward_derivatives() -> bool:
@@ -52,6 +74,32 @@ def has_forward_derivatives() -> bool:
     return torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling()
 
 
+def has_values(x: Tensor) -> bool:
+    """Return False for a tensor that has a shape and no numbers: on the meta device, or under FakeTensorMode."""
+    return not x.is_meta and not isinstance(x, FakeTensor)
+
+
 def is_plain(x: Tensor) -> bool:
     """Whether a tensor is what it seems: memory of its own, which may be written to and kept for the next call."""
     return type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not is_transformed()
+
+
+def unobserved() -> AbstractContextManager[object]:
+    """Run outside of the caller's modes, without gradients: for results that are cached for later calls.
+
+    A dispatch mode (selective checkpointing, a counter of FLOPs, fake tensors) then sees the same operations in the
+    first call as in every other, and no cached tensor belongs to the mode, or is an inference tensor.
+    """
+    return nullcontext() if torch.compiler.is_compiling() else _unobserved()
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    with ExitStack() as stack:
+        while torch._C._len_torch_function_stack():
+            stack.enter_context(_without_function_mode())
+        while torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_without_dispatch_mode())
+        stack.enter_context(torch.inference_mode(False))  # switches gradients on
+        stack.enter_context(torch.no_grad())
+        yield

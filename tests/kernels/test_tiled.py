@@ -157,14 +157,6 @@ def test_autocast_does_not_reach_the_scores(score):
     assert torch.equal(got, want)
 
 
-def test_second_derivatives_are_refused_with_a_reason():
-    tensors, grad = problem()
-    out = sc.attention(*tensors, softcap=3.0)
-    (first,) = torch.autograd.grad(out, tensors[:1], grad, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivatives"):
-        torch.autograd.grad(first.sum(), tensors[:1])
-
-
 def test_a_key_of_minus_infinity_is_never_chosen_and_spoils_no_gradient():
     tensors, grad = problem()
     with torch.no_grad():

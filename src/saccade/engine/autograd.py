@@ -8,26 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine import guard
+from saccade.engine import guard, second_order
 from saccade.engine.dropout import Dropped
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
+from saccade.engine.kernels.tiled import Tiled
 from saccade.errors import unsupported
-from saccade.transforms import is_transformed
+from saccade.transforms import has_values, is_transformed
 
-__all__ = ["differentiable", "is_recorded"]
+__all__ = ["differentiable", "differentiable_again", "is_recorded", "results_like"]
+
+_TILED = Tiled()
+
+
+def results_like(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return empty tensors of the shapes and dtypes of output and lse."""
+    out = value.new_empty(*given.shape[:3], value.shape[3])
+    return out, out.new_empty(given.shape[:3], dtype=given.compute_dtype)
 
 
 def is_recorded(given: Ingredients, value: Tensor) -> bool:
     """Whether autograd, or a transform, has to see a product as one function of its inputs."""
-    if torch.is_grad_enabled():
-        if given.query.requires_grad or given.key.requires_grad or value.requires_grad:
-            return True
-        if given.bias is not None and given.bias.source.requires_grad:
-            return True
-        if any(x.requires_grad for x in (*given.parameters, *given.captured)):
-            return True
-    return is_transformed()
+    if is_transformed():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    return any(x is not None and x.requires_grad for x in given.sources(value))
 
 
 def differentiable(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
@@ -45,6 +51,38 @@ def differentiable(kernel: Kernel, given: Ingredients, value: Tensor, dropped: D
         raise unsupported(given.where, "vmap", [reason], hint=hint) from error
 
 
+def differentiable_again(
+    given: Ingredients, value: Tensor, out: Tensor, lse: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return results of a kernel whose backward pass has no derivative, such that their gradients have one."""
+    if not out.requires_grad:
+        return out, lse
+    again, *others = _Again.apply(given.emptied(), out, lse, *given.sources(value))
+    return again, (others[0] if others else None)
+
+
+class _Again(torch.autograd.Function):
+    """Pass gradients on to the kernel; where they shall be differentiated, compute them by `tiled` instead."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Ingredients, out: Tensor, lse: Tensor | None, *sources: Tensor) -> tuple[Tensor, ...]:
+        ctx.given = given
+        ctx.save_for_backward(*sources)
+        ctx.set_materialize_grads(False)
+        return (out.detach(),) if lse is None else (out.detach(), lse.detach())
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return None, grad_out, grad_lse, *(None,) * len(ctx.saved_tensors)
+        with torch.no_grad():
+            out, lse = _run(_TILED, ctx.given, None, *ctx.saved_tensors)
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        wanted = ctx.needs_input_grad[3:]
+        grads = _Gradients.apply(_TILED, ctx.given, None, wanted, out, lse, grad_out, grad_lse, *ctx.saved_tensors)
+        return None, None, None, *grads
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -60,10 +98,10 @@ class _Product(torch.autograd.Function):
         tensors, (out, lse) = saved[: ctx.count], saved[ctx.count : ctx.count + 2]
         if grad_out is None and grad_lse is None:
             return (None,) * (ctx.count + 3)
+        _refuse_batched(ctx.given.where, grad_out, grad_lse)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         wanted = ctx.needs_input_grad[3:]
         results = (out, lse, grad_out, grad_lse)
-        # Where nobody can ask for the derivative of this, there need be nothing that refuses it.
         gradients = _Gradients.apply if torch.is_grad_enabled() or is_transformed() else _Gradients.forward
         grads = gradients(ctx.kernel, ctx.given, ctx.dropped, wanted, *results, *tensors)
         return None, None, None, *grads
@@ -71,6 +109,8 @@ class _Product(torch.autograd.Function):
 
 def _run(kernel: Kernel, given: Ingredients, dropped: Dropped | None, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
     own, value = given.of_sources(tensors)
+    if not has_values(value):
+        return results_like(own, value)
     out, lse = guard.forward(kernel, own, value, dropped)
     assert lse is not None  # by hand, there is one
     return out, lse
@@ -109,7 +149,7 @@ class _Transformed(_Product):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward pass, as a function of its own so that asking for its derivative is an error, not a silence."""
+    """The backward pass of a product as a function of its own, which can be differentiated again."""
 
     @staticmethod
     def forward(
@@ -120,6 +160,8 @@ class _Gradients(torch.autograd.Function):
         *tensors: Any,
     ) -> Tensors:
         results, sources = Backward(*tensors[:4]), tensors[4:]
+        if not has_values(results.out):
+            return _like(sources, wanted)
         own, value = given.of_sources(sources)
         grads = guard.backward(kernel, own, value, dropped, results, wanted)
         return tuple(
@@ -129,13 +171,19 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        ctx.name = inputs[0].name
+        _, ctx.given, ctx.dropped, _, _, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        reason = "it computes gradients itself, and not those of gradients"
-        hint = 'impl="reference" has second derivatives'
-        raise unsupported("attention", f'impl="{ctx.name}"', [reason], hint=hint)
+        _refuse_batched(ctx.given.where, *grads)
+        needed = ctx.needs_input_grad[6:]
+        again = torch.is_grad_enabled() and not is_transformed()
+        second = _second if again or not is_transformed() else _Second.apply
+        *found, of_out, of_lse = second(ctx.given, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
+        # Output and lse are functions of the sources, and what they have a share in is told as theirs.
+        return None, None, None, None, None, None, of_out, of_lse, *found
 
     @staticmethod
     def vmap(
@@ -156,6 +204,72 @@ class _Gradients(torch.autograd.Function):
         ]
         # That of a bias with one entry for all batch items is summed over them by autograd, as of all that broadcasts.
         return tuple(grads), tuple(None if x is None else 0 for x in grads)
+
+
+def _refuse_batched(where: str, *grads: Tensor | None) -> None:
+    """Raise for gradients of ``is_grads_batched=True``, whose numbers cannot be read."""
+    if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
+        reason = "its backward pass takes one gradient at a time"
+        hint = "vectorize=False, or torch.func.jacrev, which takes many at once"
+        raise unsupported(where, "is_grads_batched=True (vectorize=True)", [reason], hint=hint)
+
+
+def _like(tensors: Tensors, wanted: Sequence[bool]) -> Tensors:
+    return tuple(
+        torch.empty_like(x) if x is not None and want else None for x, want in zip(tensors, wanted, strict=True)
+    )
+
+
+def _second(
+    given: Ingredients, dropped: Dropped | None, needed: Sequence[bool], create_graph: bool, *tensors: Tensor | None
+) -> Tensors:
+    """The derivative of `_Gradients`: of the sources, of ``grad_out`` and of ``grad_lse``."""
+    lse, grad_out, grad_lse, *both = tensors
+    assert lse is not None
+    assert grad_out is not None
+    sources, grads = both[: len(both) // 2], both[len(both) // 2 :]
+    needed = (*needed[2:], *needed[:2])
+    if not has_values(lse):
+        return _like((*sources, grad_out, grad_lse), needed)
+    own, value = given.of_sources(tuple(sources))
+    of = second_order.Backward(own, value, dropped, lse, grad_out, grad_lse)
+    return second_order.derivatives(of, tuple(grads), needed, create_graph=create_graph)
+
+
+class _Second(torch.autograd.Function):
+    """`_second` inside of transforms."""
+
+    forward = staticmethod(_second)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        reason = "inside transforms of torch.func its kernels have first and second derivatives, no third ones"
+        raise unsupported("attention", 'impl="auto"', [reason], hint='impl="reference" has all of them')
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        given: Ingredients,
+        dropped: Dropped | None,
+        needed: tuple[bool, ...],
+        create_graph: bool,
+        *rest: Any,
+    ) -> tuple[Tensors, tuple[int | None, ...]]:
+        size, dims = info.batch_size, in_dims[4:]
+        count = (len(rest) - 3) // 2
+        results = [_into_batch(x, dim, size) for x, dim in zip(rest[:3], dims[:3], strict=True)]
+        folded, sources = _folded(given, rest[3 : 3 + count], dims[3 : 3 + count], size)
+        _, grads = _folded(given, rest[3 + count :], dims[3 + count :], size)
+        found = [
+            None if x is None else x.unflatten(0, (size, -1))
+            for x in _Second.apply(folded, dropped, needed, create_graph, *results, *sources, *grads)
+        ]
+        return tuple(found), tuple(None if x is None else 0 for x in found)
 
 
 def _folded(

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from saccade.engine.grouping import take
+from saccade.engine.grouping import add_at, take
 from saccade.plan import Tile
 
 __all__ = ["DenseTerm", "HidingTerm", "Term", "entry", "rows_of", "summed_to"]
@@ -79,12 +79,9 @@ class DenseTerm(Term):
         few = [axis for axis in range(3) if part.shape[axis] == 1 < grad_scores.shape[axis]]
         grad_scores = grad_scores.sum(few, keepdim=True) if few else grad_scores
         if part.shape[3] == 1:
-            part += grad_scores.sum(3, keepdim=True)
-            return
-        start = 0
-        for span in tile.spans:
-            part[..., span.start : span.stop : span.step] += grad_scores[..., start : start + len(span)]
-            start += len(span)
+            part.add_(grad_scores.sum(3, keepdim=True))
+        else:
+            add_at(part, grad_scores, tile.spans, 3)
 
 
 class HidingTerm(Term):
@@ -113,10 +110,13 @@ class HidingTerm(Term):
         return HidingTerm(term, queries, self.keys, self._nothing)
 
     def read(self, tile: Tile) -> Tensor:
-        keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
-        hidden = keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
         inner = self._nothing if self.term is None else self.term.read(tile)
-        return inner.masked_fill(hidden, -math.inf)
+        return inner.masked_fill(self.hidden(tile), -math.inf)
+
+    def hidden(self, tile: Tile) -> Tensor:
+        """Return where the term is -inf in a tile, bool ``[batch, heads, rows, columns]``."""
+        keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
+        return keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         inner = entry(self._nothing, b, h, q, kv) if self.term is None else self.term.at(b, h, q, kv)

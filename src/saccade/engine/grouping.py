@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-__all__ = ["at", "folded", "grouped", "groups_of", "joined", "product", "take", "transposed_product"]
+__all__ = ["add_at", "at", "folded", "grouped", "groups_of", "joined", "product", "take", "transposed_product"]
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -66,6 +66,14 @@ def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
         windows = x.narrow(dim, first, gap * (len(ranges) - 1) + width).unfold(dim, width, gap)
         return windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
     return torch.cat([at(x, span, dim) for span in ranges], dim)
+
+
+def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
+    """Add to ``total`` at ``ranges`` along ``dim``, in place: the transpose of `take`."""
+    start = 0
+    for span in ranges:
+        at(total, span, dim).add_(part.narrow(dim, start, len(span)))
+        start += len(span)
 
 
 def joined(columns: Ranges) -> Ranges:

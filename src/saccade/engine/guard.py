@@ -32,7 +32,7 @@ from saccade.engine.tiles import scores_of
 from saccade.finite import is_finite, not_finite
 from saccade.plan import Strip, Tile
 
-__all__ = ["Isolated", "backward", "bytes_of_look", "forward", "forward_if_clean", "is_clean", "isolate"]
+__all__ = ["Isolated", "backward", "bytes_of_look", "contained", "forward", "forward_if_clean", "is_clean", "isolate"]
 
 _PAIRS_AT_ONCE = 1 << 20
 _TILED = Tiled()
@@ -125,6 +125,27 @@ def backward(
         return found
     instead = _instead(kernel, given, value)
     return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
+
+
+def contained(
+    given: Ingredients, value: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
+) -> tuple[Ingredients, Tensor, Tensor, Tensor | None]:
+    """Return the inputs of a differentiable backward pass such that NaN and inf spread to no row that is not theirs.
+
+    Args:
+        given, value: of the product.
+        lse: its result; NaN for the rows that a bias makes so.
+        grad_out, grad_lse: gradients of the results, which are zeroed for the rows that are NaN.
+    """
+    given, value = _without_large(given, value) or (given, value)
+    spoilt = lse.isnan()
+    if is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(spoilt.any())):
+        return given, value, grad_out, grad_lse
+    isolated = isolate(given, value, spoilt)
+    if isolated is None:
+        return given, value, grad_out, grad_lse
+    grad_lse = None if grad_lse is None else grad_lse.masked_fill(isolated.in_scores, 0.0)
+    return isolated.given, isolated.value, grad_out.masked_fill(isolated.in_output[..., None], 0.0), grad_lse
 
 
 def _kept_apart(

@@ -24,9 +24,9 @@ from saccade.engine.kernels.varlen import Varlen
 from saccade.engine.row_order import FEWEST, Reordered, reordered
 from saccade.engine.sink import with_sink
 from saccade.errors import unsupported, value_error
-from saccade.transforms import any_autocast, is_autocast, without_autocast
+from saccade.transforms import any_autocast, has_values, is_autocast, without_autocast
 
-__all__ = ["KERNELS", "Route", "check_dropout", "finished", "output", "product", "results_like", "route_of"]
+__all__ = ["KERNELS", "Route", "check_dropout", "finished", "output", "product", "route_of"]
 
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 _TILED = Tiled()
@@ -123,7 +123,9 @@ def output(
         value = value.to(given.query.dtype)
     given = given.current() if given.is_live else given
     given.plan  # noqa: B018  made here, to be kept for the backward pass
-    dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed) if dropout_p else None
+    dropped = None
+    if dropout_p and has_values(given.query):
+        dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed)
     found = None
     while found is None:  # a kernel that is seen to err is not asked again
         found = _tried(given, value, dropped, route_of(given, dropout_p, impl, needs_lse=needs_lse))
@@ -141,8 +143,10 @@ def _tried(
     """Output and lse; None where the kernel errs, which is then known of it."""
     kernel, _, order = route
     own = given if order is None else order.given
-    if given.query.is_meta:
-        return results_like(given, value)
+    if not has_values(given.query):
+        if autograd.is_recorded(given, value):
+            return autograd.differentiable(_TILED, given, value, None)
+        return autograd.results_like(given, value)
     if not first_use.holds(kernel, given, value, own):
         return None
     try:
@@ -160,7 +164,7 @@ def _run(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | N
     if not kernel.hides or kernel.reasons_of_lse(given):
         found = guard.forward_if_clean(kernel, given, value)
         if found is not None:
-            return found
+            return found if kernel.has_second_derivatives else autograd.differentiable_again(given, value, *found)
         kernel = _TILED
     if kernel.by_hand and autograd.is_recorded(given, value):
         return autograd.differentiable(kernel, given, value, dropped)
@@ -171,12 +175,6 @@ def check_dropout(where: str, dropout_p: float, seed: int | None) -> None:
     """Raise unless both are what a product takes."""
     dropout.check(dropout_p, where)
     dropout.check_seed(seed, where)
-
-
-def results_like(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Empty tensors of the results' shapes and dtypes."""
-    out = value.new_empty(*given.shape[:3], value.shape[3])
-    return out, out.new_empty(given.shape[:3], dtype=given.compute_dtype)
 
 
 def finished(given: Ingredients, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
         out and lse, the sink included. A row that may attend to nothing stays 0 and -inf.
     """
     sink, empty = sink_logit[None, :, None], lse == -math.inf
+    lse = lse.masked_fill(empty, 0.0)  # second derivatives at -inf are NaN
     share = torch.sigmoid(lse - sink).masked_fill(empty, 0.0)  # whatever the sink holds
     total = torch.logaddexp(lse, sink).masked_fill(empty, -math.inf)
     # A row that holds a NaN must not hand 0 * NaN to what the others share with it.
@@ -38,8 +39,8 @@ def bytes_of_sink(rows: int, value_dim: int, wide: torch.dtype) -> int:
         value_dim: of the output.
         wide: dtype of the lse.
     """
-    # Two tensors of the output's size and of the lse's dtype, a bool for each entry, and two more lse.
-    return (2 * rows + 2 * rows * value_dim) * wide.itemsize + rows * value_dim
+    # Two tensors of the output's size and of the lse's dtype, a bool for each entry, and three more lse.
+    return (3 * rows + 2 * rows * value_dim) * wide.itemsize + rows * value_dim
 
 
 def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:

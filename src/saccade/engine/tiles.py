@@ -17,6 +17,7 @@ from saccade.engine.grouping import grouped, groups_of, joined, product, take
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.sink import log_share
 from saccade.plan import Ranges, Tile
+from saccade.transforms import is_transformed, unobserved
 
 __all__ = [
     "ROOM_FOR_HIDDEN",
@@ -36,6 +37,7 @@ __all__ = [
     "positions",
     "scores_of",
     "softmax_rows",
+    "visible_scores",
 ]
 
 ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
@@ -47,12 +49,22 @@ def scores_of(given: Ingredients, tile: Tile) -> Tensor:
     groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
     q = take(given.query[tile.batch, tile.heads], (tile.rows,), 2).to(given.compute_dtype)
     k = take(given.key[tile.batch, groups], joined(tile.spans), 2).to(given.compute_dtype)
-    scores = product(q * given.scale, k.mT) if given.tile_function is None else compared(given, q, k)
-    scores = biased(given, modified(given, capped(given, scores), tile), tile)
-    if not scores.requires_grad:
+    scores = visible_scores(given, q, k, None if given.bias is None else given.bias.read(tile), tile)
+    if _can_write(scores):
         return hide_(given, scores, tile)
     seen = allowed(given, tile)
     return scores if seen is None else scores.masked_fill(~seen, -math.inf)
+
+
+def visible_scores(given: Ingredients, q: Tensor, k: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
+    """Return the scores of a tile before the mask, from its queries, its keys and its part of the bias."""
+    scores = product(q * given.scale, k.mT) if given.tile_function is None else compared(given, q, k)
+    return biased(given, modified(given, capped(given, scores), tile), bias)
+
+
+def _can_write(scores: Tensor) -> bool:
+    """Whether scores may be changed in place: neither autograd nor a transform has to see every step."""
+    return not (scores.requires_grad or is_transformed())
 
 
 def compared(given: Ingredients, q: Tensor, k: Tensor) -> Tensor:
@@ -66,7 +78,7 @@ def capped(given: Ingredients, scores: Tensor) -> Tensor:
     """Scaled scores after the softcap; in place where no gradient is recorded."""
     if given.softcap is None:
         return scores
-    if scores.requires_grad:
+    if not _can_write(scores):
         return given.softcap * torch.tanh(scores / given.softcap)
     return scores.div_(given.softcap).tanh_().mul_(given.softcap)
 
@@ -85,12 +97,12 @@ def place_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Te
     return (b, h, q, kv) if at_positions(given.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
 
 
-def biased(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
-    """Capped scores with the bias; in place where no gradient is recorded."""
-    if given.bias is None:
+def biased(given: Ingredients, scores: Tensor, bias: Tensor | None) -> Tensor:
+    """Capped scores with a tile's part of the bias; in place where no gradient is recorded."""
+    if bias is None:
         return scores
-    bias = given.bias.read(tile).to(given.compute_dtype)
-    return scores + bias if scores.requires_grad or bias.requires_grad else scores.add_(bias)
+    bias = bias.to(given.compute_dtype)
+    return scores.add_(bias) if _can_write(scores) and not bias.requires_grad else scores + bias
 
 
 def hide_(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
@@ -124,7 +136,8 @@ def _kept_hidden(given: Ingredients, tile: Tile) -> Tensor:
     kept = memo.get(key)
     if isinstance(kept, Tensor):
         return kept
-    made = hidden(given, tile)
+    with unobserved():
+        made = hidden(given, tile)
     room = memo.get("room for hidden", ROOM_FOR_HIDDEN)
     if isinstance(room, int) and made.numel() <= room:
         memo[key], memo["room for hidden"] = made, room - made.numel()

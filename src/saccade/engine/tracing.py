@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from saccade.engine import guard
+from saccade.engine import autograd, guard, second_order
 from saccade.engine import product as eager
 from saccade.engine.bias_terms import DenseTerm, Term
 from saccade.engine.checks import autocast, check_value
@@ -28,7 +28,7 @@ from saccade.masks.convert import check_told_apart
 from saccade.masks.found import found
 from saccade.masks.program import decode, encode
 from saccade.scores.base import TileFunction
-from saccade.transforms import is_autocast, without_autocast
+from saccade.transforms import is_autocast, wants_gradient, without_autocast
 
 __all__ = ["Asked", "asked", "output", "product", "reasons"]
 
@@ -70,7 +70,7 @@ def output(
     eager.check_dropout(given.where, dropout_p, seed)
     value = value.to(given.query.dtype)
     if given.query.is_meta:
-        return eager.finished(given, *eager.results_like(given, value))
+        return eager.finished(given, *autograd.results_like(given, value))
     encoded = encode((given.rule, given.tile_function))
     is_plain = encoded is not None and given.modification is None and impl in KERNELS
     why = () if is_plain else reasons(given, impl)
@@ -142,7 +142,7 @@ class _Call(NamedTuple):
         if isinstance(bias, DistanceTerm):
             lowest, first = bias.lowest, bias.first
             addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
-        wants_bias = bias is not None and bias.source.requires_grad and torch.is_grad_enabled()
+        wants_bias = bias is not None and wants_gradient(bias.source)
         head = [kind, lowest, first, len(addresses), int(wants_bias), *given.origin]
         numbers = [given.scale, math.nan if given.softcap is None else given.softcap, float(dropout_p)]
         if dropout_p and seed is None:
@@ -291,3 +291,28 @@ def _derive(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 
 _product.register_autograd(_derive, setup_context=_keep)
+
+
+def _keep_again(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    _keep(ctx, inputs[:8], (inputs[9], *inputs[10:]))
+
+
+def _derive_again(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    query, key, value, *rest = ctx.saved_tensors
+    several, many = ctx.counts
+    sources, constants, (lse, grad_out, grad_lse) = rest[:several], rest[several : several + many], rest[-3:]
+    call = _Call(query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl)
+    given = call.ingredients()
+    of = second_order.Backward(given, value, call.dropped, lse, grad_out, grad_lse)
+    again = torch.is_grad_enabled()
+    nothing = [] if given.bias is not None else [None]  # an operation takes no bias that is not there
+    grads = [*grads[:3], *nothing, *grads[3:]]
+    tensors = (*given.sources(value), grad_out, grad_lse)
+    needed = [x is not None and x.requires_grad for x in tensors]
+    found = list(second_order.derivatives(of, tuple(grads), needed, create_graph=again))
+    of_query, of_key, of_value, of_bias, *others, of_out, of_lse = found
+    others = [of_bias, *others] if given.bias is not None else others
+    return of_query, of_key, of_value, others, [None] * many, None, None, None, None, None, of_out, of_lse
+
+
+_product_backward.register_autograd(_derive_again, setup_context=_keep_again)

@@ -17,7 +17,7 @@ from saccade.mechanisms.contents import is_readable
 from saccade.mechanisms.features.matrix import Features
 from saccade.mechanisms.features.mechanism import FeatureMechanism
 from saccade.mechanisms.features.random import KINDS, Kind, drawn, drawn_unread, random_features
-from saccade.transforms import without_autocast
+from saccade.transforms import unobserved, without_autocast
 
 __all__ = ["Performer"]
 
@@ -127,7 +127,7 @@ class Performer(FeatureMechanism):
             return drawn_unread(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
         which = (int(self.draws), head_dim)
         if self._drawn is None or self._drawn[0] != which:
-            with torch.inference_mode(False):  # what is kept for later calls may meet a gradient there
+            with unobserved():
                 directions = drawn(self.seed, which[0], self.num_features, head_dim, orthogonal=self.orthogonal)
             self._drawn = (which, directions)
         return self._drawn[1]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.arguments import is_integer
 from saccade.errors import describe, hidden_by_vmap, type_error, value_error
-from saccade.transforms import is_mapped, is_transformed
+from saccade.transforms import has_values, is_mapped, is_transformed
 
 __all__ = ["GivenPositions", "Positions", "behind", "can_be_read"]
 
@@ -193,7 +193,9 @@ def behind(after: int | Tensor, count: int) -> Positions:
 
 def can_be_read(x: Tensor) -> bool:
     """Whether x has elements that can be read: without waiting for a device, outside of a compiler and of ``vmap``."""
-    return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling() and not is_mapped(x)
+    if x.device.type != "cpu" or not x.numel() or torch.compiler.is_compiling():
+        return False
+    return has_values(x) and not is_mapped(x)
 
 
 def _from_list(given: Sequence[Any], where: str, name: str) -> Tensor:

@@ -20,7 +20,7 @@ from saccade.engine.kernels.kernel import Kernel
 from saccade.errors import value_error
 from saccade.finite import is_finite
 from saccade.masks import Mask
-from saccade.transforms import is_transformed
+from saccade.transforms import is_plain, unobserved
 
 __all__ = ["failed", "holds", "is_on", "reasons", "seen"]
 
@@ -60,18 +60,19 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
         kernel, given, value: of the product.
         own: the ingredients as the kernel gets them, in an order of its own.
     """
-    if not kernel.is_checked or not is_on(given) or given.query.is_meta or is_transformed():
+    if not kernel.is_checked or not is_on(given) or given.query.is_meta or not is_plain(given.query):
         return True
     kind, wanted = _kind_of(kernel, given), (value.shape[3], _wants_gradients(given, value))
     record = _RECORDS.get(kind)
     if record is not None and (not record.found.ok or _covers(record, wanted)):
         return record.found.ok
-    if not is_finite(given.query, given.key, value):
-        return True  # of these rows the definition is NaN; a later product will do
     try:
         from saccade.engine.first_use.comparing import look  # noqa: PLC0415  no processor's kernel needs it
 
-        found = look(kernel, own, value, gradients=wanted[1])
+        with unobserved():
+            if not is_finite(given.query, given.key, value):
+                return True  # the definition of these rows is NaN; a later product will do
+            found = look(kernel, own, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
         return True  # the product may fit without a look; a smaller one of its kind will do
     _keep(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))

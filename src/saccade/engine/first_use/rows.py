@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.engine.grouping import product
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.tiles import allowed, biased, capped, compared, modified, normalised
+from saccade.engine.tiles import allowed, normalised, visible_scores
 from saccade.finite import widest_dtype
 from saccade.plan import Strip, Tile
 
@@ -109,8 +109,7 @@ def _row(given: Ingredients, leaves: list[Tensor], pick: Pick, number: int) -> t
     row, kv_len = pick.rows[number], given.shape[3]
     one = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))
     tile = Tile(*one, range(row, row + 1), (Strip(range(kv_len), ("row", row)),), given.rule)
-    scores = product(q * given.scale, k.mT) if given.tile_function is None else compared(given, q, k)
-    scores = biased(given, modified(given, capped(given, scores), tile), tile)
+    scores = visible_scores(given, q, k, None if given.bias is None else given.bias.read(tile), tile)
     seen = allowed(given, tile)
     scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
     weights, lse = normalised(scores)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from saccade.engine.memory import Held, Ledger
 from saccade.finite import wide_dtype
+from saccade.transforms import unobserved
 
 __all__ = ["backward", "bytes_of_backward", "forward", "held", "is_available", "pairs", "reads_groups"]
 
@@ -228,8 +229,8 @@ def is_available() -> bool:
     """Whether this torch has the operation, with the arguments that are used here, and it computes what it should."""
     if _forward is None or _backward is None:
         return False
-    # Whatever the caller has switched on (autocast, a default dtype or device) must not change the answer.
-    with torch.autocast("cpu", enabled=False), torch.no_grad():
+    # Whatever the caller has switched on (modes, autocast, a default dtype or device) must not change the answer.
+    with unobserved(), torch.autocast("cpu", enabled=False):
         x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float32, device="cpu").reshape(1, 2, 3, 4)
         try:
             out, lse = _forward(x, x, x, 0.0, False, attn_mask=torch.zeros_like(x[:, :, :, :3]), scale=0.5)
@@ -243,7 +244,7 @@ def is_available() -> bool:
 @cache
 def reads_groups() -> bool:
     """Whether the operation itself lets several query heads share a key head (torch 2.13 does)."""
-    with torch.autocast("cpu", enabled=False), torch.no_grad():
+    with unobserved(), torch.autocast("cpu", enabled=False):
         q = torch.linspace(-1.0, 1.0, 48, dtype=torch.float32, device="cpu").reshape(1, 4, 3, 4)
         k = torch.linspace(1.0, -0.5, 24, dtype=torch.float32, device="cpu").reshape(1, 2, 3, 4)
         wide = k.repeat_interleave(2, 1)

@@ -16,7 +16,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, reasons_of_dot_products
 from saccade.plan import ALL, Groups
 from saccade.plan.spans import Universe
-from saccade.transforms import has_forward_derivatives
+from saccade.transforms import has_forward_derivatives, unobserved
 
 __all__ = ["RowsOfBlocks", "Unit", "chosen_pairs", "reasons_of", "rows_of_blocks", "sure_spans", "units_of"]
 
@@ -139,7 +139,8 @@ def rows_of_blocks(given: Ingredients) -> RowsOfBlocks:
     """Those of a rule, kept with its plan for the backward pass."""
     memo = given.plan.memo
     if "rows of blocks" not in memo:
-        memo["rows of blocks"] = RowsOfBlocks(given)
+        with unobserved():
+            memo["rows of blocks"] = RowsOfBlocks(given)
     return cast("RowsOfBlocks", memo["rows of blocks"])
 
 

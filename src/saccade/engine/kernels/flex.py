@@ -15,7 +15,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.kernels.on_gpu import left_out
 from saccade.engine.memory import Cost, Held
-from saccade.transforms import is_transformed
+from saccade.transforms import is_transformed, unobserved
 
 __all__ = ["Flex"]
 
@@ -39,6 +39,7 @@ class Flex(Kernel):
     name = "flex"
     is_choosy = True
     is_checked = True
+    has_second_derivatives = False
     hides = False
     devices: tuple[str, ...] = ("cuda",)
 
@@ -120,7 +121,8 @@ def _blocks(given: Ingredients) -> Any:
 
     key, memo = ("blocks of flex", given.device), given.plan.memo
     if key not in memo:
-        memo[key] = blocks_of(given.rule, given.shape, given.origin, given.device)
+        with unobserved():
+            memo[key] = blocks_of(given.rule, given.shape, given.origin, given.device)
     return memo[key]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.grouping import at, groups_of, take
+from saccade.engine.grouping import add_at, at, groups_of, take
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels import aten
 from saccade.engine.kernels.fused_calls import Call, single_call
@@ -24,7 +24,7 @@ from saccade.engine.kernels.kernel import (
     reasons_of_dot_products,
 )
 from saccade.engine.memory import Cost
-from saccade.transforms import has_forward_derivatives
+from saccade.transforms import has_forward_derivatives, wants_gradient
 
 __all__ = ["Fused"]
 
@@ -50,7 +50,7 @@ class Fused(KernelByHand):
         if given.softcap is not None:
             why.append("it has no softcap")
         why += reasons_of_dot_products(given)
-        if given.bias is not None and given.bias.source.requires_grad and torch.is_grad_enabled():
+        if given.bias is not None and wants_gradient(given.bias.source):
             why.append("it has no gradient for bias")
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
@@ -222,18 +222,11 @@ def _backward_of_tiles(given: Ingredients, value: Tensor, results: Backward) -> 
             rows += parts[0]
         else:
             rows.copy_(parts[0])
-        _add_columns(gk[groups], parts[1], call.columns)
-        _add_columns(gv[groups], parts[2], call.columns)
+        add_at(gk[groups], parts[1], call.columns, 2)
+        add_at(gv[groups], parts[2], call.columns, 2)
 
     each_call(given, compute, add)
     return gq, gk, gv
-
-
-def _add_columns(total: Tensor, part: Tensor, columns: tuple[range, ...]) -> None:
-    start = 0
-    for span in columns:
-        at(total, span, 2).add_(part[:, :, start : start + len(span)])
-        start += len(span)
 
 
 def _with_lse(

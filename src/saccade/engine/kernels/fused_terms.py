@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.fused_calls import Call
 from saccade.engine.tiles import allowed
 from saccade.plan import Tile
+from saccade.transforms import unobserved
 
 __all__ = ["NOTHING", "Added", "added", "hidden_key", "is_kept", "made", "with_bias"]
 
@@ -77,7 +79,8 @@ def _hidden(given: Ingredients, call: Call) -> Added:
     kept = memo.get(key)
     if isinstance(kept, Added):
         return kept
-    found = made(given, call.tile)
+    with unobserved() if given.rule.is_value else nullcontext():
+        found = made(given, call.tile)
     held = sum(x.terms.numel() for x in list(memo.values()) if isinstance(x, Added) and x.terms is not None)
     if found.terms is not None and is_kept(found.terms.numel(), held):
         memo[key] = found

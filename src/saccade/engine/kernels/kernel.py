@@ -47,6 +47,8 @@ class Kernel(ABC):
     Attributes:
         name: what ``impl=`` and `explain` call it.
         by_hand: whether it computes its gradients itself.
+        has_second_derivatives: whether autograd can go back through its backward pass too. Otherwise, and for kernels
+            that compute gradients themselves, `saccade.engine.second_order` has them.
         is_choosy: whether ``impl="auto"`` asks `suits` before it asks for reasons.
         hides: whether it leaves out the queries and keys that a term of the bias hides. Instead of one that does not,
             `tiled` runs where NaN or inf could pass.
@@ -57,6 +59,7 @@ class Kernel(ABC):
 
     name: str
     by_hand = False
+    has_second_derivatives = True
     is_choosy = False
     hides = True
     adds_to_hidden = False

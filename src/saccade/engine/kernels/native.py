@@ -24,7 +24,7 @@ from saccade.engine.kernels.kernel import (
 from saccade.engine.kernels.native_call import Call, bytes_of_backward, chunks_of, cost_of, prepared
 from saccade.engine.kernels.native_plan import kept_plan, known_plan
 from saccade.engine.memory import Cost
-from saccade.transforms import has_forward_derivatives
+from saccade.transforms import has_forward_derivatives, unobserved, wants_gradient
 
 __all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 
@@ -42,7 +42,8 @@ def abilities() -> int | None:
         library: Any = import_module("saccade_cpu")
     except ImportError:
         return None
-    return int(library.abilities())
+    with unobserved():
+        return int(library.abilities())
 
 
 @cache
@@ -150,7 +151,7 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
     """Why a bias cannot be read row by row, or its gradient not be taken."""
     if isinstance(bias, HidingTerm):
         return [] if bias.term is None else _reasons_of_bias(bias.term, shape)
-    source, wants_grad = bias.source, bias.source.requires_grad and torch.is_grad_enabled()
+    source, wants_grad = bias.source, wants_gradient(bias.source)
     if isinstance(bias, DistanceTerm):
         is_even = bias.q_addresses is None and source.shape[2] == 1
         return [] if is_even else ["it reads biases by distance, of tokens that follow one by one"]

@@ -17,6 +17,7 @@ from saccade.engine.memory import Held
 from saccade.engine.tiles import allowed
 from saccade.plan import ALL, Groups, Strip, Tile
 from saccade.plan.spans import Bounds, Ints, Spans, Universe
+from saccade.transforms import unobserved
 
 __all__ = ["PANEL", "ROWS", "NativePlan", "held_by_bits", "kept_bits", "kept_plan", "packed", "known_plan"]
 
@@ -87,7 +88,8 @@ def kept_plan(given: Ingredients) -> NativePlan | None:
     """`NativePlan.of`, kept with the plan of the rule."""
     memo = given.plan.memo
     if "native" not in memo:
-        memo["native"] = NativePlan.of(given)
+        with unobserved():
+            memo["native"] = NativePlan.of(given)
     return cast("NativePlan | None", memo["native"])
 
 
@@ -102,13 +104,18 @@ def kept_bits(given: Ingredients) -> Tensor:
     """One bit for each pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, kept with the plan of the rule."""
     memo = given.plan.memo
     if "native bits" not in memo:
-        words = torch.zeros(_shape_of_bits(given), dtype=torch.int64, device=given.device)
-        own = words.numpy().view(np.uint8)
-        for tile in _asked(given):
-            bits = np.packbits(cast("Tensor", allowed(given, tile)).numpy(), axis=-1, bitorder="little")
-            own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
-        memo["native bits"] = words
+        with unobserved():
+            memo["native bits"] = _bits(given)
     return cast("Tensor", memo["native bits"])
+
+
+def _bits(given: Ingredients) -> Tensor:
+    words = torch.zeros(_shape_of_bits(given), dtype=torch.int64, device=given.device)
+    own = words.numpy().view(np.uint8)
+    for tile in _asked(given):
+        bits = np.packbits(cast("Tensor", allowed(given, tile)).numpy(), axis=-1, bitorder="little")
+        own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
+    return words
 
 
 def held_by_bits(given: Ingredients) -> Held:

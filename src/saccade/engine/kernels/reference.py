@@ -16,7 +16,7 @@ from saccade.engine.memory import Cost, Held
 from saccade.engine.tiles import index_of, normalised, positions, scores_of
 from saccade.plan import Tile
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "weighted"]
 
 
 class Reference(Kernel):
@@ -34,7 +34,7 @@ class Reference(Kernel):
         dropped = Dropped(dropout_p, 0) if dropout_p else None
 
         def run(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor]:
-            return _weighted(given, tile, given.key[..., : tile.width, :1], dropped)
+            return weighted(given, tile, scores_of(given, tile), given.key[..., : tile.width, :1], dropped)
 
         held = Probe(given, is_narrow=True).held("reference", given.everything, run)
         return Cost(1, self.pairs(given), Held(held.most + results, results))
@@ -45,12 +45,14 @@ class Reference(Kernel):
 
     def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        return _weighted(given, given.everything, value, dropped)
+        return weighted(given, given.everything, scores_of(given, given.everything), value, dropped)
 
 
-def _weighted(given: Ingredients, tile: Tile, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-    """The rows of a tile, and the values of its columns."""
-    weights, lse = normalised(scores_of(given, tile))
+def weighted(
+    given: Ingredients, tile: Tile, scores: Tensor, value: Tensor, dropped: Dropped | None
+) -> tuple[Tensor, Tensor]:
+    """Return output and lse of the complete rows of a tile, from its scores and the values of its columns."""
+    weights, lse = normalised(scores)
     if dropped is not None:
         b, h, _ = index_of(given, tile)
         weights = weights * dropout.keep(dropped.seed, b, h, *positions(given, tile), dropped.p) / (1.0 - dropped.p)

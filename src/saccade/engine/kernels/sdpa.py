@@ -28,6 +28,7 @@ class Sdpa(Kernel):
 
     name = "sdpa"
     is_choosy = True
+    has_second_derivatives = False
     hides = False
     is_checked = True
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
-from saccade.engine.grouping import at, folded, groups_of, joined, product, take, transposed_product
+from saccade.engine.grouping import add_at, at, folded, groups_of, joined, product, take, transposed_product
 from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
 from saccade.engine.kernels.tiled_blocks import blocks_of
@@ -223,11 +223,7 @@ class _Block(NamedTuple):
 
     def add_columns(self, total: Tensor, part: Tensor) -> None:
         """Add ``[batch, groups, columns, width]`` to the columns of ``[batch, kv_heads, kv_len, width]``."""
-        total = total[self.tile.batch, self.groups]
-        start = 0
-        for strip in self.tile.columns:
-            at(total, strip.keys, 2).add_(part[:, :, start : start + len(strip.keys)])
-            start += len(strip.keys)
+        add_at(total[self.tile.batch, self.groups], part, self.tile.spans, 2)
 
     def words(self, of_all: dropout.Words | None, scratch: _Scratch) -> Tensor | None:
         """Words for `dropout.drop_`, in the shape of the scores; None without dropout."""
@@ -267,7 +263,8 @@ def _made(given: Ingredients, value: Tensor, piece: Tile, scratch: _Scratch, *, 
     made = capped(given, made)
     slope = 1.0 - (made / given.softcap).square_() if slopes and given.softcap is not None else None
     before = made.clone() if slopes and given.modification is not None else None
-    made = hide_(given, biased(given, modified(given, made, piece), piece), piece)
+    bias = None if given.bias is None else given.bias.read(piece)
+    made = hide_(given, biased(given, modified(given, made, piece), bias), piece)
     return _Block(piece, q, k, v, made, before, slope, groups)
 
 

@@ -13,7 +13,7 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.kernels.on_gpu import left_out
 from saccade.engine.memory import Cost, Held
-from saccade.transforms import is_transformed
+from saccade.transforms import is_transformed, unobserved
 
 if TYPE_CHECKING:
     from saccade.masks.packed import Packed
@@ -34,6 +34,7 @@ class Varlen(Kernel):
     name = "varlen"
     is_choosy = True
     is_checked = True
+    has_second_derivatives = False
     hides = False
     devices: tuple[str, ...] = ("cuda",)
 
@@ -154,7 +155,8 @@ def _texts(given: Ingredients) -> _Texts:
     if key not in memo:
         packed = _packed(given)
         assert packed is not None  # `reasons` has looked
-        memo[key] = _made(packed, given.shape[0], given.shape[2], given.device)
+        with unobserved():
+            memo[key] = _made(packed, given.shape[0], given.shape[2], given.device)
     return cast("_Texts", memo[key])
 
 

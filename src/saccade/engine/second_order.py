@@ -1,0 +1,182 @@
+"""Derivatives of a product's gradients, in torch operations: for gradient penalties, MAML and Hessians.
+
+The gradients themselves are computed by the kernel. Their derivatives are taken here, by autograd, from the definition
+of a few complete rows at a time, so that no kernel needs a formula of its own for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from saccade.engine.bias_terms import HidingTerm, Term
+from saccade.engine.dropout import Dropped
+from saccade.engine.grouping import add_at, at, groups_of, joined, take
+from saccade.engine.guard import contained
+from saccade.engine.ingredients import Ingredients
+from saccade.engine.kernels.kernel import Tensors
+from saccade.engine.kernels.reference import weighted
+from saccade.engine.kernels.tiled_blocks import blocks_of
+from saccade.engine.tiles import allowed, visible_scores
+from saccade.plan import Tile
+
+__all__ = ["Backward", "derivatives"]
+
+
+class Backward(NamedTuple):
+    """What the gradients of a product are computed from.
+
+    Attributes:
+        given, value, dropped: of the product.
+        lse: its log-sum-exp.
+        grad_out, grad_lse: gradients of its results.
+    """
+
+    given: Ingredients
+    value: Tensor
+    dropped: Dropped | None
+    lse: Tensor
+    grad_out: Tensor
+    grad_lse: Tensor | None
+
+
+def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_graph: bool = False) -> Tensors:
+    """Return the gradients of `Ingredients.sources`, ``grad_out`` and ``grad_lse`` from those of the first gradients.
+
+    Args:
+        of: what the first gradients were computed from.
+        grads: gradients with respect to the first gradients, one for each source; None where there is none.
+        needed: for each source, for ``grad_out`` and for ``grad_lse``, whether its gradient is needed.
+        create_graph: whether the result can be differentiated again.
+
+    Cost: several times that of the first gradients, in blocks of complete rows; memory is that of one block. With
+    ``create_graph``, a dozen tensors of all pairs are kept.
+    """
+    given, value, grad_out, grad_lse = contained(of.given, of.value, of.lse, of.grad_out, of.grad_lse)
+    of = of._replace(given=given, value=value, grad_out=grad_out, grad_lse=grad_lse)
+    tensors = (*given.sources(value), grad_out, grad_lse)
+    totals = [
+        torch.zeros_like(x, dtype=given.compute_dtype) if x is not None and need else None
+        for x, need in zip(tensors, needed, strict=True)
+    ]
+    for tile in [given.everything] if create_graph else blocks_of(given):
+        parts = _of_tile(of, _Slices(given, tile), tensors, grads, needed, create_graph)
+        _Slices(given, tile).add(totals, parts)
+    return tuple(
+        None if total is None or x is None else total.to(x.dtype) for total, x in zip(totals, tensors, strict=True)
+    )
+
+
+class _Slices:
+    """The parts of all tensors that a tile reads: query, key, value, bias, parameters, captured, then two gradients.
+
+    Args:
+        given: the ingredients.
+        tile: complete rows.
+    """
+
+    def __init__(self, given: Ingredients, tile: Tile):
+        self.given, self.tile, self._spans = given, tile, joined(tile.spans)
+        self._groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
+
+    @property
+    def _term(self) -> Term | None:
+        bias = self.given.bias
+        return bias.term if isinstance(bias, HidingTerm) else bias
+
+    def of(self, tensors: Tensors) -> list[Tensor | None]:
+        """Return the parts, in the compute dtype; what a function of scores captures is read whole, as it is."""
+        query, key, value, bias, *others, grad_out, grad_lse = tensors
+        parameters, captured = others[: len(self.given.parameters)], others[len(self.given.parameters) :]
+        term = None if bias is None or self._term is None else self._term.of(bias).read(self.tile)
+        found = [self._rows(query), self._keys(key), self._keys(value), term, *parameters]
+        both = [self._rows(grad_out), self._rows(grad_lse)]
+        wide = self.given.compute_dtype
+        found, both = ([None if x is None else x.to(wide) for x in part] for part in (found, both))
+        return [*found, *captured, *both]
+
+    def add(self, totals: list[Tensor | None], parts: Tensors) -> None:
+        """Add the parts to the whole tensors, in place."""
+        names = ["rows", "keys", "keys", "bias", *["whole"] * (len(totals) - 6), "rows", "rows"]
+        for kind, total, part in zip(names, totals, parts, strict=True):
+            if total is None or part is None:
+                continue
+            if kind == "rows":
+                at(total[self.tile.batch, self.tile.heads], self.tile.rows, 2).add_(part)
+            elif kind == "keys":
+                add_at(total[self.tile.batch, self._groups], part, self._spans, 2)
+            elif kind == "whole":
+                total.add_(part)
+            elif self._term is not None:
+                self._term.collect(total, self.tile, part)
+
+    def _rows(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
+
+    def _keys(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else take(x[self.tile.batch, self._groups], self._spans, 2)
+
+
+def _of_tile(
+    of: Backward, slices: _Slices, tensors: Tensors, grads: Tensors, needed: Sequence[bool], create_graph: bool
+) -> Tensors:
+    """The parts of the result that the rows of a tile have a share in."""
+    with torch.enable_grad():
+        captured = range(4 + len(of.given.parameters), len(tensors) - 2)
+        leaves = [
+            x if x is None or place in captured else _leaf(x, create_graph)
+            for place, x in enumerate(slices.of(tensors))
+        ]
+        *sources, grad_out, grad_lse = leaves
+        results = _results(of, slices.tile, sources)
+        first = _gradients(results, sources, (grad_out, grad_lse), [grad is not None for grad in grads], True)
+        return _gradients(first, leaves, slices.of((*grads, None, None)), needed, create_graph)
+
+
+def _leaf(x: Tensor, create_graph: bool) -> Tensor:
+    """A tensor of its own node, which gradients are taken of; with ``create_graph``, computed from ``x``."""
+    return x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
+
+
+def _results(of: Backward, tile: Tile, sources: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Output and lse of the rows of a tile."""
+    query, key, value = cast("Sequence[Tensor]", sources[:3])
+    bias, *parameters = sources[3 : 4 + len(of.given.parameters)]
+    given = of.given.replaced(parameters=tuple(parameters))
+    scores = visible_scores(given, query, key, bias, tile)
+    seen = allowed(given, tile)
+    scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
+    if isinstance(given.bias, HidingTerm):
+        scores = scores.masked_fill(given.bias.hidden(tile), -math.inf)
+    return weighted(given, tile, scores, value, of.dropped)
+
+
+def _gradients(
+    results: Tensors,
+    leaves: Sequence[Tensor | None],
+    grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    create_graph: bool,
+) -> Tensors:
+    """`torch.autograd.grad` of what has a gradient, with respect to what is needed; None elsewhere."""
+    pairs = [
+        (x, grad)
+        for x, grad in zip(results, grads, strict=False)
+        if x is not None and grad is not None and x.requires_grad
+    ]
+    asked = [place for place, x in enumerate(leaves) if x is not None and needed[place]]
+    if not pairs or not asked:
+        return (None,) * len(leaves)
+    found = torch.autograd.grad(
+        [x for x, _ in pairs],
+        [cast("Tensor", leaves[place]) for place in asked],
+        [grad for _, grad in pairs],
+        create_graph=create_graph,
+        allow_unused=True,
+    )
+    by_place = dict(zip(asked, found, strict=True))
+    return tuple(by_place.get(place) for place in range(len(leaves)))
