@@ -233,7 +233,10 @@ def _by_layer(subject: Subject, reach: Reach, mixed: dict[str, Tensor], judged: 
     probes = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, mixed, judged).run()
     found, missed = probes.findings, sorted(set(mixed) - probes.looked_at)
     through = f"no gradient passes through {', '.join(missed)}" if missed else ""
-    why = "; ".join(part for part in (through, probes.doubts.told(subject)) if part)
+    near = (
+        f"without attention, and reach less than the rule, as they may: {', '.join(probes.near)}" if probes.near else ""
+    )
+    why = "; ".join(part for part in (through, probes.doubts.told(subject), near) if part)
     if not found and (missed or probes.doubts.unsure):
         return Judged("by layer", "not answered", why=why)
     leaks = [one for one in found if one.kind == "leak"]
