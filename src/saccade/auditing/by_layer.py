@@ -10,16 +10,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from saccade.auditing.attends import attends, reaching_others
+from saccade.auditing.axes import tensors_of
 from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding, Kind
 from saccade.auditing.noise import row_differences
-from saccade.auditing.place import tensors_of
 from saccade.auditing.sets import LONG
 from saccade.auditing.subject import Subject
 from saccade.auditing.together import agreed, shared
@@ -66,7 +66,7 @@ def mixers(subject: Subject) -> dict[str, Tensor]:
         if name in found and any(True for _ in subject.modules[name].parameters()):
             trained.append(name)
 
-    # A linear layer mixes none, and a convolution has channels where rows are looked for: the module around it has rows.
+    # A linear layer mixes none; a convolution has channels where rows are looked for, and the module around it rows.
     modules = {name: own for name, own in subject.modules.items() if type(own) not in _NO_ROWS}
     with torch.no_grad(), _again(subject, modules, look):
         subject.run()
@@ -273,29 +273,31 @@ def _again(
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             nonlocal running
             own, found = subject.part_of(name), tensors_of(out)
-            places = {} if running else _hidden(subject, own, args, kwargs)
+            places = {} if running else _hidden(subject, name, args, kwargs)
             if not places or not found or found[0].dim() < 3:  # of two dimensions it may be pooled
                 return
-            if found[0].shape[:2] != (subject.shape[0], own.stop - own.start):
+            rows = subject.as_rows(name, found[0])
+            if rows is None:
                 return
             kept = {name: None if name in _CACHES else value for name, value in kwargs.items()}
 
             def again(other: Tensor) -> Tensor:
                 other = shared(other, subject.group)
                 # One object for all arguments that were one: modules ask whether the query is the key.
-                parts = {(part.start, part.stop): other[:, part].contiguous() for _, part in places.values()}
-                given = {place: parts[part.start, part.stop] for place, (_, part) in places.items()}
+                parts = {one.key: one.written(other) for one in places.values()}
+                given = {place: parts[one.key] for place, one in places.items()}
                 positional = [given.get(place, one) for place, one in enumerate(args)]
                 named = {name: given.get(name, one) for name, one in kept.items()}
-                return _spread([(tensors_of(module(*positional, **named))[0], own)], subject.shape[1])
+                made = tensors_of(module(*positional, **named))[0]
+                return _spread([(made.transpose(0, 1) if rows[1] else made, own)], subject.shape[1])
 
             running = True
             try:
                 look(
                     name,
                     again,
-                    _spread(places.values(), subject.shape[1]),
-                    _spread([(found[0], own)], subject.shape[1]),
+                    _spread([(one.rows, one.part) for one in places.values()], subject.shape[1]),
+                    _spread([(rows[0], own)], subject.shape[1]),
                 )
             finally:
                 running = False
@@ -310,25 +312,50 @@ def _again(
             handle.remove()
 
 
+class _Argument(NamedTuple):
+    """An argument of a module that holds rows of tokens.
+
+    Args:
+        rows: ``[batch, length, ...]``.
+        part: which tokens' they are.
+        is_turned: whether the module is handed them as ``[length, batch, ...]``.
+    """
+
+    rows: Tensor
+    part: slice
+    is_turned: bool = False
+
+    @property
+    def key(self) -> tuple[int, int, bool]:
+        """The same for arguments that were one tensor."""
+        return self.part.start, self.part.stop, self.is_turned
+
+    def written(self, other: Tensor) -> Tensor:
+        """Return other rows, of all tokens, as the module is handed its own."""
+        own = other[:, self.part]
+        return (own.transpose(0, 1) if self.is_turned else own).contiguous()
+
+
 def _hidden(
-    subject: Subject, own: slice, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[int | str, tuple[Tensor, slice]]:
+    subject: Subject, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int | str, _Argument]:
     """The arguments that hold rows of the module's own text, and those that another text was made into.
 
     The first one is its own rows, and with it all that hold the same numbers, as in ``attention(x, x, x)``.
     """
-    shape, found = (subject.shape[0], own.stop - own.start), dict[int | str, tuple[Tensor, slice]]()
+    own, found = subject.part_of(name), dict[int | str, _Argument]()
     first: Tensor | None = None
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for place, one in given:
         if not isinstance(one, Tensor) or not one.is_floating_point() or one.dim() < 3:
             continue
         if (other := subject.read_from(one)) is not None and other != own:
-            found[place] = (one, other)
-        elif first is None and one.shape[:2] == shape and (isinstance(place, int) or place in _HIDDEN):
-            found[place], first = (one, own), one
+            found[place] = _Argument(one, other)
+        elif first is None and (isinstance(place, int) or place in _HIDDEN):
+            if (rows := subject.as_rows(name, one)) is not None:
+                found[place], first, known = _Argument(rows[0], own, rows[1]), one, place
         elif first is not None and _is_same(one, first):
-            found[place] = (one, own)
+            found[place] = found[known]
     return {} if first is None else found
 
 
