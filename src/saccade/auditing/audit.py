@@ -20,6 +20,7 @@ from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.finding import Finding, Judged, Verdict
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.given import check_still, rows_judged, texts, without_cache
+from saccade.auditing.inputs import InputFormat
 from saccade.auditing.noise import FACTOR, jitter, relative, undisturbed
 from saccade.auditing.pair_rules import joint_rules, pair_from_config
 from saccade.auditing.pair_subject import PairSubject, is_pair
@@ -46,6 +47,9 @@ def audit(
     rule: Declared | str | None = None,
     *,
     inputs: Tensor | Mapping[str, Any] | None = None,
+    tokens: str | None = None,
+    batch_first: bool = True,
+    module: nn.Module | None = None,
     length: int = 48,
     layers: int | None = None,
     padding: Tensor | None = None,
@@ -73,6 +77,11 @@ def audit(
             list. Read from ``model.config`` when None, and then said to be assumed.
         inputs: tokens or vectors, or all keyword arguments of the model; two random texts when None. Of an
             encoder-decoder, ``input_ids`` (the source) and ``decoder_input_ids`` (the target) are among them.
+        tokens: name of the keyword argument that holds the tokens or vectors. When None, one of transformers' names,
+            the only one that can, or the first parameter of the model.
+        batch_first: whether tokens or vectors are ``[batch, length, ...]``; else ``[length, batch, ...]``. It is about
+            the inputs alone: modules and outputs of either layout are recognised.
+        module: the model that a function calls, whose tables and layers are to be seen.
         length: of random texts.
         layers: how many layers there are; as many as modules that mix tokens when None.
         padding: True where a token stands, bool ``[batch, length]``; rows of padding are not judged. All when None.
@@ -109,13 +118,15 @@ def audit(
     integer("audit", "seed", seed, 0)
     run = replicated(model)
     model = bare(run)
-    check_still(model)
-    with undisturbed(model) if isinstance(model, nn.Module) else nullcontext():
-        given = without_cache(model, texts(model, length, seed) if inputs is None else inputs)
-        subject = _subject(run, given, outputs, group)
+    form = InputFormat.of(model, tokens, batch_first, module)
+    looked_at = model if module is None else module
+    check_still(looked_at)
+    with undisturbed(looked_at) if isinstance(looked_at, nn.Module) else nullcontext():
+        given = without_cache(model, texts(looked_at, length, seed, form) if inputs is None else inputs)
+        subject = _subject(run, given, outputs, group, form)
         judged = rows_judged(padding, subject.shape)
         told = parse(rule) if isinstance(rule, str) else rule
-        declared, is_assumed = (told, False) if told is not None else (_assumed(model), True)
+        declared, is_assumed = (told, False) if told is not None else (_assumed(looked_at), True)
         mixed = mixers(subject.as_written)
         if is_assumed and isinstance(declared, list):  # a layer may have two modules that mix, or none
             layers = layers or len(declared)
@@ -153,14 +164,20 @@ def _subject(
     inputs: Tensor | Mapping[str, Any],
     outputs: Callable[[Any], Tensor],
     group: ProcessGroup | None,
+    form: InputFormat,
 ) -> Subject:
     if is_pair(bare(model)):
+        if form != InputFormat():
+            rule = "be left out for a model that reads two texts"
+            raise value_error("audit", "tokens, batch_first, module", rule, "given")
         if is_compiled(model):
             raise value_error(
                 "audit", "a model that reads two texts", "be audited before it is compiled", "one that is"
             )
         return PairSubject(model, inputs, outputs, group)
-    return (CompiledSubject if is_compiled(model) else Subject)(model, inputs, outputs, group)
+    if is_compiled(form.module):
+        raise value_error("audit", "module", "be audited before it is compiled, or by itself", "one that is compiled")
+    return (CompiledSubject if is_compiled(model) else Subject)(model, inputs, outputs, group, form)
 
 
 def _as_written(why: str) -> str:
@@ -190,7 +207,7 @@ def _noise(subject: Subject) -> float:
     """How much outputs change by noise alone: by running again, and by one unit in what every module returns."""
     again = max(relative(subject.run(), subject.rows) for _ in range(2))
     written = subject.as_written
-    moved = jitter(written.model, written.run, base=written.rows) if isinstance(written.model, nn.Module) else 0.0
+    moved = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
     return FACTOR * max(again, moved)
 
 
@@ -233,7 +250,10 @@ def _by_layer(subject: Subject, reach: Reach, mixed: dict[str, Tensor], judged: 
     probes = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, mixed, judged).run()
     found, missed = probes.findings, sorted(set(mixed) - probes.looked_at)
     through = f"no gradient passes through {', '.join(missed)}" if missed else ""
-    why = "; ".join(part for part in (through, probes.doubts.told(subject)) if part)
+    near = (
+        f"without attention, and reach less than the rule, as they may: {', '.join(probes.near)}" if probes.near else ""
+    )
+    why = "; ".join(part for part in (through, probes.doubts.told(subject), near) if part)
     if not found and (missed or probes.doubts.unsure):
         return Judged("by layer", "not answered", why=why)
     leaks = [one for one in found if one.kind == "leak"]
@@ -251,8 +271,8 @@ def _same(
 ) -> list[Judged]:
     """Ways of running the model that must say the same, each as a claim."""
     refused = subject.given.is_floating_point() or isinstance(subject, PairSubject) or subject.group is not None
-    if not isinstance(model, nn.Module) or refused:
-        rule = "be left out for a function, for vectors, for a group and for a model that reads two texts"
+    if not isinstance(model, nn.Module) or refused or not subject.form.batch_first:
+        rule = "be left out for a function, vectors, a group, batch_first=False and a model that reads two texts"
         raise value_error(
             "audit", "packed, padded, cache, against", rule, "given", hint="they run modules on token ids"
         )

@@ -10,15 +10,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.attends import attends, reaching_others
+from saccade.auditing.axes import tensors_of
 from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding, Kind
 from saccade.auditing.noise import row_differences
-from saccade.auditing.place import tensors_of
 from saccade.auditing.sets import LONG
 from saccade.auditing.subject import Subject
 from saccade.auditing.together import agreed, shared
@@ -28,6 +29,7 @@ __all__ = ["ByLayer", "mixers"]
 # A second run must not find the first one's keys.
 _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _ROUNDING = 64  # units; below, gradients tell: experts sum in another order if other tokens come, and mix nothing
+_NO_ROWS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names under which modules take what they mix
 
 
@@ -64,7 +66,8 @@ def mixers(subject: Subject) -> dict[str, Tensor]:
         if name in found and any(True for _ in subject.modules[name].parameters()):
             trained.append(name)
 
-    modules = {name: module for name, module in subject.modules.items() if type(module) is not nn.Linear}  # mixes none
+    # A linear layer mixes none; a convolution has channels where rows are looked for, and the module around it rows.
+    modules = {name: own for name, own in subject.modules.items() if type(own) not in _NO_ROWS}
     with torch.no_grad(), _again(subject, modules, look):
         subject.run()
     names = trained or list(found)  # what only moves tokens, as RWKV's shift, is a part of a layer
@@ -96,6 +99,9 @@ class ByLayer:
     Attributes:
         findings: the first leak and the first blind pair of each module.
         looked_at: names of the modules whose outputs have gradients, and so were judged.
+        attending: names of the modules that weight tokens by what they hold. A module that mixes otherwise, such as a
+            convolution, may reach less than its layer allows.
+        near: names of those others that do: of each token that they hide from a row, some other row depends.
         doubts: what became of gradients that are 0 and should not be.
     """
 
@@ -113,18 +119,52 @@ class ByLayer:
         self.rows, self.least = rows, least
         self.findings: list[Finding] = []
         self.looked_at: set[str] = set()
+        self.attending: set[str] = set()
+        self.near: list[str] = []
         self.doubts = Doubts([], [], [])
 
     def run(self) -> ByLayer:
         """Replay all of them in one forward pass, and once more those that seem blind."""
         sizes = self._pulled(self.subject, False, self._probes)
         unseen = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
-        self.doubts = looked_at_again(self.subject, unseen, sizes, self._pull_again)
+        self.doubts = self._without_near(looked_at_again(self.subject, unseen, sizes, self._pull_again), sizes)
         for one in self.doubts.blind:
             keys = one.keys & ~_seen_beside(one.probe, sizes)
             if bool(keys.any()):
                 self._note("blind", one.probe.module, one.row, one._replace(keys=keys).first, 0.0)
         return self
+
+    def _without_near(self, doubts: Doubts, sizes: Mapping[Probe, Tensor]) -> Doubts:
+        """Return the doubts without what a module that does not attend may leave out.
+
+        That is a token which another row sees, or at a distance at which no row sees any.
+        """
+        names = {one.probe.module for one in (*doubts.blind, *doubts.unsure)} - self.attending
+        reaching = dict[str, Tensor]()
+
+        def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+            with torch.enable_grad():
+                leaf = hidden.detach().clone().requires_grad_()
+                found = reaching_others(again(leaf), leaf)
+            reaching[name] = reaching.get(name, False) | found
+
+        if names:
+            with _again(self.subject, {name: self.subject.modules[name] for name in names}, look):
+                self.subject.run()
+
+        def narrowed(unseen: list[Unseen]) -> list[Unseen]:
+            near = [
+                reaching[one.probe.module] | _unused_distances(one.probe, sizes)
+                if one.probe.module in names
+                else torch.zeros_like(one.keys)
+                for one in unseen
+            ]
+            kept = [one._replace(keys=one.keys & ~own) for one, own in zip(unseen, near, strict=True)]
+            return [one for one in kept if bool(one.keys.any())]
+
+        left = doubts._replace(blind=narrowed(doubts.blind), unsure=narrowed(doubts.unsure))
+        self.near = sorted(names - {one.probe.module for one in (*left.blind, *left.unsure)})
+        return left
 
     def _pull_again(self, subject: Subject, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
         return self._pulled(subject, changed, lambda *of: [probe for probe in sorted(probes) if probe[:2] == of])
@@ -150,6 +190,8 @@ class ByLayer:
                 if not rows.requires_grad:
                     return
                 self.looked_at.add(name)
+                if attends(rows, leaf):
+                    self.attending.add(name)
                 for probe in chosen:
                     one = rows[:, probe.place]
                     weights = torch.randn(one.shape, generator=draw, dtype=torch.float64).to(rows)
@@ -192,6 +234,16 @@ class ByLayer:
             self.findings.append(Finding(kind, row, key, share, name, "replay", self.subject.passes))
 
 
+def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
+    """Return the tokens at a distance from the row at which no row of the module sees any, bool ``[length]``."""
+    length = next(iter(sizes.values())).shape[1]
+    used = torch.zeros(2 * length, dtype=torch.bool)
+    for other, size in sizes.items():
+        if other.module == probe.module:
+            used[other.place - (size > 0).any(0).nonzero().flatten()] = True  # from the end, if the token comes later
+    return ~used[probe.place - torch.arange(length)]
+
+
 def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
     """Tokens that other modules of the same layer see from the same row: a layer may mix twice, once near alone."""
     layer = _layer(probe.module)
@@ -221,27 +273,31 @@ def _again(
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             nonlocal running
             own, found = subject.part_of(name), tensors_of(out)
-            places = {} if running else _hidden(subject, own, args, kwargs)
+            places = {} if running else _hidden(subject, name, args, kwargs)
             if not places or not found or found[0].dim() < 3:  # of two dimensions it may be pooled
                 return
-            if found[0].shape[:2] != (subject.shape[0], own.stop - own.start):
+            rows = subject.as_rows(name, found[0])
+            if rows is None:
                 return
             kept = {name: None if name in _CACHES else value for name, value in kwargs.items()}
 
             def again(other: Tensor) -> Tensor:
                 other = shared(other, subject.group)
-                given = {place: other[:, part].contiguous() for place, (_, part) in places.items()}
+                # One object for all arguments that were one: modules ask whether the query is the key.
+                parts = {one.key: one.written(other) for one in places.values()}
+                given = {place: parts[one.key] for place, one in places.items()}
                 positional = [given.get(place, one) for place, one in enumerate(args)]
                 named = {name: given.get(name, one) for name, one in kept.items()}
-                return _spread([(tensors_of(module(*positional, **named))[0], own)], subject.shape[1])
+                made = tensors_of(module(*positional, **named))[0]
+                return _spread([(made.transpose(0, 1) if rows[1] else made, own)], subject.shape[1])
 
             running = True
             try:
                 look(
                     name,
                     again,
-                    _spread(places.values(), subject.shape[1]),
-                    _spread([(found[0], own)], subject.shape[1]),
+                    _spread([(one.rows, one.part) for one in places.values()], subject.shape[1]),
+                    _spread([(rows[0], own)], subject.shape[1]),
                 )
             finally:
                 running = False
@@ -256,21 +312,55 @@ def _again(
             handle.remove()
 
 
+class _Argument(NamedTuple):
+    """An argument of a module that holds rows of tokens.
+
+    Args:
+        rows: ``[batch, length, ...]``.
+        part: which tokens' they are.
+        is_turned: whether the module is handed them as ``[length, batch, ...]``.
+    """
+
+    rows: Tensor
+    part: slice
+    is_turned: bool = False
+
+    @property
+    def key(self) -> tuple[int, int, bool]:
+        """The same for arguments that were one tensor."""
+        return self.part.start, self.part.stop, self.is_turned
+
+    def written(self, other: Tensor) -> Tensor:
+        """Return other rows, of all tokens, as the module is handed its own."""
+        own = other[:, self.part]
+        return (own.transpose(0, 1) if self.is_turned else own).contiguous()
+
+
 def _hidden(
-    subject: Subject, own: slice, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[int | str, tuple[Tensor, slice]]:
-    """The arguments that hold rows: the first of the module's own text, and all that another text was made into."""
-    shape, found = (subject.shape[0], own.stop - own.start), dict[int | str, tuple[Tensor, slice]]()
-    has_own = False
+    subject: Subject, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int | str, _Argument]:
+    """The arguments that hold rows of the module's own text, and those that another text was made into.
+
+    The first one is its own rows, and with it all that hold the same numbers, as in ``attention(x, x, x)``.
+    """
+    own, found = subject.part_of(name), dict[int | str, _Argument]()
+    first: Tensor | None = None
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for place, one in given:
         if not isinstance(one, Tensor) or not one.is_floating_point() or one.dim() < 3:
             continue
         if (other := subject.read_from(one)) is not None and other != own:
-            found[place] = (one, other)
-        elif not has_own and one.shape[:2] == shape and (isinstance(place, int) or place in _HIDDEN):
-            found[place], has_own = (one, own), True
-    return found if has_own else {}
+            found[place] = _Argument(one, other)
+        elif first is None and (isinstance(place, int) or place in _HIDDEN):
+            if (rows := subject.as_rows(name, one)) is not None:
+                found[place], first, known = _Argument(rows[0], own, rows[1]), one, place
+        elif first is not None and _is_same(one, first):
+            found[place] = found[known]
+    return {} if first is None else found
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
 
 
 def _spread(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.inputs import InputFormat
 from saccade.auditing.subject import Subject, rows_of
 from saccade.errors import value_error
 
@@ -43,8 +44,8 @@ class CompiledSubject(Subject):
     What it does from end to end is what its compiled code does. Modules are looked at in `as_written`.
 
     Args:
-        model, inputs, outputs, group: see `Subject`. A model whose table of embeddings is compiled must take vectors as
-            ``inputs_embeds``.
+        model, inputs, outputs, group, form: see `Subject`. A model whose table of embeddings is compiled must take
+            vectors as ``inputs_embeds``.
     """
 
     def __init__(
@@ -53,9 +54,12 @@ class CompiledSubject(Subject):
         inputs: Tensor | Mapping[str, Any],
         outputs: Callable[[Any], Tensor] = rows_of,
         group: ProcessGroup | None = None,
+        form: InputFormat | None = None,
     ):
-        self._written = _Written(bare(model), inputs, outputs, group)
-        super().__init__(model, _fed(model, self._written), outputs, group)
+        self._written = _Written(bare(model), inputs, outputs, group, form)
+        fed = _fed(model, self._written)
+        form = self._written.form
+        super().__init__(model, fed, outputs, group, form if fed is inputs else form._replace(tokens=None))
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
         return super().run(vectors).clone()  # a graph of CUDA writes the next outputs into the same memory
@@ -95,8 +99,9 @@ def _fed(model: Callable[..., Any], written: Subject) -> Tensor | Mapping[str, A
         hint = "audit it before it is compiled; or compile what stands behind its table, and give inputs= vectors"
         raise value_error("audit", "a compiled model", rule, type(bare(model)).__name__, hint=hint)
     others = {} if isinstance(written.inputs, Tensor) else written.inputs
-    kept = {name: value for name, value in others.items() if value is not written.given}
-    return kept | {"inputs_embeds": written.vectors}
+    kept = {name: value for name, value in others.items() if value is not written.handed}
+    vectors = written.vectors if written.form.batch_first else written.vectors.transpose(0, 1).contiguous()
+    return kept | {"inputs_embeds": vectors}
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.arguments import instance
+from saccade.auditing.inputs import InputFormat
 from saccade.auditing.pair_subject import is_pair
 from saccade.auditing.subject import can_cache
 from saccade.errors import value_error
@@ -35,8 +36,11 @@ def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor |
     return {"use_cache": False} | dict(inputs)
 
 
-def texts(model: object, length: int, seed: int) -> Tensor | dict[str, Tensor]:
-    """Two random texts, with two shorter ones to write, of a vocabulary that the configuration or first table tells."""
+def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
+    """Return two random texts, and for an encoder-decoder two shorter targets.
+
+    The vocabulary is that of the model's configuration, or of its first table.
+    """
     tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
     if not tables:
         hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
@@ -47,7 +51,7 @@ def texts(model: object, length: int, seed: int) -> Tensor | dict[str, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(min(3, size - 1), size, (2, length), generator=draw).to(device)
     if not is_pair(model):
-        return tokens
+        return tokens if form.batch_first else tokens.mT.contiguous()
     targets = torch.randint(min(3, size - 1), size, (2, max(2, 2 * length // 3)), generator=draw).to(device)
     return {"input_ids": tokens, "decoder_input_ids": targets}
 

@@ -48,7 +48,7 @@ class PairSubject(Subject):
             raise value_error("audit", "the model", rule, type(named).__name__)
         self.encoder = encoder
         self._prefix = next(name for name, own in named.named_modules() if own is self.encoder) + "."
-        self.given = self.source
+        self.given = self.handed = self.source
 
     @property
     def shape(self) -> tuple[int, int]:

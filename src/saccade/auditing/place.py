@@ -8,20 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.axes import row_sums, tensors_of
 from saccade.auditing.reach import Reach
 from saccade.auditing.subject import Subject
 
-__all__ = ["first_module", "tensors_of"]
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+__all__ = ["first_module"]
 
 Sums = tuple[list[Tensor], list[Tensor]]
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """Tensors of floats among the arguments or results of a module."""
-    values = value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
-    return [one for one in values if isinstance(one, Tensor) and one.is_floating_point()]
 
 
 def first_module(subject: Subject, reach: Reach, key: tuple[int, int], vectors: Tensor) -> str:
@@ -70,20 +63,18 @@ class _Sums:
 
     def hook(self, name: str) -> Any:
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            into, part = [*tensors_of(args), *tensors_of(kwargs)], self.subject.part_of(name)
-            shape = (self.subject.shape[0], part.stop - part.start)
-            self.found[f"{name}#{self._calls[name]}"] = (_sums(into, shape), _sums(tensors_of(out), shape))
+            into = [*tensors_of(args), *tensors_of(kwargs)]
+            self.found[f"{name}#{self._calls[name]}"] = (self._sums(name, into), self._sums(name, tensors_of(out)))
             self._calls[name] += 1
 
         return note
 
-
-def _sums(tensors: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
-    size = shape[0] * shape[1]
-    sums = []
-    for one in tensors:
-        if one.shape[:2] != shape and not (one.dim() == 2 and one.shape[0] == size):
-            continue
-        bits = one.detach().reshape(size, -1).contiguous().view(_BITS[one.element_size()]).long()
-        sums.append((bits * torch.arange(1, 2 * bits.shape[1], 2, device=bits.device)).sum(1).cpu())
-    return sums
+    def _sums(self, name: str, tensors: list[Tensor]) -> list[Tensor]:
+        own, sums = self.subject.part_of(name), []
+        for one in tensors:
+            rows = self.subject.as_rows(name, one) if one.dim() > 1 else None
+            if rows is not None:
+                sums.append(row_sums(rows[0].flatten(0, 1)))
+            elif one.dim() == 2 and len(one) == self.subject.shape[0] * (own.stop - own.start):
+                sums.append(row_sums(one))
+        return sums

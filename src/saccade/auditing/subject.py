@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.axes import is_time_first, names_time_first
 from saccade.auditing.finding import Finding
 from saccade.auditing.float64 import TrueFloat64, float64_copy, said
+from saccade.auditing.inputs import InputFormat, found_tokens, is_turned
 from saccade.auditing.together import agreed, check_same, shared
 from saccade.errors import type_error, value_error
 
@@ -55,11 +57,14 @@ class Subject:
     Args:
         model: a module or a function.
         inputs: token ids or vectors, ``[batch, length]`` or ``[batch, length, width]``; or all keyword arguments, with
-            one of these among them as ``input_ids``, ``inputs_embeds`` or ``tokens``.
-        outputs: reads the rows ``[batch, length, ...]`` of what the model returns; see `rows_of`.
+            one of these among them.
+        outputs: reads the rows ``[batch, length, ...]`` of what the model returns; see `rows_of`. Rows
+            ``[length, batch, ...]`` are recognised.
         group: processes that run the model together; None where it takes one.
+        form: what the inputs do not say of themselves.
 
     Attributes:
+        given: the tokens or vectors, batch first.
         vectors: the tokens' vectors, ``[batch, length, width]``.
         rows: the model's own outputs, ``[batch, length, ...]``.
         passes: forward and backward passes so far.
@@ -71,25 +76,59 @@ class Subject:
         inputs: Tensor | Mapping[str, Any],
         outputs: Callable[[Any], Tensor] = rows_of,
         group: ProcessGroup | None = None,
+        form: InputFormat | None = None,
     ):
         self.model, self.inputs, self.outputs, self.group = model, inputs, outputs, group
+        self.form = InputFormat() if form is None else form
         self.passes = 0
         self.table: nn.Module | None = None
+        self._rows_are_turned = False  # where there are as many texts as tokens; else their shape says it
         self._find()
         check_same(self.given, group)
         self.rows = self.run()
         self._check(self.rows)
+        if self.shape[0] == self.shape[1] > 1 and is_time_first(self.rows, self.run(self._other_text)):
+            self._rows_are_turned, self.rows = True, self.rows.transpose(0, 1)
+        is_square = any(part.stop - part.start == self.shape[0] > 1 for part in self.parts.values())
+        self._time_first = names_time_first(self.modules, self.run, self._other_text) if is_square else frozenset()
 
     def _find(self) -> None:
-        """The tokens, or their vectors, among the inputs."""
-        self.given = self.inputs if isinstance(self.inputs, Tensor) else _given(self.inputs)
+        """Find the tokens, or their vectors, among the inputs."""
+        self.handed = found_tokens(self.model, self.inputs, self.form.tokens)
+        self.given = self.handed if self.form.batch_first else self.handed.transpose(0, 1).contiguous()
         self.vectors = self.given.detach()
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The model, or the one that a function calls; None where it is not known."""
+        return self.model if isinstance(self.model, nn.Module) else self.form.module
 
     @property
     def modules(self) -> dict[str, nn.Module]:
         """Modules of the model by name, but for the table of embeddings; none of a function."""
-        named = self.model.named_modules() if isinstance(self.model, nn.Module) else ()
+        named = () if self.module is None else self.module.named_modules()
         return {name: module for name, module in named if name and module is not self.table}
+
+    @property
+    def _other_text(self) -> Tensor:
+        """The vectors, with others for all tokens of the first batch item."""
+        draw = torch.Generator().manual_seed(0)
+        changed = self.vectors.clone()
+        changed[0] += torch.randn(changed[0].shape, generator=draw, dtype=torch.float64).to(changed)
+        return changed
+
+    def as_rows(self, name: str, x: Tensor) -> tuple[Tensor, bool] | None:
+        """Return a tensor of a module as rows ``[batch, length, ...]``, and whether its tokens came first.
+
+        Returns:
+            None for a tensor that holds no rows of the module's text.
+        """
+        own, (batch, _), sizes = self.part_of(name), self.shape, tuple(x.shape[:2])
+        length = own.stop - own.start
+        is_turned = name in self._time_first if batch == length else sizes == (length, batch)
+        if sizes != ((length, batch) if is_turned else (batch, length)):
+            return None
+        return (x.transpose(0, 1) if is_turned else x), is_turned
 
     @property
     def as_written(self) -> Subject:
@@ -138,7 +177,7 @@ class Subject:
         def wide(model: Callable[..., Any]) -> Subject:
             inputs = self.inputs
             given = _wide(inputs) if isinstance(inputs, Tensor) else {name: _wide(one) for name, one in inputs.items()}
-            return type(self)(model, given, self.outputs, self.group)
+            return type(self)(model, given, self.outputs, self.group, self.form)
 
         model, why = float64_copy(self.model, lambda model: wide(model).run())
         if model is None:
@@ -170,18 +209,23 @@ class Subject:
     def _run(self, vectors: Tensor | None) -> Tensor:
         self.passes += 1
         if self.given.is_floating_point():
-            return self.outputs(self._called(self.given if vectors is None else vectors))
+            return self._in_rows(self._called(self.given if vectors is None else vectors))
         is_traced: list[bool] = []
 
         def swap(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> Tensor | None:
-            if self.table is None and arguments and _same(arguments[0], self.given):
-                self.table, self.vectors = module, out.detach().clone()
-            if module is not self.table:
+            turned = is_turned(arguments[0], self.given) if arguments and self.table in (None, module) else None
+            if turned is None:
                 return None
+            if self.table is None:
+                own = out.reshape(*(self.shape[::-1] if turned else self.shape), -1)
+                self.table, self.vectors = module, (own.transpose(0, 1) if turned else own).detach().clone()
             is_traced.append(torch.compiler.is_compiling())
-            return None if vectors is None else vectors.clone()  # some models scale them in place
+            if vectors is None:
+                return None
+            changed = vectors.transpose(0, 1) if turned else vectors
+            return changed.clone(memory_format=torch.contiguous_format).view(out.shape)  # some scale it in place
 
-        tables = [own for own in _modules(self.model) if isinstance(own, nn.Embedding)]
+        tables = [] if self.module is None else [own for own in self.module.modules() if isinstance(own, nn.Embedding)]
         handles = [own.register_forward_hook(swap) for own in tables]
         try:
             called = self._called(self.given)
@@ -189,23 +233,29 @@ class Subject:
             for handle in handles:
                 handle.remove()
         if not is_traced or any(is_traced):
-            hint = "give vectors [batch, length, width], which such a model must take"
-            rule = "look the tokens up in a torch.nn.Embedding, whose vectors can be changed"
-            got = "one that is asked in compiled code" if is_traced else f"{len(tables)} tables, none of which is asked"
-            raise value_error("audit", "the model", rule, got, hint=hint)
-        return self.outputs(called)
+            raise _no_table(self.module, len(tables), is_compiled=bool(is_traced))
+        return self._in_rows(called)
 
     def _called(self, given: Tensor) -> Any:
+        if given is self.given:
+            given = self.handed
+        elif not self.form.batch_first:
+            given = given.transpose(0, 1).contiguous()
         if isinstance(self.inputs, Tensor):
             return self.model(given)
-        return self.model(**{name: given if value is self.given else value for name, value in self.inputs.items()})
+        return self.model(**{name: given if value is self.handed else value for name, value in self.inputs.items()})
+
+    def _in_rows(self, out: Any) -> Tensor:
+        """The rows of what the model returns, ``[batch, length, ...]``."""
+        rows, (batch, length) = self.outputs(out), self.shape
+        is_turned = self._rows_are_turned if batch == length else tuple(rows.shape[:2]) == (length, batch)
+        return rows.transpose(0, 1) if is_turned else rows
 
     def _check(self, rows: Tensor) -> None:
         if rows.dim() < 2 or tuple(rows.shape[:2]) != self.shape:
             rule = f"give rows [{self.shape[0]}, {self.shape[1]}, ...], one for each token"
-            raise value_error(
-                "audit", "the model", rule, list(rows.shape), hint="outputs= takes a function that reads them"
-            )
+            hint = "outputs= takes a function that reads them, and inputs= a mapping of all arguments"
+            raise value_error("audit", "the model", rule, list(rows.shape), hint=hint)
 
 
 def can_cache(model: nn.Module) -> bool:
@@ -215,20 +265,18 @@ def can_cache(model: nn.Module) -> bool:
     return "use_cache" in known or (hands_on and hasattr(getattr(model, "config", None), "use_cache"))
 
 
-def _given(inputs: Mapping[str, Any]) -> Tensor:
-    for name in ("inputs_embeds", "input_ids", "tokens"):
-        if isinstance(found := inputs.get(name), Tensor):
-            return found
-    raise value_error("audit", "inputs", "have a tensor input_ids, inputs_embeds or tokens", sorted(inputs))
-
-
-def _same(given: object, tokens: Tensor) -> bool:
-    return isinstance(given, Tensor) and torch.equal(given, tokens)
+def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> ValueError:
+    """The error for a model whose tokens' vectors cannot be changed."""
+    if module is None:
+        hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
+        return value_error(
+            "audit", "module", "be given for a function of tokens, whose tables are not seen", None, hint=hint
+        )
+    hint = "give vectors [batch, length, width], which such a model must take"
+    rule = "look the tokens up in a torch.nn.Embedding, whose vectors can be changed"
+    got = "one that is asked in compiled code" if is_compiled else f"{tables} tables, none of which is asked for them"
+    return value_error("audit", "the model", rule, got, hint=hint)
 
 
 def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _modules(model: object) -> list[nn.Module]:
-    return list(model.modules()) if isinstance(model, nn.Module) else []

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.arguments import integer
 from saccade.caches.call import Call, Like, MakesMatrix, Traffic
 from saccade.caches.checks import check_call, check_crop, check_tensors, checked_rows
+from saccade.caches.replays import OUTSIDE, Region, refuse_replay
 from saccade.caches.upcoming import Upcoming
 from saccade.calls import AnswersCalls
 from saccade.errors import type_error, unsupported, value_error
@@ -77,6 +78,7 @@ class LayerCache(AnswersCalls):
     _tokens: Positions | Upcoming
     _like: Like | None
     _traffic: Traffic
+    _region: Region = OUTSIDE  # in which it was made, forked or emptied
 
     def __init__(self) -> None:
         self._forget()
@@ -99,7 +101,9 @@ class LayerCache(AnswersCalls):
 
     def positions(self, q_len: int) -> range | Tensor | None:
         """Where the next ``q_len`` tokens will stand: a range, or int64 ``[batch, q_len]`` where items differ."""
-        return self._tokens.next(integer(f"{type(self).__name__}.positions", "q_len", q_len, 0)).given
+        where = f"{type(self).__name__}.positions"
+        self.check_not_replayed(where)
+        return self._tokens.next(integer(where, "q_len", q_len, 0)).given
 
     def attend(
         self,
@@ -125,8 +129,12 @@ class LayerCache(AnswersCalls):
 
         Returns:
             ``[batch, heads, q_len, value_dim]``. If the call fails, the cache is as it was before.
+
+        Raises:
+            UnsupportedError: gradient checkpointing, unless the cache was made inside the checkpointed function.
         """
         where = f"{type(self).__name__}.attend"
+        self.check_not_replayed(where)
         if not callable(mechanism) or isinstance(mask, Tensor):
             check_call(where, mechanism, mask)
         self._check_new(where, query, key, value)
@@ -173,6 +181,7 @@ class LayerCache(AnswersCalls):
         check_crop(where, length, self.length)
         if length == 0:
             self._empty()
+            self._region = Region.current()
         elif length < self.length:
             reason = self._why_not_cropped(length)
             if reason is not None:
@@ -185,6 +194,7 @@ class LayerCache(AnswersCalls):
         other = copy.copy(self)
         other._state, other._traffic = dict(self._state), Traffic(0, 0)
         self._shared, other._shared = set(self._state), set(self._state)
+        other._region = Region.current()
         return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -224,8 +234,18 @@ class LayerCache(AnswersCalls):
         told = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
         return f"{type(self).__name__}({', '.join(told)})"
 
+    def check_not_replayed(self, where: str) -> None:
+        """Raise where gradient checkpointing replays a change of this cache.
+
+        Args:
+            where: the function that changes the cache, for the error.
+        """
+        if Region.current().repeats(self._region):
+            refuse_replay(where)
+
     def _forget(self) -> None:
         """Hold nothing."""
+        self._region = Region.current()
         self._state, self._shared, self._like, self._traffic = {}, set(), None, Traffic(0, 0)
         self._tokens = _NO_TOKENS if self.keeps_order else Upcoming()
 

@@ -86,6 +86,7 @@ class CrossCache(LayerCache):
             ValueError: it is filled already, or the shapes do not fit.
         """
         where = "CrossCache.fill"
+        self.check_not_replayed(where)
         if self._state:
             hint = "a new context: a new cache"
             raise value_error(where, "cache", "be empty", f"one of {self.length} keys", hint=hint)

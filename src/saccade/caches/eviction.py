@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.arguments import Shapes, integer
 from saccade.caches.by_head import attend_by_head
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
+from saccade.caches.upcoming import Upcoming
 from saccade.errors import value_error
 from saccade.finite import wide_dtype
 from saccade.matrix import Matrix
@@ -21,6 +24,8 @@ from saccade.statistics import Received
 __all__ = ["EvictingCache", "Held"]
 
 _SCORES = Shapes("scores [batch, kv_heads, columns]")
+_RECENT = (("earlier", "columns"), ("rows", "queries columns"))
+_MOST = 32  # of the last queries, whose weights are known one by one as long as nothing was let go
 
 
 class Held(NamedTuple):
@@ -56,7 +61,10 @@ class EvictingCache(LayerCache):
     held before it and its own tokens, so that a prompt is exact. Padding, wherever it stands, takes no token's place.
 
     Equals, call by call, the dense run in which the tokens that its key head let go before are hidden; as long as no
-    more than ``budget`` tokens came, the run with a `KVCache`. What goes is gone: there is no way back but to nothing.
+    more than ``budget`` tokens came, the run with a `KVCache`. What goes is gone.
+
+    `crop` goes on as if the last tokens had never come. It is possible as long as nothing was let go (where
+    ``evicts_once``, for all tokens after the first call), for as many tokens as did not judge, or for the last 32.
 
     Args:
         budget: tokens that each key head holds after a call.
@@ -69,10 +77,11 @@ class EvictingCache(LayerCache):
 
     Raises:
         ValueError: sizes out of range, tokens that stand before earlier ones, or another batch than before.
-        UnsupportedError: a crop to somewhere, or, if somebody judges, a matrix whose rows are no distributions.
+        UnsupportedError: a crop that is not possible, or, if somebody judges, a matrix whose rows are no distributions.
 
-    Cost: memory ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64). A call sweeps its
-    weights a second time, a prompt of n tokens so n²/2 of them, in O(n) memory.
+    Cost: memory ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64); as long as
+    nothing was let go, and all calls judge, 132 bytes more. A call sweeps its weights a second time, a prompt of n
+    tokens so n²/2 of them, in O(n) memory.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -92,10 +101,14 @@ class EvictingCache(LayerCache):
         Leaf("value", "batch kv_heads columns value_dim"),
         Leaf("table", "batch kv_heads columns", "positions"),
         Leaf("received", "batch kv_heads columns", "wide"),
+        *(Leaf(name, f"batch kv_heads {axes}", "wide", is_optional=True, is_saved=False) for name, axes in _RECENT),
     )
     equals = "the dense run in which the tokens that a key head let go before a call are hidden from it"
     judges: int | None = None
     evicts_once: ClassVar[bool] = False
+
+    _tokens: Upcoming
+    _in_order_from: int  # columns whose order is not known any more, since padding was moved before tokens
 
     def __init__(self, budget: int, *, recent: int | None = None):
         super().__init__()
@@ -125,22 +138,31 @@ class EvictingCache(LayerCache):
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
             keys, values, table = (torch.cat(pair, 2) for pair in pairs)
         judging = None if before and self.evicts_once else _judging(call, self.judges)
-        out, *received = self._asked(call, keys, values, table, product=True, received=judging is call)
+        is_recent = judging is call and not self.evicts_once and 0 < q_len <= _MOST
+        is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was let go
+        out, *received = self._asked(
+            call, keys, values, table, product=True, received=judging is call and not is_recent
+        )
         if judging is not None and judging is not call:
             received = list(self._asked(judging, keys, values, table, product=False, received=True))
         summed = torch.zeros(table.shape, dtype=wide_dtype(keys.dtype), device=keys.device)
         if before:
             summed[..., : -q_len or None] = before["received"]
         if received:
-            summed += received[0].unflatten(1, (keys.shape[1], call.query.shape[1] // keys.shape[1])).sum(2)
+            summed += _by_kv_head(received[0], keys.shape[1])
+        recent = {name: x for name, x in before.items() if name in dict(_RECENT) and not q_len}
+        if is_recent:
+            each = [self._asked(one, keys, values, table, product=False, received=True)[0] for one in _one_by_one(call)]
+            recent = _with_rows(before, summed, torch.stack([_by_kv_head(x, keys.shape[1]) for x in each], 2))
+            summed = recent["earlier"] + recent["rows"].sum(2)
         held = Held(keys.detach(), values.detach(), table, summed)
         is_padding = table < 0
         if bool((is_padding[..., 1:] & ~is_padding[..., :-1]).any()):
-            held = held.at(_padding_first(table))
+            held, recent, self._in_order_from = held.at(_padding_first(table)), {}, self.length + q_len
         self._traffic = Traffic(held.nbytes, held.nbytes // max(1, table.shape[2]) * q_len)
         if before or q_len:  # a call of no tokens before all others is no prompt
             goes = table.shape[2] > self.budget and not (before and self.evicts_once)
-            self._state = (self._best(held) if goes else held)._asdict()
+            self._state = (self._best(held) if goes else held)._asdict() | recent
         return out
 
     def _asked(
@@ -165,8 +187,33 @@ class EvictingCache(LayerCache):
         order[..., columns - self.recent :] = torch.inf
         return held.at(order.topk(self.budget, 2, sorted=False).indices.sort(2).values)
 
-    def _why_not_cropped(self, length: int) -> str:
-        return "tokens were let go, and others weighed, by the attention of those that would be taken back"
+    def _forget(self) -> None:
+        super()._forget()
+        self._in_order_from = 0
+
+    def _why_not_cropped(self, length: int) -> str | None:
+        columns, gone = self._state["table"].shape[2], self.length - length
+        if columns < self.length and (not self.evicts_once or gone > columns - self.budget):
+            return "tokens were let go, and others weighed, by the attention of those that would be taken back"
+        if length < self._in_order_from:
+            return "padding came behind tokens and was moved before them, so that it is not known which came last"
+        recent = self._state["rows"].shape[2] if "rows" in self._state else 0
+        if self.judges == 0 or self.evicts_once or gone <= recent:
+            return None
+        return f"tokens were weighed by the attention of more than the last {recent}, whose part alone is known"
+
+    def _crop(self, length: int) -> None:
+        gone = self.length - length
+        kept = self._state["table"].shape[2] - gone
+        self._state = {
+            name: x[:, :, :kept].clone() if name != "rows" else x[:, :, : x.shape[2] - gone, :kept].clone()
+            for name, x in self._state.items()
+        }
+        if "rows" in self._state:
+            self._state["received"] = self._state["earlier"] + self._state["rows"].sum(2)
+        after = (self._state["table"][:, 0].amax(1) + 1).clamp(min=0)
+        is_one = len(after) > 0 and bool((after == after[0]).all())
+        self._tokens = Upcoming(length, int(after[0]) if is_one else after)
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         table, length = state["table"], contents.position("length")
@@ -175,6 +222,37 @@ class EvictingCache(LayerCache):
         is_large = not self.evicts_once and table.shape[2] > self.budget
         if is_wrong or is_large or length < max(1, table.shape[2]):
             raise contents.misfit("table")
+        self._in_order_from = length if bool((table < 0).any()) else 0
+
+
+def _one_by_one(call: Call) -> Iterator[Call]:
+    """Return a call for each query."""
+    run, table = call.positions.run, call.positions.table
+    for i in range(call.query.shape[2]):
+        one = Positions(None, table[..., i : i + 1]) if run is None else Positions(run[i : i + 1])
+        yield call._replace(query=call.query[:, :, i : i + 1], positions=one)
+
+
+def _by_kv_head(received: Tensor, kv_heads: int) -> Tensor:
+    """Return sums over the heads that share keys, of ``[batch, heads, columns]``."""
+    return received.unflatten(1, (kv_heads, received.shape[1] // kv_heads)).sum(2)
+
+
+def _with_rows(before: dict[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
+    """Return what the last queries gave to each token, one by one, and what all earlier ones gave together.
+
+    Args:
+        before: the state.
+        summed: what was received before, ``[batch, kv_heads, columns]``, 0 for new tokens.
+        new: what the new queries give, ``[batch, kv_heads, queries, columns]``.
+    """
+    more = new.shape[2]
+    if "rows" in before:
+        rows = torch.cat([F.pad(before["rows"], (0, more)), new], 2)
+        earlier = F.pad(before["earlier"], (0, more))
+    else:
+        rows, earlier = new, summed
+    return {"earlier": earlier + rows[:, :, :-_MOST].sum(2), "rows": rows[:, :, -_MOST:]}
 
 
 def _judging(call: Call, judges: int | None) -> Call | None:

@@ -130,6 +130,7 @@ class KVCache(LayerCache):
             ValueError: something is held already, or the shapes do not fit.
         """
         where = f"{type(self).__name__}.fill"
+        self.check_not_replayed(where)
         if self.length:
             raise value_error(where, "cache", "be empty", f"one of {self.length} columns", hint="crop(0) empties it")
         self._check_new(where, key, key, value)

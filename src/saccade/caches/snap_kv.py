@@ -30,7 +30,8 @@ class SnapKVCache(EvictingCache):
 
     Raises:
         ValueError: sizes that do not fit together, or what an `EvictingCache` refuses.
-        UnsupportedError: a crop to somewhere, or a matrix whose rows are no distributions.
+        UnsupportedError: a crop into a first call of which tokens were let go, or a matrix whose rows are no
+            distributions.
 
     Cost: memory ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each (16 in float64).
     Judging costs a sweep over ``window`` rows, once.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
-from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from saccade.arguments import instance, integer, is_number
@@ -17,7 +14,7 @@ from saccade.costs.dry_run import refuse_dry
 from saccade.costs.machine import Machine, this_machine
 from saccade.costs.passes import Pass, decoding, forward, training
 from saccade.costs.seconds import Seconds
-from saccade.costs.subjects import Inputs, Sizes, Subject, made
+from saccade.costs.subjects import Inputs, Sizes, Subject, held_tensors, made
 from saccade.errors import type_error, value_error
 
 __all__ = ["Cost", "cost"]
@@ -30,7 +27,7 @@ class Cost:
     Attributes:
         subject: what it is of, in a few words.
         seq_len, batch, dtype: of the inputs.
-        parameter_bytes: of all weights and buffers.
+        parameter_bytes: of all weights, buffers and other tensors that its modules hold.
         forward: a run without gradients.
         training: a run, its loss and all gradients.
         decode: one token more, after ``seq_len - 1``; None for what does not go on token by token.
@@ -169,7 +166,7 @@ def cost(
         held = _cache_bytes(one, length)
         with mode:
             alone = one.without_memory()
-            weights = sum(x.nbytes for x in _all(alone.module))
+            weights = sum(x.nbytes for x in held_tensors(alone.module))
         runs = forward(alone, mode, length), training(alone, mode, length, states)
         decode = None if held is None else decoding(alone, mode, length, held)
     except RuntimeError as error:
@@ -194,10 +191,6 @@ def _checked(dtype: object) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise type_error("cost", "dtype", "be a dtype of floats", dtype, hint="torch.bfloat16")
     return dtype
-
-
-def _all(module: nn.Module) -> Iterable[Tensor]:
-    return itertools.chain(module.parameters(), module.buffers())
 
 
 def _memory() -> int:

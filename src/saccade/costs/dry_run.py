@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.modules import transformer
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from saccade.costs.step import Step
 from saccade.engine import tracing
@@ -30,6 +31,8 @@ __all__ = ["DryRun", "dry", "stand_in"]
 
 Result = TypeVar("Result")
 _FREE = {"empty", "new_empty", "empty_like", "empty_strided", "device", "detach", "lift_fresh", "_local_scalar_dense"}
+
+_SDPA = "_scaled_dot_product_flash_attention_for_cpu"  # of which torch's own counter knows nothing
 
 
 class DryRun(Watch):
@@ -108,7 +111,7 @@ class DryRun(Watch):
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
     """Whatever is run meanwhile costs nothing, and says what it would cost."""
-    with mode, _program(True), taken_as_clean(), run:
+    with mode, _program(True), taken_as_clean(), _layers_of_torch(), run:
         yield run
 
 
@@ -121,6 +124,27 @@ def _program(is_one: bool) -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def _layers_of_torch() -> Iterator[None]:
+    """Have torch's own layers run step by step, and not read their masks.
+
+    In evaluation, and LSTMs on some processors, they run as one operation, whose products of matrices are not seen. A
+    stack of layers reads its mask to see whether it is causal, which decides which kernel runs and not what comes out:
+    it is counted as any mask.
+    """
+    reads, is_fast = transformer._detect_is_causal_mask, torch.backends.mha.get_fastpath_enabled()
+    has_mkldnn = torch._C._get_mkldnn_enabled()
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = reads
+        torch.backends.mha.set_fastpath_enabled(is_fast)
+        torch._C._set_mkldnn_enabled(has_mkldnn)
 
 
 @contextmanager
@@ -180,11 +204,23 @@ def _step(func: Any, args: Any, kwargs: Any, made: Any) -> Step | None:
         options = {key: value for key, value in kwargs.items() if key != "out"}
         flops = int(flop_registry[product](*args, **options, out_val=made))
         shape = _product_shape(name, given, results[0], flops)
+    elif name.startswith(_SDPA):
+        flops, shape = _attention_on_a_processor(name, args)
     moved = sum(_bytes_of(x) for x in (*given, *results))
     largest = max((x.numel() for x in results), default=0)
     if name in ("sum", "mean", "amax", "amin", "any", "all", "norm", "linalg_vector_norm"):
         largest = max((x.numel() for x in given), default=0)
     return Step(name, flops, moved, largest, shape, _name_of(results[0].dtype))
+
+
+def _attention_on_a_processor(name: str, args: Any) -> tuple[int, tuple[int, ...]]:
+    """Return the operations of torch's attention or of its gradients, and the shape of products with as many."""
+    sizes = [x.shape for x in args if isinstance(x, Tensor) and x.dim() == 4]
+    if name.endswith("backward"):
+        flops, (query, key, value) = sdpa_backward_flop_count(*sizes[:4]), sizes[1:4]
+    else:
+        flops, (query, key, value) = sdpa_flop_count(*sizes[:3]), sizes[:3]
+    return int(flops), (query[0] * query[1], query[2], query[3] + value[3], key[2])
 
 
 def _product_shape(name: str, given: list[Tensor], made: Tensor, flops: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from saccade.costs.dry_run import DryRun, dry
 from saccade.costs.step import Step
-from saccade.costs.subjects import Subject
+from saccade.costs.subjects import Subject, held_tensors
 
 __all__ = ["Pass", "Share", "decoding", "forward", "training"]
 
@@ -103,8 +103,8 @@ def decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: i
 
 
 def _bytes(module: nn.Module, given: tuple[Tensor, ...]) -> int:
-    """What weights and inputs hold, each memory once."""
-    tensors = (*module.parameters(), *module.buffers(), *given)
+    """Return the bytes that a module and its inputs hold, each memory once."""
+    tensors = (*held_tensors(module), *given)
     return sum({id(x.untyped_storage()): x.untyped_storage().nbytes() for x in tensors}.values())
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
 
 from saccade.caches import Cache, LayerCache
 from saccade.engine import tracing
@@ -24,7 +26,7 @@ from saccade.models import (
 )
 from saccade.scores import Score
 
-__all__ = ["Inputs", "Sizes", "Subject", "made"]
+__all__ = ["Inputs", "Sizes", "Subject", "held_tensors", "made"]
 
 Inputs = Callable[[int], "Tensor | tuple[Tensor, ...]"]
 """What a module is called with, of a length."""
@@ -181,13 +183,23 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
     )
 
 
+def held_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of a module, and tensors that its parts hold as plain attributes, each once."""
+    found = {id(x): x for x in (*module.parameters(), *module.buffers())}
+    for part in module.modules():
+        plain = {name: x for name, x in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")}
+        found |= {id(x): x for x in tree_leaves(plain) if isinstance(x, Tensor) and id(x) not in found}
+    return list(found.values())
+
+
 def _without_memory(module: Any, device: str) -> Any:
-    """A copy whose parameters and buffers have shapes alone: nothing of the size of its weights is copied."""
+    """Return a copy whose tensors have shapes alone: nothing of the size of its weights is copied."""
     alone: dict[int, Any] = {}
-    for x in (*module.parameters(), *module.buffers()):
+    for x in held_tensors(module):
         like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
         alone[id(x)] = nn.Parameter(like, x.requires_grad) if isinstance(x, nn.Parameter) else like
-    return copy.deepcopy(module, alone)
+    with unset_fake_temporarily():  # tensors within other objects, such as masks, are copied with what they hold
+        return copy.deepcopy(module, alone)
 
 
 def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:

@@ -127,6 +127,8 @@ def check_with_cache(
         if key is None:
             raise value_error(where, "key", "be given in the first call with a CrossCache", None)
     else:
+        if key is not None:  # a replay would take the keys of its first run, which have no gradient
+            cache.check_not_replayed(where)
         held = [len(query), cache.length, context_dim]
         for name, x in (("key", key), ("value", value)):
             if x is not None and list(x.shape) != held:

@@ -1,0 +1,76 @@
+"""Whether a module attends: whether it weights tokens by what they hold, not by fixed numbers as a convolution does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+__all__ = ["attends", "reaching_others"]
+
+_WEIGHTS = ("SoftmaxBackward", "SafeSoftmaxBackward", "ScaledDotProduct", "FlexAttention")
+_PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward", "AddmmBackward")
+
+
+def attends(rows: Tensor, leaf: Tensor) -> bool:
+    """Return whether some product or softmax between these has weights that depend on ``leaf``.
+
+    It reads the graph that autograd recorded: a softmax of what depends on the leaf, a product of two matrices that
+    both do, or an operation with a backward pass of its own, in which anything may happen. A convolution, a shift of
+    tokens and a recurrence of elementwise operations have none of these.
+
+    Args:
+        rows: outputs of a module, with a graph.
+        leaf: its inputs.
+
+    Cost: one step for each node of the graph.
+    """
+    depends: dict[Any, bool] = {}
+    todo = [rows.grad_fn]
+    while todo:
+        node = todo[-1]
+        if node in depends or node is None:
+            todo.pop()
+            continue
+        inner = [one for one, _ in node.next_functions if one is not None]
+        waiting = [one for one in inner if one not in depends]
+        if waiting:
+            todo += waiting
+            continue
+        todo.pop()
+        count = sum(depends[one] for one in inner)
+        depends[node] = count > 0 or getattr(node, "variable", None) is leaf
+        if _weights(node, count):
+            return True
+    return False
+
+
+def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
+    """Return the tokens on which the row of another token depends, bool ``[batch, length]``.
+
+    The numbers of two tokens differ in some bit, so rows with this bit are asked for the gradients of tokens without.
+
+    Args:
+        rows: outputs of a module, ``[batch, length, ...]``, with a graph.
+        leaf: its inputs, ``[batch, length, ...]``.
+
+    Cost: two backward passes for each bit of the length.
+    """
+    found = torch.zeros(rows.shape[:2], dtype=torch.bool)
+    draw, number = torch.Generator().manual_seed(0), torch.arange(rows.shape[1])
+    weights = torch.randn(rows.shape, generator=draw, dtype=torch.float64).to(rows)
+    for bit in range((rows.shape[1] - 1).bit_length()):
+        for chosen in ((number >> bit & 1).bool(), ~(number >> bit & 1).bool()):
+            pulled = weights * chosen.to(rows).view(-1, *[1] * (rows.dim() - 2))
+            (size,) = torch.autograd.grad(rows, leaf, pulled, retain_graph=True)
+            found |= (size.flatten(2).abs().amax(-1) > 0).cpu() & ~chosen
+    return found
+
+
+def _weights(node: Any, count: int) -> bool:
+    """Return whether a node weights by content, where so many of its inputs depend on the leaf."""
+    name = node.name()
+    is_own = isinstance(node, BackwardCFunction) or "CppNode" in name
+    return count > 0 and (is_own or name.startswith(_WEIGHTS) or (count > 1 and name.startswith(_PRODUCTS)))

@@ -1,0 +1,97 @@
+"""The tokens among the inputs of a model, and in the calls of its table of embeddings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from saccade.arguments import flag, instance
+from saccade.errors import shown, type_error, value_error
+
+__all__ = ["InputFormat", "found_tokens", "is_turned"]
+
+_KNOWN = ("inputs_embeds", "input_ids", "tokens")
+
+
+class InputFormat(NamedTuple):
+    """What the inputs of a model do not say of themselves.
+
+    Args:
+        tokens: name of the argument that holds the tokens or vectors; None to find it.
+        batch_first: whether these are ``[batch, length, ...]``; else ``[length, batch, ...]``.
+        module: the model that a function calls.
+    """
+
+    tokens: str | None = None
+    batch_first: bool = True
+    module: nn.Module | None = None
+
+    @classmethod
+    def of(cls, model: object, tokens: object, batch_first: object, module: object) -> InputFormat:
+        """Return the format that a user named; raise for what is none."""
+        instance("audit", "tokens", tokens, (str, type(None)), "be the name of an argument of the model, or None")
+        hint = "audit(lambda x: model(x, x), rule, inputs=ids, module=model)"
+        instance("audit", "module", module, (nn.Module, type(None)), "be the module that a function calls", hint=hint)
+        if module is not None and isinstance(model, nn.Module):
+            raise value_error("audit", "module", "be left out where the model is a module", type(module).__name__)
+        return cls(tokens, flag("audit", "batch_first", batch_first), module)  # type: ignore[arg-type]  # checked
+
+
+def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
+    """Return the token ids or vectors among the inputs.
+
+    That is the argument called ``name``; else one of transformers' names; else the only tensor that can hold tokens;
+    else the first parameter of the model.
+
+    Raises:
+        TypeError, ValueError: there is none, or several could hold them.
+    """
+    if isinstance(inputs, Tensor):
+        if name is not None:
+            raise value_error("audit", "tokens", "be left out where inputs are one tensor", shown(name))
+        return inputs
+    if not isinstance(inputs, Mapping):
+        raise type_error("audit", "inputs", "be a tensor, or a mapping of arguments", type(inputs).__name__)
+    could = {key: one for key, one in inputs.items() if isinstance(one, Tensor) and _can_hold_tokens(one)}
+    names = [key for key in ((name,) if name is not None else _KNOWN) if isinstance(inputs.get(key), Tensor)]
+    if name is None and not names:
+        names = list(could) if len(could) == 1 else [key for key in _parameters(model)[:1] if key in could]
+    if names:
+        found: Tensor = inputs[names[0]]
+        return found
+    if name is not None:
+        raise value_error("audit", "tokens", "name a tensor among the inputs", shown(name), hint=str(sorted(inputs)))
+    if not could:
+        rule = "hold token ids [batch, length] or vectors [batch, length, width]"
+        raise value_error("audit", "inputs", rule, sorted(inputs))
+    rule = "be named, since several inputs could be tokens"
+    raise value_error("audit", "tokens", rule, None, hint=" or ".join(f'tokens="{key}"' for key in could))
+
+
+def is_turned(ids: object, tokens: Tensor) -> bool | None:
+    """Return whether a table is asked for the tokens one after another in time, not text by text.
+
+    Args:
+        ids: what the table is asked for, of any shape.
+        tokens: ``[batch, length]``.
+
+    Returns:
+        None where it is asked for something else.
+    """
+    if not isinstance(ids, Tensor) or ids.numel() != tokens.numel() or ids.device != tokens.device:
+        return None
+    if torch.equal(ids.reshape(tokens.shape), tokens):
+        return False
+    return True if torch.equal(ids.reshape(tokens.mT.shape), tokens.mT) else None
+
+
+def _can_hold_tokens(x: Tensor) -> bool:
+    return x.dim() == 3 if x.is_floating_point() else x.dim() == 2 and x.dtype is not torch.bool
+
+
+def _parameters(model: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters)
