@@ -205,7 +205,8 @@ class _Attention:
             placed = with_padding(placed, facts.padding)
         joined = placed.rule if self.own is None else with_pattern(_WHERE, placed, self.own)
         placed = Placed(joined, range(q_length), range(kv_length))
-        return LazyMask(placed, batch_size, torch.device(device))
+        reason = "the model reads its mask itself, and each rank has a part of its rows"
+        return LazyMask(placed, batch_size, torch.device(device), not_readable=reason)
 
     def __call__(
         self,

@@ -122,7 +122,10 @@ def _placed(
     q_len, kv_len = query.shape[2], key.shape[2]
     # Positions of queries do not matter to a rule that allows all, but a pattern that is joined may read them.
     q, kv = range(kv_len - q_len, kv_len) if q_len <= kv_len else range(q_len), range(kv_len)
-    if isinstance(attention_mask, LazyMask):
+    # Terms may have been written into a float mask: it is read like any other tensor.
+    if isinstance(attention_mask, LazyMask) and not (
+        attention_mask.is_in_memory and attention_mask.is_floating_point()
+    ):
         placed = attention_mask.placed
         if (len(placed.q_positions), len(placed.kv_positions)) == (q_len, kv_len):
             return placed, None

@@ -22,6 +22,9 @@ _SAME = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")
 _OTHER_FORM = ("aten.set_", "aten.resize", "aten.squeeze_", "aten.unsqueeze_")
 
 
+_SUMS = ("aten.add", "aten.sub", "aten.rsub")
+
+
 class Placed(NamedTuple):
     """A mask, and the positions of the tokens of one call.
 
@@ -42,14 +45,16 @@ class Placed(NamedTuple):
 class _Content:
     """The rule that a mask and its detached copies share, and the memory that may have been written into."""
 
-    def __init__(self, placed: Placed):
-        self.placed = placed
+    def __init__(self, placed: Placed, not_readable: str):
+        self.placed, self.not_readable = placed, not_readable
         self.memory: Tensor | None = None
         self.lock = threading.Lock()
 
 
 class LazyMask(Tensor):
-    """A bool tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a rule on positions.
+    """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a rule on positions.
+
+    A bool mask is True at allowed pairs. A float mask is added to scores: 0 there, and the lowest number elsewhere.
 
     Passing it on costs nothing. Any operation on it runs on the mask written out, and returns an ordinary tensor:
     slower, and never wrong. An operation that writes into it, or returns a view that could be written into, gives it
@@ -59,9 +64,12 @@ class LazyMask(Tensor):
         placed: the rule, and the positions of the tokens.
         batch: number of batch items.
         device: where the model computes.
+        dtype: bool or floating point.
+        not_readable: why operations must not read the mask; "" if they may.
 
     Raises:
-        UnsupportedError: an operation that would give it another form in place, such as ``unsqueeze_``.
+        UnsupportedError: an operation that would give it another form in place, such as ``unsqueeze_``, or that adds
+            a bool mask to floating-point scores; any operation if ``not_readable``.
 
     Cost: no memory. An operation costs batch × q_len × kv_len bytes.
     """
@@ -69,15 +77,22 @@ class LazyMask(Tensor):
     _content: _Content
 
     @staticmethod
-    def __new__(cls, placed: Placed, batch: int, device: torch.device) -> Self:
+    def __new__(
+        cls,
+        placed: Placed,
+        batch: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.bool,
+        not_readable: str = "",
+    ) -> Self:
         shape = (batch, placed.rule.shape[1], len(placed.q_positions), len(placed.kv_positions))
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        made._content = _Content(placed)
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made._content = _Content(placed, not_readable)
         return made
 
     @property
     def placed(self) -> Placed:
-        """The rule and the positions; the contents of the memory, if these differ from the rule."""
+        """The rule and the positions; the contents of the memory of a bool mask, if these differ from the rule."""
         content, memory = self._content, self._content.memory
         if memory is None or torch.equal(memory, self._said_by_rule()):
             return content.placed
@@ -89,6 +104,11 @@ class LazyMask(Tensor):
     def is_in_memory(self) -> bool:
         """Whether an operation gave it memory."""
         return self._content.memory is not None
+
+    @property
+    def may_hold_terms(self) -> bool:
+        """Whether it is a float mask with memory, into which other terms of scores may have been written."""
+        return self.is_in_memory and self.is_floating_point()
 
     # Not by a method of this name: each look at a shape would go through it.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -115,6 +135,7 @@ class LazyMask(Tensor):
             return args[0]._again()
         if torch.Tag.inplace_view in func.tags or str(func).startswith(_OTHER_FORM):
             raise _refused(str(func))
+        _check_readable(str(func), [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)])
         reached = [x for given in _reached(func, args, kwargs) for x in tree_iter(given) if isinstance(x, LazyMask)]
         with enable_reentrant_dispatch():  # a rule may be a user's function, which vmap calls
             owners = {id(mask._in_memory()): mask for mask in reached}
@@ -125,7 +146,7 @@ class LazyMask(Tensor):
         return tree_map(lambda x: owners.get(id(x), x), out)
 
     def written_out(self) -> Tensor:
-        """The mask as an ordinary bool tensor."""
+        """The mask as an ordinary tensor."""
         memory = self._content.memory
         return self._said_by_rule() if memory is None else memory
 
@@ -135,7 +156,10 @@ class LazyMask(Tensor):
         q_index, kv_index = (x[:, None] if axis == 0 else x for axis, x in enumerate(positions))
         b = torch.arange(self.shape[0], device=self.device)[:, None, None, None]
         h = torch.arange(self.shape[1], device=self.device)[None, :, None, None]
-        return rule.allows(b, h, q_index, kv_index).broadcast_to(self.shape).contiguous()
+        allowed = rule.allows(b, h, q_index, kv_index).broadcast_to(self.shape).contiguous()
+        if self.dtype == torch.bool:
+            return allowed
+        return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, torch.finfo(self.dtype).min)
 
     def _in_memory(self) -> Tensor:
         """The memory, from now on for good: others may hold parts of it."""
@@ -148,13 +172,24 @@ class LazyMask(Tensor):
 
     def _again(self) -> LazyMask:
         """Another tensor with the same content, which is changed when this one is."""
-        other = LazyMask(self._content.placed, self.shape[0], self.device)
+        other = LazyMask(self._content.placed, self.shape[0], self.device, self.dtype)
         other._content = self._content
         return other
 
     def __repr__(self) -> str:  # type: ignore[override]
         written = "" if self._content.memory is None else ", in memory"
         return f"LazyMask({self._content.placed.rule}, shape={list(self.shape)}{written})"
+
+
+def _check_readable(operation: str, tensors: list[Tensor]) -> None:
+    """Raise if an operation reads a mask that must not be read, or takes a bool mask for terms of scores."""
+    masks = [x for x in tensors if isinstance(x, LazyMask)]
+    reasons = [mask._content.not_readable for mask in masks if mask._content.not_readable]
+    is_bool = any(mask.dtype == torch.bool for mask in masks)
+    if is_bool and operation.startswith(_SUMS) and any(x.is_floating_point() for x in tensors):
+        reasons.append("the model adds its mask to its scores, and this mask is bool: True would add 1")
+    if reasons:
+        raise unsupported("LazyMask", operation, reasons, hint='set_attn_implementation("eager") for this model')
 
 
 def _reached(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:

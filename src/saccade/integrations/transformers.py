@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from saccade.arguments import instance
 from saccade.errors import kind, missing_extra, type_error, unsupported, value_error
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
+from saccade.integrations.mask_dtype import mask_dtype
 from saccade.integrations.mask_functions import MaskFunction, place
 from saccade.integrations.run_matrices import report_matrix
 from saccade.integrations.transformers_layers import from_transformers
@@ -66,7 +68,8 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
     Reference: transformers' AttentionInterface and AttentionMaskInterface, version 5.14 or newer.
     """
     check(name, mask)
-    return registered("install", name, Attention(name, mask))
+    mask_function = lazy_mask if mask is None else functools.partial(lazy_mask, has_pattern=True)
+    return registered("install", name, Attention(name, mask), mask_function)
 
 
 def registered(
@@ -92,10 +95,17 @@ def lazy_mask(
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    config: object = None,
+    dtype: torch.dtype = torch.float32,
+    has_pattern: bool = False,
     **kwargs: Any,
 ) -> LazyMask:
-    """The mask function: the rule itself instead of a tensor. Its arguments are those of transformers' own."""
-    del kwargs  # when a mask may be left out, and its dtype: it never is, and has none
+    """Return the rule itself instead of a tensor; the arguments are those of transformers' own mask functions.
+
+    ``has_pattern`` says that the attention function joins a pattern with the mask: code that reads the mask would miss
+    it.
+    """
+    del kwargs  # when a mask may be left out: it never is
     if mask_function is None:
         raise value_error("lazy_mask", "mask_function", "be given", None)
     placed = place(
@@ -107,7 +117,11 @@ def lazy_mask(
         kv_offset=kv_offset,
         one_by_one=use_vmap,
     )
-    return LazyMask(placed, batch_size, torch.device(device))
+    dtype = mask_dtype(config, dtype)
+    refused = ""
+    if has_pattern and dtype != torch.bool:
+        refused = f"models of {kind(config)} read their mask themselves, and would miss the pattern of install()"
+    return LazyMask(placed, batch_size, torch.device(device), dtype, refused)
 
 
 class Attention:

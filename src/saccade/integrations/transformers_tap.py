@@ -87,7 +87,7 @@ class _Listener:
             lazy = LazyMask(known.placed, batch, device)
             if known.version == _version(mask) and (known.version is not None or _says_the_same(lazy, mask)):
                 return lazy
-        elif isinstance(mask, Tensor) and mask.dim() == 4 and mask.numel() <= _SMALL:
+        elif type(mask) is Tensor and mask.dim() == 4 and mask.numel() <= _SMALL:
             for placed in self._latest:
                 lazy = LazyMask(placed, mask.shape[0], mask.device)
                 if _says_the_same(lazy, mask):
