@@ -13,7 +13,8 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from saccade.errors import describe, kind, shown, type_error, value_error
 
@@ -27,6 +28,7 @@ __all__ = [
     "is_number",
     "number",
     "one_of",
+    "register_tensor",
 ]
 
 T = TypeVar("T")
@@ -130,6 +132,19 @@ def instance(
     if not isinstance(value, kinds):
         raise type_error(where, name, rule, kind(value), hint=hint)
     return value
+
+
+def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: torch.dtype | None = None) -> None:
+    """Make a tensor part of a module's state: a copy in ``dtype``, or itself where it requires a gradient.
+
+    Gradients then flow to the caller's tensor; an `nn.Parameter` is a parameter of the module.
+    """
+    if isinstance(value, nn.Parameter) and value.requires_grad:
+        module.register_parameter(name, value)
+    elif value is None or value.requires_grad:
+        module.register_buffer(name, value)
+    else:
+        module.register_buffer(name, value.detach().to(dtype, copy=True))
 
 
 class Shapes:
