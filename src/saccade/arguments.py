@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.errors import describe, kind, shown, type_error, value_error
 
@@ -30,6 +30,7 @@ __all__ = [
     "is_number",
     "number",
     "one_of",
+    "register_tensor",
 ]
 
 T = TypeVar("T")
@@ -163,6 +164,19 @@ def check_holds_values(where: str, name: str, tensor: Tensor, *, causal_hint: st
     if tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
         hint = f"hand over an ordinary tensor with the values of the {kind_of.__name__}"
         raise type_error(where, name, rule, kind(tensor), hint=hint)
+
+
+def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: torch.dtype | None = None) -> None:
+    """Make a tensor part of a module's state: a copy in ``dtype``, or itself where it requires a gradient.
+
+    Gradients then flow to the caller's tensor; an `nn.Parameter` is a parameter of the module.
+    """
+    if isinstance(value, nn.Parameter) and value.requires_grad:
+        module.register_parameter(name, value)
+    elif value is None or value.requires_grad:
+        module.register_buffer(name, value)
+    else:
+        module.register_buffer(name, value.detach().to(dtype, copy=True))
 
 
 class Shapes:

@@ -19,6 +19,8 @@ __all__ = [
     "is_mapped",
     "is_plain",
     "is_transformed",
+    "level_left",
+    "mapped_levels",
     "unobserved",
     "wants_gradient",
     "without_autocast",
@@ -47,6 +49,19 @@ def is_transformed() -> bool:
 def is_mapped(x: Tensor) -> bool:
     """Whether ``vmap`` is at work on a tensor, so that what it holds cannot be read."""
     return is_transformed() and any(torch._C._functorch.is_batchedtensor(layer) for layer in _layers(x))
+
+
+def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """Return the levels of ``vmap`` that map a tensor, and the tensor of all samples."""
+    layers = list(_layers(x)) if is_transformed() else [x]
+    functorch = torch._C._functorch
+    return tuple(functorch.maybe_get_level(layer) for layer in layers if functorch.is_batchedtensor(layer)), layers[-1]
+
+
+def level_left() -> int:
+    """Return the level of the transform whose own rule for a function is running."""
+    below = torch._C._functorch.peek_interpreter_stack()
+    return 1 if below is None else int(below.level()) + 1
 
 
 def wants_gradient(x: Tensor) -> bool:

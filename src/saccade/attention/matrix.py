@@ -29,7 +29,7 @@ from saccade.scores.base import ScoreMod
 from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.sweep import answers_by_sweep
-from saccade.transforms import without_autocast
+from saccade.transforms import is_plain, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
@@ -138,7 +138,7 @@ class AttentionMatrix(OfIngredients):
         """
         run = tracing.output if torch.compiler.is_compiling() else output
         out, lse = run(self.ingredients, value, dropout_p, self.impl, seed)
-        if lse is not None and not lse.requires_grad:
+        if lse is not None and not lse.requires_grad and is_plain(lse):
             self._lse = lse
         return out
 
@@ -210,11 +210,14 @@ class AttentionMatrix(OfIngredients):
                 columns = joined(piece.spans)
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
+    def _of(self, given: Ingredients) -> AttentionMatrix:
+        return from_ingredients(given, self.impl)
+
     def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
         return answers_by_sweep(self.ingredients.current(), self.impl, folds, outline)
 
     def _wants_grad(self) -> bool:
-        return torch.is_grad_enabled() and any(x.requires_grad for x in self.ingredients.leaves)
+        return any(wants_gradient(x) for x in self.ingredients.leaves)
 
 
 def from_ingredients(given: Ingredients, impl: Impl = "auto") -> AttentionMatrix:

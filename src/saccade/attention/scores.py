@@ -49,6 +49,9 @@ class ScoreMatrix(OfIngredients):
     def hidden(self) -> float:
         return -math.inf
 
+    def _of(self, given: Ingredients) -> ScoreMatrix:
+        return ScoreMatrix(given)
+
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         raise _no_product()
 

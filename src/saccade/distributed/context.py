@@ -194,7 +194,7 @@ class ContextParallel:
 
         Every rank draws, so that generators that were alike stay alike.
         """
-        seed = torch.tensor(dropout.draw_seed(), device=device)
+        seed = torch.tensor(dropout.draw_seed("attention"), device=device)
         guarded(lambda: dist.broadcast(seed, group=self.group, group_src=0))
         return int(seed)
 

@@ -14,9 +14,16 @@ from saccade.engine.ingredients import Ingredients
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.errors import unsupported
-from saccade.transforms import has_values, is_transformed
+from saccade.transforms import has_values, is_transformed, level_left
 
-__all__ = ["differentiable", "differentiable_again", "is_recorded", "results_like"]
+__all__ = [
+    "differentiable",
+    "differentiable_again",
+    "folded_into_batch",
+    "into_batch",
+    "is_recorded",
+    "results_like",
+]
 
 _TILED = Tiled()
 
@@ -143,8 +150,8 @@ class _Transformed(_Product):
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """The mapped axis becomes part of the batch."""
         size = info.batch_size
-        folded, tensors = _folded(given, rest, in_dims[3:], size)
-        out, lse = _Transformed.apply(kernel, folded, dropped, *tensors)
+        folded, tensors = folded_into_batch(given, rest, in_dims[3:], size)
+        out, lse = _Transformed.apply(kernel, folded, _dropped_of_all(dropped, given, size), *tensors)
         return (out.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)
 
 
@@ -196,11 +203,12 @@ class _Gradients(torch.autograd.Function):
         *rest: Any,
     ) -> tuple[Tensors, tuple[int | None, ...]]:
         size = info.batch_size
-        results = [_into_batch(x, dim, size) for x, dim in zip(rest[:4], in_dims[4:8], strict=True)]
-        folded, tensors = _folded(given, rest[4:], in_dims[8:], size)
+        results = [into_batch(x, dim, size) for x, dim in zip(rest[:4], in_dims[4:8], strict=True)]
+        folded, tensors = folded_into_batch(given, rest[4:], in_dims[8:], size)
+        own = _dropped_of_all(dropped, given, size)
         grads = [
             None if x is None else x.unflatten(0, (size, -1))
-            for x in _Gradients.apply(kernel, folded, dropped, wanted, *results, *tensors)
+            for x in _Gradients.apply(kernel, folded, own, wanted, *results, *tensors)
         ]
         # That of a bias with one entry for all batch items is summed over them by autograd, as of all that broadcasts.
         return tuple(grads), tuple(None if x is None else 0 for x in grads)
@@ -262,17 +270,18 @@ class _Second(torch.autograd.Function):
     ) -> tuple[Tensors, tuple[int | None, ...]]:
         size, dims = info.batch_size, in_dims[4:]
         count = (len(rest) - 3) // 2
-        results = [_into_batch(x, dim, size) for x, dim in zip(rest[:3], dims[:3], strict=True)]
-        folded, sources = _folded(given, rest[3 : 3 + count], dims[3 : 3 + count], size)
-        _, grads = _folded(given, rest[3 + count :], dims[3 + count :], size)
+        results = [into_batch(x, dim, size) for x, dim in zip(rest[:3], dims[:3], strict=True)]
+        folded, sources = folded_into_batch(given, rest[3 : 3 + count], dims[3 : 3 + count], size)
+        _, grads = folded_into_batch(given, rest[3 + count :], dims[3 + count :], size)
+        own = _dropped_of_all(dropped, given, size)
         found = [
             None if x is None else x.unflatten(0, (size, -1))
-            for x in _Second.apply(folded, dropped, needed, create_graph, *results, *sources, *grads)
+            for x in _Second.apply(folded, own, needed, create_graph, *results, *sources, *grads)
         ]
         return tuple(found), tuple(None if x is None else 0 for x in found)
 
 
-def _folded(
+def folded_into_batch(
     given: Ingredients, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[Ingredients, list[Tensor | None]]:
     """Ingredients with the mapped axis in their batch, and their sources so."""
@@ -285,7 +294,7 @@ def _folded(
         reasons.append("vmap cannot map parameters of a score's own function")
     if reasons:
         raise unsupported(given.where, "vmap", reasons, hint="put the mapped axis into the batch yourself")
-    folded = [_into_batch(x, dim, size) for x, dim in zip(tensors, dims, strict=True)]
+    folded = [into_batch(x, dim, size) for x, dim in zip(tensors, dims, strict=True)]
     bias = folded[3]
     if bias is not None:  # one for all batch items becomes one for each, so that every mapped one has its own
         bias = bias.unflatten(0, (size, -1)).expand(-1, given.shape[0], *bias.shape[1:])
@@ -294,7 +303,13 @@ def _folded(
     return given.replaced(shape=(size * batch, *others)), folded
 
 
-def _into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+def _dropped_of_all(dropped: Dropped | None, given: Ingredients, size: int) -> Dropped | None:
+    """The dropout of a product with so many samples in its batch."""
+    return None if dropped is None else dropped.folded(given.shape[0], size, level_left())
+
+
+def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    """Return a tensor with its mapped axis, of ``size`` samples, as the outer part of its first axis."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

@@ -12,19 +12,46 @@ from torch import Tensor
 
 from saccade.arguments import is_integer, is_number
 from saccade.engine.grouping import take
-from saccade.errors import type_error, value_error
+from saccade.errors import type_error, unsupported, value_error
 from saccade.plan import Ranges
+from saccade.transforms import mapped_levels
 
-__all__ = ["Dropped", "Words", "check", "check_seed", "draw_seed", "drop_", "dropped", "keep"]
+__all__ = ["Dropped", "Words", "check", "check_seed", "draw", "draw_seed", "drop_", "dropped", "keep"]
 
 _WORD = 0xFFFFFFFF
 
 
 class Dropped(NamedTuple):
-    """Which weights a product leaves out."""
+    """Which weights a product leaves out.
+
+    Attributes:
+        p: probability of each.
+        seed: of the draw.
+        levels: of ``vmap`` with ``randomness="different"``, each sample of which drops weights of its own.
+        repeats: for every other axis that ``vmap`` has folded into the batch: how many items it found there, and its
+            size. Its samples drop the same weights.
+    """
 
     p: float
     seed: int
+    levels: tuple[int, ...] = ()
+    repeats: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, p: float, drawn: Tensor) -> Dropped:
+        """Dropout whose seed was drawn by `draw`."""
+        levels, value = mapped_levels(drawn)
+        return cls(p, int(value.flatten()[0].item()), levels)  # of samples that differ, their places tell the rest
+
+    def folded(self, batch: int, size: int, level: int) -> Dropped:
+        """The same after ``vmap`` has folded an axis of ``size`` samples into a batch of ``batch`` items each."""
+        return self if level in self.levels else self._replace(repeats=(*self.repeats, (batch, size)))
+
+    def items(self, b: Tensor) -> Tensor:
+        """Which batch items count, for items of the folded batch."""
+        for batch, size in reversed(self.repeats):
+            b = b // (batch * size) * batch + b % batch
+        return b
 
 
 def check(dropout_p: float, where: str) -> None:
@@ -46,9 +73,22 @@ def check_seed(seed: int | None, where: str) -> None:
         raise value_error(where, "seed", rule, seed)
 
 
-def draw_seed() -> int:
-    """A fresh seed from torch's generator, so that ``torch.manual_seed`` makes dropout repeatable."""
-    return int(torch.randint(0, 1 << 31, (), device="cpu").item())
+def draw() -> Tensor:
+    """Return a fresh seed from torch's generator, so that ``torch.manual_seed`` makes dropout repeatable."""
+    return torch.randint(0, 1 << 31, (), device="cpu")
+
+
+def draw_seed(where: str) -> int:
+    """Return a fresh seed from torch's generator, for products that ``vmap`` cannot see as one function.
+
+    Raises:
+        UnsupportedError: each sample of ``vmap`` would need a seed of its own.
+    """
+    drawn = Dropped.of(0.0, draw())
+    if drawn.levels:
+        reason = "its dropout is drawn once for all samples"
+        raise unsupported(where, 'vmap with randomness="different"', [reason], hint='randomness="same" runs')
+    return drawn.seed
 
 
 def keep(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: float) -> Tensor:

@@ -61,7 +61,7 @@ class Isolated(NamedTuple):
         return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
 
 
-def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None = None) -> tuple[Tensor, Tensor]:
     """Output and lse of any kernel, in which NaN and inf are where they may be seen."""
     if isinstance(kernel, KernelByHand):
         out, lse = kernel.forward(given, value, dropped)

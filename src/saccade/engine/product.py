@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor
 
 from saccade.engine import autograd, dropout, first_use, guard
@@ -22,6 +24,7 @@ from saccade.engine.kernels.sdpa import Sdpa
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.kernels.varlen import Varlen
 from saccade.engine.row_order import FEWEST, Reordered, reordered
+from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.sink import with_sink
 from saccade.errors import unsupported, value_error
 from saccade.transforms import any_autocast, has_values, is_autocast, without_autocast
@@ -62,27 +65,57 @@ def route_of(
         ValueError: an unknown name.
         UnsupportedError: the kernel asked for cannot run the inputs; every reason is listed.
     """
-    passed_over: dict[str, tuple[str, ...]] = {}
     needs_lse = needs_lse or given.sink_logit is not None
-    for kernel in (impl,) if isinstance(impl, Kernel) else KERNELS:
-        is_named = impl in (kernel.name, kernel)
-        if not is_named and (impl != "auto" or (kernel.is_choosy and not kernel.suits(given, dropout_p))):
-            continue
-        if by_hand and not kernel.by_hand:
-            continue
-        reasons = kernel.reasons(given, dropout_p)
-        if needs_lse:
-            reasons += kernel.reasons_of_lse(given)
-        reasons = reasons or first_use.reasons(kernel, given)
-        if not is_named:
-            reasons = reasons or kernel.drawbacks(given, dropout_p)
-        if not reasons:
-            order = reordered(given, kernel, dropout_p) if given.shape[2] >= FEWEST else None
-            return Route(kernel, passed_over, order)
-        if impl != "auto":
+    if impl == "auto":
+        kernel, passed_over = _fastest(given, dropout_p, needs_lse=needs_lse, by_hand=by_hand)
+    else:
+        kernel, passed_over = _named(given, impl), {}
+        reasons = _reasons(kernel, given, dropout_p, needs_lse)
+        if reasons:
             what, hint = f'impl="{kernel.name}"', 'impl="auto" finds a kernel that can'
             raise unsupported(given.where, what, reasons, hint=hint)
+    return Route(kernel, passed_over, reordered(given, kernel, dropout_p) if given.shape[2] >= FEWEST else None)
+
+
+def _fastest(
+    given: Ingredients, dropout_p: float, *, needs_lse: bool, by_hand: bool
+) -> tuple[Kernel, dict[str, tuple[str, ...]]]:
+    """Return the first kernel that can run and leaves the inputs to no other, and why not those before it."""
+    passed_over: dict[str, tuple[str, ...]] = {}
+    left: Kernel | None = None  # with drawbacks, until the kernel that is faster is known to run
+    for kernel in KERNELS:
+        if (kernel.is_choosy and not kernel.suits(given, dropout_p)) or (by_hand and not kernel.by_hand):
+            continue
+        drawbacks = kernel.drawbacks(given, dropout_p)
+        is_left = bool(drawbacks and kernel.leaves_to)
+        reasons = drawbacks if is_left else _reasons(kernel, given, dropout_p, needs_lse) or drawbacks
+        if not reasons:
+            return kernel, passed_over
         passed_over[kernel.name] = reasons
+        if left is not None and left.leaves_to == kernel.name:
+            passed_over[left.name] = _reasons(left, given, dropout_p, needs_lse)
+            if not passed_over[left.name]:
+                del passed_over[left.name]
+                return left, passed_over
+            left = None
+        left = kernel if is_left else left
+    raise unsupported(given.where, 'impl="auto"', list(passed_over), hint='impl="reference" runs everything')
+
+
+def _reasons(kernel: Kernel, given: Ingredients, dropout_p: float, needs_lse: bool) -> tuple[str, ...]:
+    """Every reason why a kernel cannot run; empty if it can."""
+    reasons = kernel.reasons(given, dropout_p)
+    if needs_lse:
+        reasons += kernel.reasons_of_lse(given)
+    return reasons or first_use.reasons(kernel, given)
+
+
+def _named(given: Ingredients, impl: str | Kernel) -> Kernel:
+    if isinstance(impl, Kernel):
+        return impl
+    found = [kernel for kernel in KERNELS if kernel.name == impl]
+    if found:
+        return found[0]
     names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
     raise value_error(given.where, "impl", f"be one of {names}", repr(impl))
 
@@ -125,7 +158,10 @@ def output(
     given.plan  # noqa: B018  made here, to be kept for the backward pass
     dropped = None
     if dropout_p and has_values(given.query):
-        dropped = Dropped(dropout_p, dropout.draw_seed() if seed is None else seed)
+        drawn = dropout.draw() if seed is None else None
+        dropped = Dropped(dropout_p, cast("int", seed)) if drawn is None else Dropped.of(dropout_p, drawn)
+        if drawn is not None and dropped.levels:  # samples that share all inputs have results of their own, too
+            given = given.replaced(query=given.query + torch.zeros_like(drawn).to(given.query))
     found = None
     while found is None:  # a kernel that is seen to err is not asked again
         found = _tried(given, value, dropped, route_of(given, dropout_p, impl, needs_lse=needs_lse))
@@ -168,6 +204,12 @@ def _run(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | N
         kernel = _TILED
     if kernel.by_hand and autograd.is_recorded(given, value):
         return autograd.differentiable(kernel, given, value, dropped)
+    if not kernel.by_hand and are_mapped(given, value):
+        if dropped is not None:
+            reason = "it is run once for all samples, and its dropout does not tell them apart"
+            raise unsupported(given.where, "vmap", [reason], hint='impl="auto" has dropout under vmap')
+        out, lse = of_all_samples(given, partial(guard.forward, kernel), value)
+        return out, lse
     return guard.forward(kernel, given, value, dropped)
 
 

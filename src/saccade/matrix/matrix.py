@@ -99,17 +99,20 @@ class Matrix(Operators, ABC):
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         dropout.check(dropout_p, type(self).__name__)
         dropout.check_seed(seed, type(self).__name__)
-        seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
+        seed = dropout.draw_seed(type(self).__name__) if seed is None and dropout_p > 0.0 else seed
         batch, heads, q_len, _ = self.shape
-        out = value.new_zeros(batch, heads, q_len, value.shape[3], dtype=wide_dtype(value.dtype))
+        shape, wide = (batch, heads, q_len, value.shape[3]), wide_dtype(value.dtype)
+        out: Tensor | None = None  # made like the first part: under vmap, of all samples
         for block in self.blocks():
             weights, groups = block.weights, groups_of(block.heads, heads, self.kv_heads)
             if seed is not None and dropout_p > 0.0:
                 weights = weights * self._kept(block, dropout_p, seed) / (1.0 - dropout_p)
             values = take(value[block.batch, groups], block.columns, 2).to(weights.dtype)
             with without_autocast(self.device):
-                out[block.batch, block.heads, as_slice(block.rows)] = product(weights, values)
-        return out.to(value.dtype)
+                part = product(weights, values)
+            out = part.new_zeros(shape, dtype=wide) if out is None else out
+            out[block.batch, block.heads, as_slice(block.rows)] = part
+        return (value.new_zeros(shape) if out is None else out).to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """``A.mT @ x``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance, integer
+from saccade.arguments import instance, integer, register_tensor
 from saccade.errors import value_error
 from saccade.mechanisms.approximate import Inputs
 from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
@@ -60,7 +60,7 @@ class GatedLinear(GatedRecurrence):
             if decay.dim() != 1 or not decay.is_floating_point() or (not decay.is_meta and bool((decay > 0).any())):
                 got = f"{list(decay.shape)}, at most {float(decay.max()):.3g}" if decay.numel() else "nothing"
                 raise value_error("GatedLinear", "decay", "be floats [heads] of at most 0", got)
-        self.register_buffer("decay", None if decay is None else decay.detach().clone())
+        register_tensor(self, "decay", decay)
 
     @classmethod
     def retnet(cls, num_heads: int) -> GatedLinear:

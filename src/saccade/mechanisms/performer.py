@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.arguments import flag, instance, integer, number, one_of
+from saccade.arguments import flag, instance, integer, number, one_of, register_tensor
 from saccade.errors import unsupported, value_error
 from saccade.mechanisms.approximate import scale_of
 from saccade.mechanisms.contents import is_readable
@@ -52,7 +52,8 @@ class Performer(FeatureMechanism):
         seed: of the draws.
         redraw: calls in training after which new directions are drawn; None to keep the first.
         directions: those to use, ``[num_features, head_dim]``, such as the ``projection_matrix`` of a checkpoint;
-            they are part of the state, and none are drawn then. Drawn ones when None.
+            they are part of the state, and none are drawn then. Where they require a gradient, they get one. Drawn ones
+            when None.
 
     Raises:
         TypeError, ValueError: a count below 1, an unknown kind, a scale that is no finite number.
@@ -93,7 +94,7 @@ class Performer(FeatureMechanism):
     ):
         super().__init__()
         given = None if directions is None else _checked(directions, num_features, redraw)
-        self.register_buffer("directions", given)
+        register_tensor(self, "directions", given, torch.float64)
         count = 256 if num_features is None else num_features
         self.num_features = integer("Performer", "num_features", count) if given is None else len(given)
         self.orthogonal = flag("Performer", "orthogonal", orthogonal)
@@ -117,7 +118,7 @@ class Performer(FeatureMechanism):
         self.calls.zero_()
 
     def projection(self, head_dim: int) -> Tensor:
-        """The directions for queries and keys of this width, float64 ``[num_features, head_dim]``."""
+        """Return the directions for queries and keys of this width, ``[num_features, head_dim]``; float64 if drawn."""
         if self.directions is not None:
             if self.directions.shape[1] != head_dim:
                 rule = f"have shape [num_features, {head_dim}], the width of queries and keys"
@@ -152,7 +153,8 @@ class Performer(FeatureMechanism):
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):
             return (None,)
-        return (hashlib.sha256(self.directions.cpu().numpy().tobytes()).hexdigest(),)
+        numbers = self.directions.detach().to("cpu", torch.float64).contiguous().numpy()
+        return (hashlib.sha256(numbers.tobytes()).hexdigest(),)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # A state that does not tell of calls is of a time when none did: they are counted from here on.
@@ -168,7 +170,7 @@ class Performer(FeatureMechanism):
 
 
 def _checked(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
-    """Given directions as float64 of one's own; raises unless they are some, and nothing else says what they are."""
+    """Return the directions; raise unless they are floats, and no other argument says how to draw them."""
     given = instance(
         "Performer", "directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None"
     )
@@ -180,4 +182,4 @@ def _checked(directions: object, num_features: int | None, redraw: int | None) -
         raise value_error("Performer", "num_features", f"be {len(given)}, as many as directions, or None", num_features)
     if redraw is not None:
         raise value_error("Performer", "redraw", "be None where directions are given", redraw)
-    return given.detach().to(torch.float64, copy=True)
+    return given

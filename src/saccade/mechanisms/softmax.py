@@ -7,7 +7,7 @@ from types import NoneType
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance, is_integer
+from saccade.arguments import instance, is_integer, register_tensor
 from saccade.attention import AttentionMatrix, Impl, from_ingredients
 from saccade.engine.checks import as_score
 from saccade.engine.ingredients import Ingredients
@@ -43,6 +43,8 @@ class Softmax(Mechanism):
         tensor([0.2271, 0.2417, 0.2573, 0.2739])
     """
 
+    sink_logit: Tensor | None
+
     def __init__(
         self,
         *,
@@ -58,7 +60,7 @@ class Softmax(Mechanism):
         self.score = None if score is None else as_score(score, "Softmax")
         self.bias: Tensor | Bias | None = bias
         self.scale, self.softcap, self.impl = scale, softcap, impl
-        self.sink_logit = None if sink_logit is None else nn.Parameter(_start(sink_logit))
+        register_tensor(self, "sink_logit", None if sink_logit is None else _start(sink_logit))
 
     @property
     def treats_heads_alike(self) -> bool:
@@ -108,8 +110,9 @@ def _start(sink_logit: Tensor | int) -> Tensor:
             raise type_error("Softmax", "sink_logit", "be a float tensor [num_heads]", got, hint=hint)
         if sink_logit.dim() != 1:
             raise value_error("Softmax", "sink_logit", "have shape [num_heads]", list(sink_logit.shape))
-        return sink_logit.detach().clone()
+        # The caller's own tensor where it is trained already.
+        return sink_logit if sink_logit.requires_grad else nn.Parameter(sink_logit.detach().clone())
     if not is_integer(sink_logit) or sink_logit < 1:
         rule = "be a tensor, a number of heads of at least 1, or None"
         raise type_error("Softmax", "sink_logit", rule, repr(sink_logit))
-    return torch.zeros(sink_logit)
+    return nn.Parameter(torch.zeros(sink_logit))

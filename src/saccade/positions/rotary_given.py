@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from saccade.arguments import Shapes, is_finite_number, number
+from saccade.arguments import Shapes, is_finite_number, number, register_tensor
 from saccade.errors import type_error, value_error
 from saccade.finite import wide_dtype
 from saccade.positions.checks import as_positions, check_below
@@ -47,7 +47,10 @@ class Frequencies(Scaling):
         if isinstance(given, Tensor):
             if given.dim() != 1:
                 raise value_error("Frequencies", "radians", "have shape [pairs]", list(given.shape))
-            given = given.detach().double().tolist()
+            if given.requires_grad:
+                hint = "pass radians.detach(); RotaryTables(cos, sin) has gradients"
+                raise value_error("Frequencies", "radians", "not require a gradient", "a tensor that does", hint=hint)
+            given = given.double().tolist()
         if isinstance(given, str) or not isinstance(given, Sequence) or not all(map(is_finite_number, given)):
             raise type_error("Frequencies", "radians", "be finite numbers, one for each pair", type(given).__name__)
         object.__setattr__(self, "radians", tuple(map(float, given)))
@@ -113,7 +116,7 @@ class RotaryTables(Rotary):
                 raise type_error("RotaryTables", name, "be a tensor of floats", got)
         super().__init__(2 * pairs if head_dim is None else head_dim, rotary_dim=2 * pairs, layout=layout)
         for name, x in (("cos", cos), ("sin", sin)):
-            self.register_buffer(name, x.detach().to(wide_dtype(x.dtype), copy=True))
+            register_tensor(self, name, x, wide_dtype(x.dtype))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         cos, sin = self._cos_and_sin(x, positions)

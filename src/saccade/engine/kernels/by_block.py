@@ -162,5 +162,5 @@ def _kept(given: Ingredients, unit: Unit, met: _Met, dropped: Dropped) -> Tensor
     q, kv = unit.positions(given, met.rows, columns)
     heads = torch.arange(unit.heads.start, unit.heads.stop, device=q.device)[None, :, None]
     item = torch.full_like(heads[:, :1], unit.item)
-    kept = dropout.keep(dropped.seed, item, heads, q[:, None, None], kv[None, None], dropped.p)
+    kept = dropout.keep(dropped.seed, dropped.items(item), heads, q[:, None, None], kv[None, None], dropped.p)
     return kept.to(met.scores.dtype) / (1.0 - dropped.p)

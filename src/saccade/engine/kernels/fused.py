@@ -24,9 +24,13 @@ from saccade.engine.kernels.kernel import (
     reasons_of_dot_products,
 )
 from saccade.engine.memory import Cost
+from saccade.plan import Plan
 from saccade.transforms import has_forward_derivatives, wants_gradient
 
 __all__ = ["Fused"]
+
+_TILE = 30_000  # pairs that a tile costs as much time as
+_PAIR_OF_ROWS = 3.0  # times as much time as one of ours
 
 
 class Fused(KernelByHand):
@@ -37,6 +41,7 @@ class Fused(KernelByHand):
 
     name = "fused"
     adds_to_hidden = True
+    leaves_to = "tiled"
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
@@ -55,6 +60,13 @@ class Fused(KernelByHand):
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
         return tuple(why)
+
+    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Where the tiles of a mask with steps are many and small: complete rows of all keys take less time."""
+        plan = given.plan
+        if not plan.overlaps or _price(plan, 1.0) <= _price(given.row_plan, _PAIR_OF_ROWS):
+            return ()
+        return (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {len(given.row_plan)} do",)
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the calls of the operation compute and hold; nothing is run."""
@@ -95,6 +107,11 @@ class Fused(KernelByHand):
         of_query = of_query if sign is None else of_query * sign
         others = (None,) * (len(wanted) - 3)
         return (_narrow(of_query, width), _narrow(of_key, width), _narrow(of_value, value_dim), *others)
+
+
+def _price(plan: Plan, pair: float) -> float:
+    """Time of a plan, in pairs."""
+    return pair * plan.pairs + _TILE * len(plan)
 
 
 def _ready(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor]:

@@ -50,6 +50,8 @@ class Kernel(ABC):
         has_second_derivatives: whether autograd can go back through its backward pass too. Otherwise, and for kernels
             that compute gradients themselves, `saccade.engine.second_order` has them.
         is_choosy: whether ``impl="auto"`` asks `suits` before it asks for reasons.
+        leaves_to: name of the kernel that is faster where it has `drawbacks`, if it is one in particular: where that
+            one cannot run, ``impl="auto"`` does not pass it over.
         hides: whether it leaves out the queries and keys that a term of the bias hides. Instead of one that does not,
             `tiled` runs where NaN or inf could pass.
         adds_to_hidden: whether it computes the scores of hidden pairs too and adds -inf to them: one that overflows
@@ -61,6 +63,7 @@ class Kernel(ABC):
     by_hand = False
     has_second_derivatives = True
     is_choosy = False
+    leaves_to = ""
     hides = True
     adds_to_hidden = False
     is_checked = False
@@ -70,7 +73,7 @@ class Kernel(ABC):
         return ()
 
     def suits(self, given: Ingredients, dropout_p: float) -> bool:
-        """Whether it is worth asking here, since it may be faster than the kernels after it."""
+        """Whether it belongs here at all: `explain` does not name it otherwise."""
         return True
 
     def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:

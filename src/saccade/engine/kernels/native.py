@@ -30,7 +30,9 @@ __all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
-_MANY_BITS = 1 << 22  # of a rule with a step: from here on gathered keys are faster
+_MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
+"""Of a rule with a step, from which on gathered keys are faster: numbers multiplied for each head in float32, and pairs
+in bfloat16, whose products cost little."""
 HALF = 3
 """Of `abilities`: from here on products of bfloat16."""
 
@@ -66,17 +68,29 @@ class Native(KernelByHand):
 
     name = "native"
     is_choosy = True
+    leaves_to = "fused"
 
     def suits(self, given: Ingredients, dropout_p: float) -> bool:
-        """Where it is installed and switched on, and there is more to do than to pack a few keys.
+        """Where it is installed and switched on."""
+        return is_on()
 
-        Of a rule with a step it takes all panels, a bit for each pair; kernels after it gather the keys of each step.
+    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+        """Where there is little more to do than to pack a few keys, or a mask has steps.
+
+        Of a rule with a step it takes all panels, a bit for each pair; `fused` gathers the keys of each step.
         """
         batch, heads, q_len, kv_len = given.shape
-        pairs = batch * heads * q_len * kv_len
-        if not is_on() or kv_len < _FEW_KEYS or pairs < _FEW_PAIRS.get(given.query.dtype, 0):
-            return False
-        return q_len * kv_len < _MANY_BITS or dropout_p > 0.0 or all(step == 1 for step, _ in given.rule.terms())
+        pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(given.query.dtype, 0)
+        if kv_len < _FEW_KEYS:
+            return (f"{kv_len} keys do not repay packing them (from {_FEW_KEYS} on they do)",)
+        if pairs < enough:
+            return (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",)
+        bits, width = q_len * kv_len, given.query.shape[3]
+        is_half = given.query.dtype is torch.bfloat16
+        is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
+        if is_few or dropout_p > 0.0 or all(step == 1 for step, _ in given.rule.terms()):
+            return ()
+        return ("its mask has steps, and it would compute the pairs between them",)
 
     def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""

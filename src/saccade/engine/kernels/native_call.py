@@ -53,7 +53,7 @@ class Call(NamedTuple):
         rows, columns, threshold, kept = None, None, 0, 1.0
         if dropped is not None:
             b, h, _ = index_of(given, given.everything)
-            words = Words(dropped.seed, b, h, *positions(given, given.everything), dropped.p)
+            words = Words(dropped.seed, dropped.items(b), h, *positions(given, given.everything), dropped.p)
             rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
             kept = 1.0 / (1.0 - dropped.p)
         tensors = (prepared(given.query), prepared(given.key), prepared(value))

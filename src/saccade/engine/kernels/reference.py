@@ -55,7 +55,11 @@ def weighted(
     weights, lse = normalised(scores)
     if dropped is not None:
         b, h, _ = index_of(given, tile)
-        weights = weights * dropout.keep(dropped.seed, b, h, *positions(given, tile), dropped.p) / (1.0 - dropped.p)
+        weights = (
+            weights
+            * dropout.keep(dropped.seed, dropped.items(b), h, *positions(given, tile), dropped.p)
+            / (1.0 - dropped.p)
+        )
     out = product(weights, value.to(weights.dtype))
     # They are 0 already: what flows back to rows that see nothing, a NaN even, ends here.
     return out.masked_fill((lse == -math.inf)[..., None], 0.0).to(value.dtype), lse

@@ -248,7 +248,7 @@ def _words(given: Ingredients, dropped: Dropped | None) -> dropout.Words | None:
     if dropped is None:
         return None
     b, h, _ = index_of(given, given.everything)
-    return dropout.Words(dropped.seed, b, h, *positions(given, given.everything), dropped.p)
+    return dropout.Words(dropped.seed, dropped.items(b), h, *positions(given, given.everything), dropped.p)
 
 
 def _made(given: Ingredients, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
