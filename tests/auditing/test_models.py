@@ -163,7 +163,7 @@ def test_ours_and_a_test_of_it():
         ({"tests": 0}, ValueError, "tests must be an int of at least 1; got 0"),
         ({"padding": torch.ones(3, 3)}, ValueError, r"padding must have shape \[2, 48\]"),
         ({"outputs": lambda out: out.logits.mean(1)}, ValueError, "the model must give rows"),
-        ({"inputs": {"labels": 3}}, ValueError, "inputs must have a tensor input_ids"),
+        ({"inputs": {"labels": 3}}, ValueError, "inputs must hold token ids"),
     ],
 )
 def test_what_is_wrong_is_said(change, error, message):

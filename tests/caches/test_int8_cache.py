@@ -1,11 +1,14 @@
 """Int8Cache: the run over rounded keys and values, and how far these are off."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import Int8Cache, KVCache, padded_positions
+from saccade.caches import Int8Cache, KVCache, load_cache, padded_positions, save_cache
+from saccade.caches.files import encoded
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.nn import MultiHeadAttention
@@ -17,12 +20,13 @@ CAUSAL = masks.Causal()
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """By the book: each channel of each block by its own step."""
+    """By the book: each channel of each block to 255 levels from its smallest number to its largest."""
     out = x.clone()
     for start in range(0, x.shape[2] - SIZE + 1, SIZE):
         block = x[:, :, start : start + SIZE]
-        step = block.abs().amax(2, keepdim=True) / 127
-        out[:, :, start : start + SIZE] = torch.where(step > 0, torch.round(block / step) * step, 0.0)
+        least, most = block.amin(2, keepdim=True), block.amax(2, keepdim=True)
+        step, zero = (most - least) / 254, (most + least) / 2
+        out[:, :, start : start + SIZE] = torch.where(step > 0, torch.round((block - zero) / step) * step, 0.0) + zero
     return out
 
 
@@ -55,15 +59,64 @@ def test_no_element_is_off_by_more_than_was_said(dtype: torch.dtype) -> None:
     cache = Int8Cache(SIZE)
     cache.attend(Softmax(), *[k] * 3)
     held = cache._rounded("key").read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS))
-    bound = k.double().unflatten(2, (4, SIZE)).abs().amax(3, keepdim=True) / 254
+    blocks = k.double().unflatten(2, (4, SIZE))
+    bound = (blocks.amax(3, keepdim=True) - blocks.amin(3, keepdim=True)) / 508
     eps = torch.finfo(dtype).eps * k.double().abs()
     off = (held.double() - k.double()).abs()
     assert bool((off <= bound.expand(-1, -1, -1, SIZE, -1).flatten(2, 3) * (1 + 1e-5) + eps).all())
     assert float(off.max()) > 0
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    steps = k.to(wide).unflatten(2, (4, SIZE)).abs().amax(3) / 127
-    torch.testing.assert_close(cache._rounded("key").steps, steps, atol=0, rtol=0)
+    steps = (bound * 2)[:, :, :, 0].to(wide)
+    torch.testing.assert_close(cache._rounded("key").steps, steps, atol=0, rtol=1e-5)
     assert bool((held[:, :, :SIZE, 1] == 0).all())
+
+
+@pytest.mark.parametrize("offset", [0.0, 50.0, 150.0, -1e4])
+def test_a_mean_far_from_0_costs_no_precision(offset: float) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 256, 64)
+    shifted = k.clone()
+    shifted[..., 5] += offset
+    shifted[..., 40] -= offset
+    held = []
+    for keys in (k, shifted):
+        cache = Int8Cache(32)
+        cache.attend(Softmax(), q, keys, v, mask=CAUSAL)
+        held.append(cache._rounded("key").read(keys[:, :, :0], slice(None)) - keys[0])
+    assert float(held[0].abs().max()) < 0.02
+    assert float(held[1].abs().max()) < 1.1 * float(held[0].abs().max()) + 1e-6 * abs(offset)
+
+
+def test_numbers_near_both_ends_of_a_dtype_are_held() -> None:
+    largest = 3e38
+    x = torch.tensor([-largest, 0.0, largest, 1.0, largest / 2, -largest / 2, -1.0, 2.0]).view(1, 1, 8, 1)
+    cache = Int8Cache(8)
+    cache.attend(Softmax(scale=0.0), 0 * x, x, 0 * x)
+    held = cache._rounded("key").read(x[:, :, :0], slice(None)).view(-1)
+    assert bool(held.isfinite().all())
+    assert bool(((held - x.view(-1)).abs() <= largest / 250).all())
+
+
+def test_a_file_of_the_old_format_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    q, k, v = _qkv(20, torch.float32)
+    cache = Int8Cache(SIZE)
+    cache.attend(Softmax(), q, k, v, mask=CAUSAL)
+    save_cache(cache, tmp_path / "new")
+    again = load_cache(tmp_path / "new")
+    assert isinstance(again, Int8Cache)
+    for name, x in cache.state()[1].items():
+        assert torch.equal(again.state()[1][name], x)
+    # Version 0.1 rounded to multiples of a step, and wrote no zeros.
+    numbers, tensors = cache.state()
+    old = {name: x for name, x in tensors.items() if not name.endswith("zeros")}
+    about = {"kind": "cache", "fingerprint": None, "cache": {"kind": "Int8Cache", "block_size": SIZE, **numbers}}
+    (tmp_path / "old").write_bytes(encoded("test", old, about))
+    loaded = load_cache(tmp_path / "old")
+    assert isinstance(loaded, Int8Cache)
+    held = loaded._rounded("key").read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS))[:, :, :16]
+    steps = tensors["key.steps"].repeat_interleave(SIZE, 2)
+    torch.testing.assert_close(held, tensors["key.codes"] * steps, atol=0, rtol=0)
+    loaded.attend(Softmax(), q, k, v, mask=CAUSAL)
 
 
 def test_scores_are_off_by_no_more_than_was_said() -> None:
@@ -144,7 +197,7 @@ def test_bytes_are_counted_exactly() -> None:
     q, k, v = _qkv(21, torch.float32)
     cache, element = Int8Cache(SIZE), 2 * 2 * KV_HEADS * DIM  # keys and values, batch
     cache.attend(Softmax(), q[:, :, :20], k[:, :, :20], v[:, :, :20], mask=CAUSAL)
-    held = element * (16 + 2 * 4 + 4 * 4)
+    held = element * (16 + 2 * 8 + 4 * 4)
     assert (cache.nbytes, cache.traffic) == (held, (20 * 4 * element, 20 * 4 * element))
     cache.attend(Softmax(), *(x[:, :, 20:] for x in (q, k, v)), mask=CAUSAL)
     assert cache.traffic == (held + 4 * element, 4 * element)

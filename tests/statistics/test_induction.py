@@ -61,6 +61,41 @@ def test_of_other_matrices(mechanism):
     torch.testing.assert_close(matrix.ask(InductionMass(tokens))[0][0], want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("gather", [0, 1 << 40])
+@pytest.mark.parametrize(
+    "mask", [masks.Causal(), masks.Full(), masks.Causal() & masks.Strided(3), masks.bigbird(8)], ids=str
+)
+def test_looking_pairs_up_says_what_comparing_all_weights_does(mask, gather, monkeypatch):
+    monkeypatch.setattr("saccade.statistics.induction._GATHER", gather)
+    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", 200)
+    q, k = torch.randn(1, 2, 30, 4, dtype=torch.float64), torch.randn(1, 2, 41, 4, dtype=torch.float64)
+    matrix, tokens = sc.AttentionMatrix(q, k, mask), repeated(41, 6)
+    want = torch.tensor([by_loop(head, tokens) for head in matrix.to_dense()[0]], dtype=torch.float64)
+    torch.testing.assert_close(matrix.ask(InductionMass(tokens))[0][0], want)
+
+
+def test_a_long_text_takes_a_step_for_each_pair_of_equal_tokens(monkeypatch):
+    steps = []
+    looked_up = torch.Tensor.index_add_
+
+    def counted(self, dim, index, source):
+        steps.append(len(index))
+        return looked_up(self, dim, index, source)
+
+    monkeypatch.setattr(torch.Tensor, "index_add_", counted)
+    length, x = 5000, torch.randn(1, 1, 5000, 2)
+    tokens = tuple(range(length // 2)) * 2  # each twice
+    (found,) = sc.AttentionMatrix(x, x, masks.Causal()).ask(InductionMass(tokens))
+    assert sum(steps) == length // 2
+    assert int((found > 0).sum()) == length // 2
+    (found,) = sc.AttentionMatrix(x, x, masks.Causal()).ask(
+        InductionMass((1,) * length)
+    )  # one token: all but the first
+    torch.testing.assert_close(
+        found[0, 0, 1:] + sc.AttentionMatrix(x, x, masks.Causal())[0, 0, 1:, 0], torch.ones(length - 1)
+    )
+
+
 def test_a_head_of_induction_has_all_of_it():
     """A B C A B C ...: each query looks at what followed its token one period before."""
     tokens = torch.arange(12) % 3

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from saccade.arguments import Shapes, integer
 from saccade.caches.by_head import attend_by_head
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.call import Call, Traffic
 from saccade.caches.files.contents import Contents
+from saccade.caches.recent_rows import MOST, GivenByEach, by_kv_head, with_rows
 from saccade.caches.upcoming import Upcoming
 from saccade.errors import value_error
 from saccade.finite import wide_dtype
 from saccade.matrix import Matrix
 from saccade.positions.tokens import Positions
-from saccade.statistics import Received
+from saccade.statistics import Fold, Received
 
 __all__ = ["EvictingCache", "Held"]
 
 _SCORES = Shapes("scores [batch, kv_heads, columns]")
 _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
-_MOST = 32  # of the last queries, whose weights are known one by one as long as nothing was let go
 
 
 class Held(NamedTuple):
@@ -138,23 +136,21 @@ class EvictingCache(LayerCache):
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
             keys, values, table = (torch.cat(pair, 2) for pair in pairs)
         judging = None if before and self.evicts_once else _judging(call, self.judges)
-        is_recent = judging is call and not self.evicts_once and 0 < q_len <= _MOST
+        is_recent = judging is call and not self.evicts_once and 0 < q_len <= MOST
         is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was let go
-        out, *received = self._asked(
-            call, keys, values, table, product=True, received=judging is call and not is_recent
-        )
+        question = GivenByEach() if is_recent else Received() if judging is call else None
+        out, *received = self._asked(call, keys, values, table, question)
         if judging is not None and judging is not call:
-            received = list(self._asked(judging, keys, values, table, product=False, received=True))
+            received = list(self._asked(judging, keys, values, table, Received(), product=False))
         summed = torch.zeros(table.shape, dtype=wide_dtype(keys.dtype), device=keys.device)
         if before:
             summed[..., : -q_len or None] = before["received"]
-        if received:
-            summed += _by_kv_head(received[0], keys.shape[1])
         recent = {name: x for name, x in before.items() if name in dict(_RECENT) and not q_len}
         if is_recent:
-            each = [self._asked(one, keys, values, table, product=False, received=True)[0] for one in _one_by_one(call)]
-            recent = _with_rows(before, summed, torch.stack([_by_kv_head(x, keys.shape[1]) for x in each], 2))
+            recent = with_rows(before, summed, by_kv_head(received[0], keys.shape[1]))
             summed = recent["earlier"] + recent["rows"].sum(2)
+        elif received:
+            summed += by_kv_head(received[0], keys.shape[1])
         held = Held(keys.detach(), values.detach(), table, summed)
         is_padding = table < 0
         if bool((is_padding[..., 1:] & ~is_padding[..., :-1]).any()):
@@ -166,12 +162,19 @@ class EvictingCache(LayerCache):
         return out
 
     def _asked(
-        self, call: Call, keys: Tensor, values: Tensor, table: Tensor, *, product: bool, received: bool
+        self,
+        call: Call,
+        keys: Tensor,
+        values: Tensor,
+        table: Tensor,
+        question: Fold[Any, Tensor] | None,
+        *,
+        product: bool = True,
     ) -> tuple[Tensor, ...]:
-        """The product of a call's queries with all keys, and what these receive, ``[batch, heads, columns]``."""
+        """Return the product of a call's queries with all keys, and the answer to a question about their weights."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
-            return (*(call.product(matrix, v) if product else ()), *(matrix.ask(Received()) if received else ()))
+            return (*(call.product(matrix, v) if product else ()), *(matrix.ask(question) if question else ()))
 
         if not self._state:  # all heads hold the same tokens yet
             where = {"q_positions": call.positions, "kv_positions": call.kv_positions}
@@ -223,36 +226,6 @@ class EvictingCache(LayerCache):
         if is_wrong or is_large or length < max(1, table.shape[2]):
             raise contents.misfit("table")
         self._in_order_from = length if bool((table < 0).any()) else 0
-
-
-def _one_by_one(call: Call) -> Iterator[Call]:
-    """Return a call for each query."""
-    run, table = call.positions.run, call.positions.table
-    for i in range(call.query.shape[2]):
-        one = Positions(None, table[..., i : i + 1]) if run is None else Positions(run[i : i + 1])
-        yield call._replace(query=call.query[:, :, i : i + 1], positions=one)
-
-
-def _by_kv_head(received: Tensor, kv_heads: int) -> Tensor:
-    """Return sums over the heads that share keys, of ``[batch, heads, columns]``."""
-    return received.unflatten(1, (kv_heads, received.shape[1] // kv_heads)).sum(2)
-
-
-def _with_rows(before: dict[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
-    """Return what the last queries gave to each token, one by one, and what all earlier ones gave together.
-
-    Args:
-        before: the state.
-        summed: what was received before, ``[batch, kv_heads, columns]``, 0 for new tokens.
-        new: what the new queries give, ``[batch, kv_heads, queries, columns]``.
-    """
-    more = new.shape[2]
-    if "rows" in before:
-        rows = torch.cat([F.pad(before["rows"], (0, more)), new], 2)
-        earlier = F.pad(before["earlier"], (0, more))
-    else:
-        rows, earlier = new, summed
-    return {"earlier": earlier + rows[:, :, :-_MOST].sum(2), "rows": rows[:, :, -_MOST:]}
 
 
 def _judging(call: Call, judges: int | None) -> Call | None:

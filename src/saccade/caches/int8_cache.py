@@ -18,7 +18,7 @@ from saccade.positions.tokens import Positions
 
 __all__ = ["Int8Cache", "Rounded"]
 
-_LEVELS = 127
+_MOST = 127  # the largest code; the smallest is -127
 _AT_ONCE = 1 << 21  # bytes of keys that are made floats at once: they are read again while in a core's cache
 
 
@@ -27,12 +27,15 @@ class Rounded(NamedTuple):
 
     Args:
         codes: int8 ``[batch, kv_heads, blocks * block_size, width]``.
-        steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: what a code counts, in each block and channel.
+        steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the difference between a code and the next, in
+            each block and channel.
+        zeros: like ``steps``: the number that code 0 stands for.
         rest: of the unfinished block, as it came, ``[batch, kv_heads, fewer than block_size, width]``.
     """
 
     codes: Tensor
     steps: Tensor
+    zeros: Tensor
     rest: Tensor
 
     @classmethod
@@ -40,7 +43,8 @@ class Rounded(NamedTuple):
         """Nothing, for tensors like this one."""
         batch, heads, _, width = like.shape
         none = like.new_empty(batch, heads, 0, width)
-        return cls(none.to(torch.int8), none.to(wide_dtype(like.dtype)), none)
+        numbers = none.to(wide_dtype(like.dtype))
+        return cls(none.to(torch.int8), numbers, numbers, none)
 
     def extended(self, new: Tensor, size: int) -> Rounded:
         """With new columns; blocks that are full now are rounded."""
@@ -49,29 +53,34 @@ class Rounded(NamedTuple):
         if not full:
             return self._replace(rest=rest)
         blocks = rest[:, :, : full * size].unflatten(2, (full, size)).to(self.steps.dtype)
-        steps = blocks.abs().amax(3) / _LEVELS
-        codes = (blocks / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]).round().to(torch.int8)
+        least, most = blocks.amin(3), blocks.amax(3)
+        # Halves, since the sum or the difference may be larger than the dtype holds.
+        zeros, steps = most / 2 + least / 2, (most / 2 - least / 2) / _MOST
+        levels = (blocks - zeros[:, :, :, None]) / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]
+        codes = levels.round().clamp(-_MOST, _MOST).to(torch.int8)
         return Rounded(
             torch.cat([self.codes, codes.flatten(2, 3)], 2),
             torch.cat([self.steps, steps], 2),
+            torch.cat([self.zeros, zeros], 2),
             rest[:, :, full * size :].clone(),
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
         """All columns of some key heads as floats, then the new ones, ``[rows, columns, width]``."""
-        codes, steps, rest = (x.flatten(0, 1)[rows] for x in self)
+        codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self)
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
+        wide += zeros[:, :, None]
         return torch.cat([wide.flatten(1, 2).to(new.dtype), rest, new.flatten(0, 1)[rows]], 1)
 
 
 class Int8Cache(LayerCache):
     r"""Keys and values of all tokens at about a quarter of the memory of float32, or half of bfloat16.
 
-    A finished block is rounded once, each channel by itself: to multiples of a step, 1/127 of the largest magnitude of
-    the channel in that block. So no element is off by more than half a step,
+    A finished block is rounded once, each channel by itself: to one of 255 levels, evenly spaced from the smallest to
+    the largest number of the channel in that block. So no element is off by more than half a step,
 
-    .. math:: |\hat x - x| \le \frac{\max_{\text{block, channel}} |x|}{254}
+    .. math:: |\hat x - x| \le \frac{\max_{\text{block, channel}} x - \min_{\text{block, channel}} x}{508}
 
     (and the rounding of the dtype), and no score by more than ``scale * sum(|q_i| * step_i) / 2``. The unfinished block
     and the tokens of a call itself are read as they came. Equals the run with a `KVCache` that holds rounded keys and
@@ -84,7 +93,7 @@ class Int8Cache(LayerCache):
         ValueError: NaN or inf in a key or value, or another batch than before.
         UnsupportedError: a crop into a block that is rounded.
 
-    Cost: memory ``(1 + 4 / block_size)`` bytes for each element. A step reads these, and writes the floats of a few
+    Cost: memory ``(1 + 8 / block_size)`` bytes for each element. A step reads these, and writes the floats of a few
     key heads at a time (of all, where heads must be run together): it saves memory, not time.
 
     Example:
@@ -92,7 +101,7 @@ class Int8Cache(LayerCache):
         >>> cache, x = Int8Cache(16), torch.randn(1, 2, 160, 8)
         >>> out = cache.attend(mechanisms.Softmax(), x, x, x, mask=masks.Causal())
         >>> cache.nbytes, 160 * 2 * 16 * 4  # as float32
-        (6400, 20480)
+        (7680, 20480)
 
     Reference: Liu et al. 2024, arXiv:2402.02750 (KIVI), which rounds keys by channel too.
     """
@@ -105,6 +114,7 @@ class Int8Cache(LayerCache):
             Leaf(f"{name}.rest", f"batch kv_heads rest {width}"),
             Leaf(f"{name}.codes", f"batch kv_heads rounded {width}", "int8"),
             Leaf(f"{name}.steps", f"batch kv_heads blocks {width}", "wide"),
+            Leaf(f"{name}.zeros", f"batch kv_heads blocks {width}", "wide", is_optional=True),  # in files
         )
     )
     numbers = ("length",)
@@ -156,6 +166,10 @@ class Int8Cache(LayerCache):
         for name in ("key.rest", "value.rest"):
             self._state[name] = self._state[name][:, :, : length % self.block_size].clone()
         self._tokens = self._tokens.cropped(length)
+
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        for name in ("key", "value"):  # in files of version 0.1, code 0 stands for 0
+            state.setdefault(f"{name}.zeros", torch.zeros_like(state[f"{name}.steps"]))
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         length, size = contents.count("length"), self.block_size
