@@ -6,10 +6,12 @@ import pytest
 import torch
 import transformers
 from tests.distributed.spawned import on_ranks
+from transformers.masking_utils import causal_mask_function
 
 import saccade as sc
 from saccade import masks, mechanisms, nn
 from saccade.distributed import ContextParallel, parallelize
+from saccade.distributed.transformers_ranks import _Attention, _Facts
 from saccade.models import Decoder, DecoderConfig
 
 N = 32
@@ -128,6 +130,29 @@ def test_models_of_transformers(layout, names):
     for found in on_ranks(2, with_transformers, layout, names):
         assert isinstance(found, dict), found
         assert {name: error for name, error in found.items() if not error < 1e-5} == {}  # norms are float32
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("texts", [None, [[11, N - 11], [N - 4, 4]]])
+def test_a_pattern_counts_from_the_start_of_each_text(texts, side):
+    pattern = masks.streaming(2, 3)
+    there = torch.ones(2, N, dtype=torch.bool)
+    there[1, slice(5) if side == "left" else slice(-5, None)] = False
+    function = _Attention(None, pattern)  # makes masks without the other ranks
+    function.facts = _Facts(texts, None if texts else there)
+    lazy = function.mask(2, N // 2, N // 2, causal_mask_function)
+    padding = [[5, N - 5], [5, N - 5]] if side == "left" else [[N], [N]]
+    starts = torch.tensor(
+        [[sum(row[:i]) for i, size in enumerate(row) for _ in range(size)] for row in texts or padding]
+    )
+    if not texts:
+        starts[0] = 0
+    q, kv = torch.arange(N)[:, None], torch.arange(N)
+    near = (kv > q - 3) | (kv - starts[:, None, :] < 2)
+    expected = (kv <= q) & near & (starts[:, :, None] == starts[:, None, :])
+    expected = expected if texts else expected & there[:, None, :]
+    rows = expected.any(2, keepdim=True) if texts is None else True  # of padding, whatever it sees
+    assert torch.equal(lazy.placed.rule.to_dense(N, batch=2)[:, 0] & rows, expected)
 
 
 def dropped(rank):

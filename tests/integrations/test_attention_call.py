@@ -77,8 +77,12 @@ def test_learned_queries_are_those_of_all_items():
     "facts, reason",
     [
         ({"output_attentions": True}, r"test: Layer cannot run(.|\n)*passes output_attentions(.|\n)*saccade.record"),
-        ({"cu_seq_lens_q": torch.tensor([0, 5])}, r"passes cu_seq_lens_q(.|\n)*position_ids"),
-        ({"indices": torch.tensor([0]), "sinks": 1}, r"passes indices, which(.|\n)*passes sinks, which"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, r"passes cu_seq_lens_q, and its mask does not(.|\n)*position_ids"),
+        ({"block_indices": torch.tensor([0]), "sinks": 1}, r"passes block_indices, which(.|\n)*passes sinks, which"),
+        (
+            {"indices": torch.tensor([0])},
+            r"an indexer cannot run(.|\n)*have shape \[1\], not \[batch, 5, selected\]",
+        ),
         ({"cache": object()}, r"passes cache(.|\n)*paged"),
     ],
 )

@@ -9,6 +9,7 @@ from transformers import AttentionInterface
 import saccade as sc
 from saccade import caches, masks
 from saccade.integrations.lazy_mask import LazyMask, Placed
+from saccade.integrations.mask_functions import as_rule
 from saccade.integrations.transformers import install
 from saccade.integrations.transformers_caches import install_caches, transformers_cache
 
@@ -129,6 +130,37 @@ def test_what_is_only_read_stays_a_rule():
     assert lazy[..., 2:].sum() == (~lazy).sum() == 6
     assert (lazy & lazy.clone()).any()
     assert lazy.placed.rule == masks.Causal()
+
+
+GROUP = torch.tensor([[0, 1, 1, 0, 2], [0, 0, 1, 1, 1]])
+
+
+def same_group(b, h, q, kv):
+    """A user's function of single pairs, which looks up a table by position."""
+    return (GROUP[b, q] == GROUP[b, kv]) & (GROUP[b, q] > 0)
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x[:, :, -1:, :],
+        lambda x: x.clone(),
+        lambda x: ~x,
+        lambda x: x.float() * -1,
+        lambda x: torch.cat([x, x], 3),
+        lambda x: x.masked_fill_(x, False),
+        lambda x: torch.where(x, torch.zeros(()), -torch.inf),
+        lambda x: x & torch.ones_like(x),
+    ],
+)
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_operations_on_a_users_function(use, guard, one_by_one):
+    b, h, q, kv = torch.meshgrid(*(torch.arange(size) for size in (2, 1, 5, 5)), indexing="ij")
+    dense = same_group(b, h, q, kv)
+    lazy = LazyMask(Placed(as_rule(same_group, one_by_one=one_by_one), range(5), range(5)), 2, torch.device("cpu"))
+    with guard():
+        assert torch.equal(use(lazy), use(dense))
 
 
 @pytest.mark.parametrize("q, kv", [(range(1, 5), range(5)), (range(6, 9), range(16)), (range(9, 12), range(4, 10))])

@@ -26,7 +26,9 @@ FUNCTIONS = {
     "causal": (theirs.causal_mask_function, True),
     "bidirectional": (theirs.bidirectional_mask_function, True),
     "window": (theirs.sliding_window_causal_mask_function(4), True),
+    "window of nothing": (theirs.sliding_window_causal_mask_function(0), False),
     "window on both sides": (theirs.sliding_window_bidirectional_mask_function(3), True),
+    "window on both sides of nothing": (theirs.sliding_window_bidirectional_mask_function(-1), False),
     "chunks": (theirs.chunked_causal_mask_function(5, NO_PADDING), True),
     "chunks behind padding": (theirs.chunked_causal_mask_function(5, PADDING), False),
     "or": (theirs.or_masks(theirs.sliding_window_causal_mask_function(2), theirs.chunked_overlay(3, NO_PADDING)), True),
@@ -53,7 +55,7 @@ def test_the_same_pairs(name, one_by_one):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("attention_mask", [None, "left", "right", "holes", "short"])
+@pytest.mark.parametrize("attention_mask", [None, "left", "right", "holes", "short", "short, right", "short, holes"])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -72,6 +74,8 @@ def test_the_mask_that_they_write_out(name, attention_mask, sizes):
         "right": torch.arange(LENGTH) < torch.tensor([[9], [12]]),
         "holes": torch.tensor([[1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1], [1] * 12]).bool(),
         "short": torch.ones(2, 10, dtype=torch.bool),
+        "short, right": torch.arange(10) < torch.tensor([[7], [10]]),
+        "short, holes": torch.tensor([[1, 1, 0, 0, 1, 1, 1, 0, 1], [1] * 9]).bool(),
     }[attention_mask]
     options = {"allow_is_causal_skip": False, "mask_function": function, "attention_mask": padding}
     expected = theirs.sdpa_mask(2, **sizes, **options)

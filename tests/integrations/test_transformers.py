@@ -4,9 +4,15 @@ import copy
 
 import pytest
 import torch
+import transformers
 from tests.integrations import model_zoo as zoo
 from transformers import (
+    AttentionInterface,
+    BartForConditionalGeneration,
+    Qwen2MoeConfig,
+    Qwen2MoeModel,
     StaticCache,
+    T5ForConditionalGeneration,
     ViTConfig,
     ViTModel,
 )
@@ -56,6 +62,15 @@ def test_what_a_model_says(name, calls, never_written_out):
         got = zoo.output(name, network(**inputs))
     assert len(calls) == (6 if name in zoo.PAIRED else 2)
     close(got, expected)
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_replace_attention_runs_what_the_implementation_runs(name):
+    ours, replaced, inputs = zoo.model(name, "saccade"), zoo.model(name), zoo.batch(name)
+    assert len(sc.replace_attention(replaced)) >= 2
+    with torch.no_grad():
+        expected = zoo.output(name, ours(**inputs))
+        torch.testing.assert_close(zoo.output(name, replaced(**inputs)), expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("name", zoo.ALL)
@@ -298,3 +313,105 @@ def test_a_mask_that_a_model_works_on_is_written_out():
     assert type(lazy[..., :3]) is torch.Tensor
     assert torch.equal(lazy[..., :3], dense[..., :3])
     assert torch.equal(lazy & ~dense, torch.zeros_like(dense))
+
+
+PADDING = {
+    "none": None,
+    "left": torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7]),
+    "right": torch.tensor([[1, 1, 1, 1, 1, 0, 0], [1] * 7]),
+    "a hole": torch.tensor([[1, 1, 0, 0, 1, 1, 1], [1] * 7]),
+}
+
+
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_generation_with_padding_anywhere(name, cache, padding):
+    ids, texts = zoo.batch(name)["input_ids"][:, :7], []
+    for implementation in ("sdpa", "saccade"):
+        how = {"max_new_tokens": 5, "do_sample": False, "cache_implementation": cache, "disable_compile": True}
+        texts.append(zoo.model(name, implementation).generate(ids, attention_mask=PADDING[padding], **how))
+    assert torch.equal(*texts)
+
+
+def test_a_window_of_nothing_that_no_layer_uses():
+    config = Qwen2MoeConfig(
+        vocab_size=zoo.WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=40, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=4,
+    )  # fmt: skip
+    assert config.sliding_window == 0
+    outputs, torch_state = [], torch.get_rng_state()
+    for implementation in ("eager", "saccade"):
+        torch.set_rng_state(torch_state)
+        config._attn_implementation = implementation
+        with torch.no_grad():
+            outputs.append(Qwen2MoeModel(config).eval()(**zoo.batch("llama", padded=0)).last_hidden_state)
+    close(outputs[1], outputs[0])
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(9, 4), (4, 9), (4, 4)])
+@pytest.mark.parametrize("shape", [(2, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize("rows", ["each", "one"])
+@pytest.mark.parametrize("value", [bool, torch.finfo(torch.float32).min, -torch.inf])
+def test_masks_that_are_written_out(q_len, kv_len, shape, rows, value):
+    layer = torch.nn.Module()
+    query, key, content = (torch.randn(2, 4, length, 8) for length in (q_len, kv_len, kv_len))
+    allowed = torch.rand(*shape, q_len if rows == "each" else 1, kv_len) < 0.6
+    allowed[..., 1] = True
+    mask = allowed if value is bool else torch.zeros(allowed.shape).masked_fill(~allowed, value)
+    ours, theirs = (AttentionInterface()[name] for name in ("saccade", "sdpa"))
+    expected = theirs(layer, query, key, content, mask, scaling=0.3, is_causal=False)[0]
+    close(ours(layer, query, key, content, mask, scaling=0.3, is_causal=False)[0], expected)
+
+
+def test_a_users_mask_of_what_a_text_sees_of_a_shorter_one():
+    aligned, inputs = torch.ones(2, 1, 7, 5).tril(), zoo.batch("bart")
+    hidden = torch.zeros(2, 1, 7, 5).masked_fill(aligned == 0, torch.finfo(torch.float32).min)
+    outputs = []
+    for implementation in ("eager", "saccade"):
+        network = zoo.model("bart", implementation)
+        with torch.no_grad():
+            source = network.encoder(inputs["input_ids"][:, :5]).last_hidden_state
+            outputs.append(
+                network.decoder(
+                    input_ids=inputs["decoder_input_ids"], encoder_hidden_states=source, encoder_attention_mask=hidden
+                ).last_hidden_state
+            )
+    close(outputs[1], outputs[0])
+
+
+@pytest.mark.parametrize("made, name", [(BartForConditionalGeneration, "bart"), (T5ForConditionalGeneration, "t5")])
+def test_a_prompt_in_pieces_for_an_encoder_and_decoder(made, name):
+    config, ids, texts = zoo.configured(name)[1], zoo.batch(name)["input_ids"][:, :7], []
+    for pieces in ({}, {"prefill_chunk_size": 3}):
+        torch.manual_seed(0)
+        config._attn_implementation = "saccade"
+        how = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
+        texts.append(made(config).eval().generate(ids, decoder_input_ids=ids[:, :5], **how, **pieces))
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("name", ["DeepseekV32", "GlmMoeDsa"])
+@pytest.mark.parametrize("padded", [0, 3])
+def test_keys_that_an_indexer_selects(name, padded):
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "intermediate_size": 40, "moe_intermediate_size": 16, "q_lora_rank": 32, "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1,
+        "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "index_topk": 4, "index_n_heads": 2,
+        "index_head_dim": 16, "max_position_embeddings": 64, "vocab_size": zoo.WORDS, "pad_token_id": 0,
+    }  # fmt: skip
+    network = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    outputs, inputs = [], zoo.batch("llama", padded=padded)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(7))
+        for implementation in ("eager", "saccade"):
+            network.set_attn_implementation(implementation)
+            whole = network(**inputs)
+            outputs.append(zoo.output("llama", whole, padded))
+            more = {"attention_mask": torch.cat([inputs["attention_mask"], torch.ones(2, 1, dtype=torch.int64)], 1)}
+            step = network(inputs["input_ids"][:, :1], past_key_values=whole.past_key_values, **more)
+            outputs.append(step.last_hidden_state)
+    close(outputs[2], outputs[0])
+    close(outputs[3], outputs[1])

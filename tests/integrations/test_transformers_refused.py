@@ -5,8 +5,12 @@ import torch
 from tests.integrations import model_zoo as zoo
 from transformers import (
     AttentionInterface,
+    GitConfig,
+    GitModel,
     GPTBigCodeConfig,
     GPTBigCodeModel,
+    InformerConfig,
+    InformerModel,
     NemotronConfig,
     NemotronModel,
     OPTConfig,
@@ -45,8 +49,8 @@ class Layer(torch.nn.Module):
     "facts, reason",
     [
         ({"output_attentions": True}, "output_attentions=True asks for all weights.*\n.*saccade.record"),
-        ({"cu_seq_lens_q": torch.tensor([0, 5])}, "passes cu_seq_lens_q.*\n.*position_ids"),
-        ({"indices": torch.tensor([0])}, "passes indices, which is not supported"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "passes cu_seq_lens_q.*\n.*position_ids"),
+        ({"block_indices": torch.tensor([0])}, "passes block_indices, which is not supported"),
     ],
 )
 def test_what_cannot_be_honoured_raises(facts, reason):
@@ -128,6 +132,28 @@ def test_one_mask_for_a_model_with_cross_attention_raises():
     network = zoo.model("bart", install("saccade-own", mask=masks.Window(1, 1)))
     with pytest.raises(sc.UnsupportedError, match=r"has cross-attention(.|\n)*install\(mask=function\)"):
         network(**zoo.batch("bart"))
+
+
+def informer():
+    return InformerModel(InformerConfig(prediction_length=5, context_length=8, lags_sequence=[1], d_model=16,
+        encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, num_time_features=1))  # fmt: skip
+
+
+def git():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 37}
+    vision = {**sizes, "image_size": 32, "patch_size": 16}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return GitModel(GitConfig(vision_config=vision, vocab_size=99, max_position_embeddings=64, **sizes, **special))
+
+
+@pytest.mark.parametrize("made, name", [(informer, "InformerProbSparseAttention"), (git, "GitSelfAttention")])
+def test_models_with_a_softmax_of_their_own_are_not_replaced(made, name):
+    network = made()
+    before = network.config._attn_implementation
+    with pytest.raises(sc.UnsupportedError, match=f"its {name} compute attention by their own code alone"):
+        sc.replace_attention(network)
+    assert network.config._attn_implementation == before
 
 
 @pytest.mark.parametrize("name", ["", "eager", "my-sdpa", "saccade/flash", "a|b", "flex_attention"])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.attention import AttentionMatrix
 from saccade.errors import unsupported
+from saccade.integrations.attention_arguments import ENDS, check_ends, check_supported
 from saccade.integrations.lazy_mask import LazyMask, Placed, dense_at
 from saccade.integrations.pattern_in_texts import with_pattern
 from saccade.integrations.tensor_masks import both, mask_of_tensor
@@ -20,43 +19,7 @@ from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_paddin
 
 __all__ = ["AttentionCall"]
 
-_OUTPUT_ATTENTIONS = "saccade.record(model) gives the matrices of every layer without building them"
-_PACKED = "packed sequences are told apart by position_ids, without a cache"
 _PAGED = "paged caches have kernels of their own"
-_OTHER = "another attention implementation"
-_SELECTED = "eager and sdpa select the keys by a mask"
-# Arguments of transformers' own attention functions that change the matrix in ways not supported here, with a hint.
-# A test searches the sources of transformers for more.
-_UNSUPPORTED = {
-    "output_attentions": _OUTPUT_ATTENTIONS,
-    "cu_seq_lens_q": _PACKED,
-    "cu_seq_lens_k": _PACKED,
-    "cache": _PAGED,
-    "block_table": _PAGED,
-    "k_cache": _PAGED,
-    "v_cache": _PAGED,
-    "cache_seqlens": _PAGED,
-    "indices": _SELECTED,
-    "block_indices": _SELECTED,
-    "sinks": _OTHER,
-}
-# Arguments that attention functions read and that are honoured here, or that repeat the mask.
-_SUPPORTED = frozenset(
-    {
-        "module",
-        "query",
-        "key",
-        "value",
-        "attention_mask",
-        "dropout",
-        "scaling",
-        "softcap",
-        "position_bias",
-        "s_aux",
-        "is_causal",
-        "sliding_window",
-    }
-)
 
 
 class AttentionCall(NamedTuple):
@@ -114,7 +77,8 @@ class AttentionCall(NamedTuple):
         facts = {
             name: fact for name, fact in facts.items() if not (fact is None or fact is False or name == "is_causal")
         }
-        _check_supported(where, module, facts)
+        ends = {name: facts.pop(name) for name in ENDS if name in facts}
+        check_supported(where, module, facts)
         if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
             query = query.expand(key.shape[0], -1, -1, -1)
         if is_flash:
@@ -123,6 +87,9 @@ class AttentionCall(NamedTuple):
             placed = _placed_for_flash(where, *lengths, attention_mask, window, ids, is_causal=is_causal)
         else:
             placed, added = _placed(where, query, key, attention_mask, is_causal)
+        check_ends(where, module, ends, placed)
+        if "indices" in facts:
+            placed = _selected(where, placed, facts["indices"])
         bias = facts.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
@@ -146,31 +113,6 @@ class AttentionCall(NamedTuple):
             q_positions=q,
             kv_positions=kv,
         )
-
-
-def _check_supported(where: str, module: nn.Module, facts: Mapping[str, Any]) -> None:
-    """Raise if an argument changes the matrix in a way that is not supported here."""
-    files = tuple(parent.__module__ for parent in type(module).__mro__)
-    unknown = [name for name in facts if name not in _SUPPORTED]
-    refused = [name for name in unknown if name in _UNSUPPORTED or name in _read_by_functions(files)]
-    if refused:
-        reasons = [f"the model passes {name}, which is not supported here" for name in refused]
-        hints = [_UNSUPPORTED[name] for name in refused if name in _UNSUPPORTED]
-        raise unsupported(where, type(module).__name__, reasons, hint=hints[0] if hints else _OTHER)
-
-
-@functools.cache
-def _read_by_functions(files: tuple[str, ...]) -> frozenset[str]:
-    """Return the parameters of the attention functions in these Python modules, such as a model's eager one."""
-    names: set[str] = set()
-    for file in set(files) & sys.modules.keys():
-        if file.split(".")[0] in ("torch", "builtins"):
-            continue
-        for function in vars(sys.modules[file]).values():
-            own = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
-            if own[:4] == ["module", "query", "key", "value"]:
-                names.update(own)
-    return frozenset(names)
 
 
 def _placed(
@@ -205,6 +147,23 @@ def _placed(
     allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
     rule = Full() if allowed is None else dense_at(allowed.expand(*allowed.shape[:-1], kv_len), q, kv)
     return Placed(rule, q, kv), added
+
+
+def _selected(where: str, placed: Placed, indices: Tensor) -> Placed:
+    """Return the same with the keys hidden that an indexer did not select.
+
+    Args:
+        where: the user's function, for error messages.
+        placed: the rule, and the positions of the tokens.
+        indices: int ``[batch, q_len, selected]`` of keys, as DeepSeek-V3.2 and its like pass them.
+    """
+    q, kv = placed.q_positions, placed.kv_positions
+    if indices.dim() != 3 or indices.shape[1] != len(q):
+        reason = f"its indices have shape {list(indices.shape)}, not [batch, {len(q)}, selected]"
+        raise unsupported(where, "an indexer", [reason])
+    is_selected = torch.zeros(len(indices), len(q), len(kv), dtype=torch.bool, device=indices.device)
+    is_selected = is_selected.scatter(2, indices.long(), True)[:, None]
+    return placed._replace(rule=both(placed.rule, dense_at(is_selected, q, kv)))
 
 
 def _placed_for_flash(

@@ -166,7 +166,8 @@ class LazyMask(Tensor):
         content = self._content
         with content.lock:
             if content.memory is None:
-                content.memory = self._said_by_rule()
+                with torch.inference_mode(self.is_inference()):  # as the mask itself, of which it gives views
+                    content.memory = self._said_by_rule()
             return content.memory
 
     def _again(self) -> LazyMask:

@@ -70,15 +70,17 @@ def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tup
     """Return the lengths of packed texts, if positions restart at 0, and else go up one by one.
 
     Positions of patches in an image may do the same: only causal rules count, and masks that were written out.
+    Keys behind the queries are the free places of a static cache.
     """
     rule, q, kv = placed[:3]
-    if not _are_of_row(position_ids, len(q)) or q != kv or not (rule.is_causal or isinstance(rule, Dense)):
+    is_whole = q.start == kv.start == 0 and len(q) <= len(kv)
+    if not _are_of_row(position_ids, len(q)) or not is_whole or not (rule.is_causal or isinstance(rule, Dense)):
         return None
     restarts = position_ids[:, 1:] == 0
     is_packed = bool(restarts.any()) and bool((restarts | (position_ids.diff(dim=1) == 1)).all())
     if not is_packed or not bool(position_ids.any()):  # all 0: a model without positions
         return None
-    starts = [[0, *(row.nonzero()[:, 0] + 1).tolist(), len(q)] for row in restarts]
+    starts = [[0, *(row.nonzero()[:, 0] + 1).tolist(), len(q), len(kv)] for row in restarts]
     return tuple(tuple(stop - start for start, stop in itertools.pairwise(row)) for row in starts)
 
 

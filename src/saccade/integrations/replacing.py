@@ -52,7 +52,8 @@ def replace_attention(
 
     Args:
         model: any module tree; changed in place.
-        mask: a pattern for every self-attention, joined with what each call brings by ``&``.
+        mask: a pattern for every self-attention, joined with what each call brings by ``&``. In models of
+            transformers it counts from the first token of each text; see `saccade.integrations.transformers.install`.
         mechanism: which matrix; exact softmax when None. Each attention gets a copy. Not for models of transformers.
 
     Returns:
@@ -149,11 +150,22 @@ def _against_weights(part: nn.Module) -> str:
 
 
 def _against_model(model: Any) -> str:
+    """Return why a model of transformers cannot run on our attention; "" if it can."""
     if not any(speaks_attention_interface(part) for part in model.modules()):
         return "it computes its attention itself, without transformers' attention interface"
-    if not getattr(model, "_supports_sdpa", True):
-        return "transformers runs it by its own code alone"
-    return ""
+    if getattr(model, "_supports_sdpa", True):
+        return ""
+    # transformers says so of models with a softcap or sinks, which we run, and of models with softmaxes of their own.
+    by_hand = sorted({type(part).__name__ for part in model.modules() if _is_by_hand(type(part))})
+    return f"its {', '.join(by_hand)} compute attention by their own code alone" if by_hand else ""
+
+
+def _is_by_hand(kind: type[nn.Module]) -> bool:
+    """Return whether an attention of transformers computes its softmax without the attention interface."""
+    if "attention" not in kind.__name__.lower() or not kind.__module__.startswith("transformers."):
+        return False
+    source = inspect.getsource(kind)
+    return "softmax(" in source and "ALL_ATTENTION_FUNCTIONS" not in source
 
 
 def _against_fused(module: Any) -> str:

@@ -22,28 +22,32 @@ from saccade.masks import Full, Mask
 __all__ = ["MaskOfLayer", "from_transformers", "install"]
 
 MaskOfLayer = Callable[[nn.Module], Mask | None]
-"""Which pattern a layer gets beside the model's own: a function of the attention module."""
+"""A function of the attention module that returns the pattern of this layer."""
 
-# transformers reads these out of a name, and then expects what only its own functions do.
+# Parts of names that transformers interprets, and that only its own functions support.
 _TAKEN = ("sdpa", "flash", "paged", "/", "|", ":", "@")
 _OWN_NAMES = ("eager", "flex_attention")
 
 
 def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) -> str:
-    """Make our exact attention known to transformers: then ``model.set_attn_implementation("saccade")``.
+    """Register our exact attention with transformers: then ``model.set_attn_implementation("saccade")``.
 
-    The model keeps its own pattern (causal, sliding window, bidirectional, packed documents, padding), which travels
-    to the kernel as a rule and is never written out. Scale, softcap, sinks, position bias, grouped heads and dropout
-    are honoured; whatever is not raises, such as ``output_attentions=True``. Logits equal those of the eager
-    implementation, gradients too. A token that may attend to nothing (padding on the left) gets 0 where eager gives it
-    the mean of all values.
+    The model keeps its pattern (causal, sliding window, bidirectional, packed documents, padding), which reaches the
+    kernel as a rule and is never written out. Scale, softcap, sinks, position bias, grouped heads and dropout are
+    supported. Other arguments that change attention raise, such as ``output_attentions=True``; arguments that no
+    attention function reads are ignored, as transformers ignores them. Logits and gradients equal those of the eager
+    implementation. A token that may attend to nothing (padding on the left) gets 0 where eager gives it the mean of
+    all values.
 
     Args:
-        name: under which the implementation is registered. Under different names there may be several, each with
-            a mask of its own; the same name again replaces what it stood for.
-        mask: a pattern that is joined with the model's own by ``&`` in every layer; or a function that is given the
-            attention module and returns its mask, or None. A model with cross-attention needs the function: one
-            pattern would hold for what a text sees of another text, too.
+        name: the name of the implementation. Several names may be registered, each with its mask; registering a name
+            again replaces its implementation.
+        mask: a pattern that is joined with the model's by ``&`` in every layer; or a function that takes the
+            attention module and returns its mask, or None. The pattern counts from the first token of each text, so
+            that packed texts, and texts padded on the left, give what each gives alone. Texts are packed where the
+            model's mask keeps them apart, or where ``position_ids`` restart at 0, with a cache too. A mask of one
+            batch (`Documents`, `Padding`, `PerItem`) counts on the whole row. A model with cross-attention needs the
+            function: one pattern would apply between two texts, too.
 
     Returns:
         The name, for ``set_attn_implementation`` or ``from_pretrained(..., attn_implementation=...)``.

@@ -1,0 +1,102 @@
+"""Arguments of transformers' attention functions: those that are supported, that are not, and that change nothing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from saccade.errors import unsupported
+from saccade.integrations.lazy_mask import Placed
+
+__all__ = ["ENDS", "SUPPORTED", "UNSUPPORTED", "WITHOUT_EFFECT", "check_ends", "check_supported"]
+
+# A test searches the sources of transformers for arguments that are in none of these.
+SUPPORTED = frozenset(
+    {
+        "attention_mask",
+        "dropout",
+        "indices",
+        "is_causal",
+        "key",
+        "module",
+        "position_bias",
+        "query",
+        "s_aux",
+        "scaling",
+        "sliding_window",  # the mask has it, too
+        "softcap",
+        "value",
+    }
+)
+ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # of packed texts; supported if the mask keeps the same texts apart
+# Facts of the whole model, and settings of kernels. Any other argument is searched for in the model's own functions.
+WITHOUT_EFFECT = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "kernel_options",
+        "max_length_k",
+        "max_length_q",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+_OTHER = "another attention implementation"
+_PAGED = "paged caches have kernels of their own"
+UNSUPPORTED = {
+    "output_attentions": "saccade.record(model) gives the matrices of every layer without building them",
+    "cache": _PAGED,
+    "block_table": _PAGED,
+    "k_cache": _PAGED,
+    "v_cache": _PAGED,
+    "cache_seqlens": _PAGED,
+    "block_indices": "eager and sdpa select the keys by a mask",
+    "sinks": _OTHER,
+}
+"""Arguments that change the matrix in a way that is not supported, each with a way out."""
+
+
+def check_supported(where: str, module: nn.Module, facts: Mapping[str, Any]) -> None:
+    """Raise if an argument changes the matrix in a way that is not supported here."""
+    unknown = [name for name in facts if name not in SUPPORTED and name not in WITHOUT_EFFECT]
+    if not unknown:
+        return
+    files = tuple(parent.__module__ for parent in type(module).__mro__)
+    refused = [name for name in unknown if name in UNSUPPORTED or name in _read_by_functions(files)]
+    if refused:
+        reasons = [f"the model passes {name}, which is not supported here" for name in refused]
+        hints = [UNSUPPORTED[name] for name in refused if name in UNSUPPORTED]
+        raise unsupported(where, type(module).__name__, reasons, hint=hints[0] if hints else _OTHER)
+
+
+def check_ends(where: str, module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
+    """Raise if the ends of packed texts are not those of the texts that the mask keeps apart."""
+    texts = placed.texts or ((len(placed.kv_positions),),)
+    wrong = [name for name, own in ends.items() if texts != (tuple(own.diff().tolist()),)]
+    if wrong:
+        reasons = [f"the model passes {name}, and its mask does not keep these texts apart" for name in wrong]
+        hint = "pass position_ids that restart with each text, and use_cache=False"
+        raise unsupported(where, type(module).__name__, reasons, hint=hint)
+
+
+@functools.cache
+def _read_by_functions(files: tuple[str, ...]) -> frozenset[str]:
+    """Return the parameters of the attention functions in these Python modules, such as a model's eager one."""
+    names: set[str] = set()
+    for file in set(files) & sys.modules.keys():
+        if file.split(".")[0] in ("torch", "builtins"):
+            continue
+        for function in vars(sys.modules[file]).values():
+            own = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
+            if own[:4] == ["module", "query", "key", "value"]:
+                names.update(own)
+    return frozenset(names)
