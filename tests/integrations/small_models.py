@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from transformers.utils import logging
 
 WORDS, LENGTH = 60, 14
-LARGEST = 3_000_000  # parameters
+LARGEST = 6_000_000  # parameters
 
 _SIZES = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width", "n_embed"), 32),
@@ -30,16 +30,17 @@ _SIZES = {
     **dict.fromkeys(("moe_intermediate_size", "ffn_hidden_size", "d_inner", "mlp_dim", "shared_intermediate_size"), 40),
     **dict.fromkeys(("encoder_intermediate_size", "decoder_intermediate_size", "dense_intermediate_size"), 40),
     **dict.fromkeys(("shared_expert_intermediate_size", "intermediate_size_mlp"), 40),
-    **dict.fromkeys(("vocab_size", "text_vocab_size", "vocab_size_per_layer_input"), WORDS),
+    **dict.fromkeys(("vocab_size", "text_vocab_size", "vocab_size_per_layer_input", "entity_vocab_size"), WORDS),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group", "num_selected_experts", "moe_k"), 1),
     **dict.fromkeys(("image_size", "input_size"), 32),
     **dict.fromkeys(("patch_size", "hidden_size_per_layer_input"), 8),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx"), 64),
     **dict.fromkeys(("sliding_window", "attention_window_size", "local_attention"), 5),
-    **dict.fromkeys(("pad_token_id",), 0),
+    "max_source_positions": 32,
+    "pad_token_id": 0,
     **dict.fromkeys(("bos_token_id", "decoder_start_token_id"), 1),
-    **dict.fromkeys(("eos_token_id",), 2),
+    "eos_token_id": 2,
 }  # fmt: skip
 
 

@@ -386,8 +386,8 @@ def test_a_prompt_in_pieces_for_an_encoder_and_decoder(made, name):
     for pieces in ({}, {"prefill_chunk_size": 3}):
         torch.manual_seed(0)
         config._attn_implementation = "saccade"
-        how = {"max_new_tokens": 4, "do_sample": False, "forced_eos_token_id": None, "eos_token_id": None, **pieces}
-        texts.append(made(config).eval().generate(ids, decoder_input_ids=ids[:, :5], **how))
+        how = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
+        texts.append(made(config).eval().generate(ids, decoder_input_ids=ids[:, :5], **how, **pieces))
     assert torch.equal(*texts)
 
 

@@ -18,7 +18,7 @@ from saccade.integrations.mask_functions import MaskFunction, place
 from saccade.integrations.run_matrices import report_matrix
 from saccade.integrations.transformers_layers import from_transformers
 from saccade.integrations.weights_asked import check_no_weights
-from saccade.masks import Mask
+from saccade.masks import Full, Mask
 
 __all__ = ["MaskOfLayer", "from_transformers", "install"]
 
@@ -73,7 +73,7 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
 
 
 def registered(
-    where: str, name: str, function: Callable[..., Any], mask_function: Callable[..., LazyMask] | None = None
+    where: str, name: str, function: Callable[..., Any], mask_function: Callable[..., LazyMask | None] | None = None
 ) -> str:
     """The name, under which transformers finds an attention function and a mask function from now on."""
     try:
@@ -97,15 +97,18 @@ def lazy_mask(
     device: torch.device | str = "cpu",
     config: object = None,
     dtype: torch.dtype = torch.float32,
+    allow_is_bidirectional_skip: bool = False,
     has_pattern: bool = False,
     **kwargs: Any,
-) -> LazyMask:
+) -> LazyMask | None:
     """Return the rule itself instead of a tensor; the arguments are those of transformers' own mask functions.
+
+    As from those, code that reads its mask gets None for a mask that hides nothing.
 
     ``has_pattern`` says that the attention function joins a pattern with the mask: code that reads the mask would miss
     it.
     """
-    del kwargs  # when a mask may be left out: it never is
+    del kwargs  # when a causal mask may be left out: it never is
     if mask_function is None:
         raise value_error("lazy_mask", "mask_function", "be given", None)
     placed = place(
@@ -117,8 +120,9 @@ def lazy_mask(
         kv_offset=kv_offset,
         one_by_one=use_vmap,
     )
-    dtype = mask_dtype(config, dtype)
-    refused = ""
+    dtype, refused = mask_dtype(config, dtype), ""
+    if allow_is_bidirectional_skip and not has_pattern and dtype != torch.bool and isinstance(placed.rule, Full):
+        return None
     if has_pattern and dtype != torch.bool:
         refused = f"models of {kind(config)} read their mask themselves, and would miss the pattern of install()"
     return LazyMask(placed, batch_size, torch.device(device), dtype, refused)
