@@ -6,8 +6,8 @@ import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -25,12 +25,13 @@ from saccade.integrations.layer_matrix import function_matrix
 from saccade.integrations.listening import HeardCall, Running, listening
 from saccade.integrations.softmax_products import SoftmaxProducts
 from saccade.integrations.tensor_masks import rule_of_tensor
-from saccade.integrations.valve import Ear, Valve, hand_out, names_of
+from saccade.integrations.valve import Ear, Valve, hand_out, names_of, speaks_attention_interface
 from saccade.masks import Causal
 from saccade.masks.causal_bias import starts_at_first_key
 
-__all__ = ["tapped_products", "without_mode"]
+__all__ = ["hearing_products", "tapped_products", "without_mode"]
 
+_NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -103,16 +104,23 @@ class _Mode(TorchFunctionMode):
 _MODE = _Mode()
 
 
-def _hear_products(call: HeardCall) -> Any:
+@contextmanager
+def hearing_products(module: nn.Module, ears: Iterable[Ear]) -> Iterator[None]:
+    """Hand out the calls of torch's attention functions within the block as calls of a module."""
     is_on = _MODE in torch.overrides._get_current_function_mode_stack()
-    kind = type(call.module).__name__
-    with _running.within(*(_Speaker(ear, kind) for ear in call.ears)), nullcontext() if is_on else _MODE:
+    kind = type(module).__name__
+    with _running.within(*(_Speaker(ear, kind) for ear in ears)), nullcontext() if is_on else _MODE:
+        yield
+
+
+def _hear_products(call: HeardCall) -> Any:
+    with hearing_products(call.module, call.ears):
         return call.run()
 
 
 def _is_ours(frame: FrameType | None) -> bool:
     """Whether a kernel of saccade runs, of which the matrix is known."""
-    while frame is not None and frame.f_code is not _hear_products.__code__:
+    while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith("saccade.engine."):
             return True
         frame = frame.f_back
@@ -185,4 +193,13 @@ def _is_known(module: nn.Module) -> bool:
         type(module).__module__.startswith(("torch.", "saccade."))
         or isinstance(module, torch.jit.ScriptModule)
         or inspect.isbuiltin(module.forward)
+        or (speaks_attention_interface(module) and not _may_attend_itself(module))
     )
+
+
+def _may_attend_itself(module: nn.Module) -> bool:
+    """Whether a class names a softmax or a function of torch's, although its file has the attention interface."""
+    own = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
+    functions = (inspect.unwrap(one) for base in own for one in vars(base).values() if inspect.isfunction(one))
+    has_softmax = any(isinstance(part, nn.Softmax) for part in module.children())
+    return has_softmax or any(not _NAMED.isdisjoint(one.__code__.co_names) for one in functions)

@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +20,9 @@ from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.listening import CHANGING
 from saccade.integrations.mask_functions import place
 from saccade.integrations.run_matrices import collected_matrices
-from saccade.integrations.sdpa_tap import without_mode
+from saccade.integrations.sdpa_tap import hearing_products, without_mode
 from saccade.integrations.tensor_masks import mask_of_tensor
-from saccade.integrations.valve import Ear, Make, Valve, closed, hand_out, names_of
+from saccade.integrations.valve import Ear, Make, Valve, closed, hand_out, names_of, speaks_attention_interface
 from saccade.matrix import Matrix
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
@@ -57,11 +57,6 @@ def tapped_interface(model: nn.Module, valve: Valve) -> Iterator[None]:
             _listeners = tuple(other for other in _listeners if other is not listener)
             if not _listeners:
                 _restore.pop()()
-
-
-def speaks_attention_interface(module: nn.Module) -> bool:
-    """Whether a module's source file asks transformers for its attention function."""
-    return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
 
 
 class _Listener:
@@ -177,7 +172,7 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool) -
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         ears = [Ear(listener.names[module], listener.valve) for listener in listeners]
         spoken = [ear.valve.spoken for ear in ears]
-        with nullcontext() if is_foreign else closed(ears), collected_matrices() as matrices:
+        with hearing_products(module, ears) if is_foreign else closed(ears), collected_matrices() as matrices:
             run = function if is_foreign else without_mode(function)
             out = run(module, query, key, value, attention_mask, *args, **kwargs)
         if matrices:  # a function of ours knows better than its arguments what it multiplied by

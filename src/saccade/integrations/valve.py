@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,18 @@ from torch import nn
 from saccade.errors import unsupported
 from saccade.matrix import Matrix
 
-__all__ = ["Ear", "Make", "Sink", "Valve", "closed", "hand_out", "is_recomputed", "names_of", "refuse_compiled"]
+__all__ = [
+    "Ear",
+    "Make",
+    "Sink",
+    "Valve",
+    "closed",
+    "hand_out",
+    "is_recomputed",
+    "names_of",
+    "refuse_compiled",
+    "speaks_attention_interface",
+]
 
 Make = Callable[[], Matrix]
 """Makes the matrix of the call that has just been run."""
@@ -129,6 +141,11 @@ def refuse_compiled() -> None:
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
     """Modules and their names; the model itself is called by its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
+
+
+def speaks_attention_interface(module: nn.Module) -> bool:
+    """Whether a module's source file asks transformers for its attention function."""
+    return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
 
 
 def is_recomputed() -> bool:
