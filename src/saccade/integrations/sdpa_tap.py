@@ -179,7 +179,8 @@ def _nested_matrix(query: Tensor, key: Tensor, given: dict[str, Any]) -> Attenti
             hint="dense tensors, or saccade.attention(..., masks.Causal())",
         )
     rule = items.mask(Causal() if is_causal else None, items.query.shape[1], "record")
-    return AttentionMatrix(items.query, items.key, rule, scale=given.get("scale"), **items.positions)
+    places: dict[str, Any] = {**items.positions}
+    return AttentionMatrix(items.query, items.key, rule, scale=given.get("scale"), **places)
 
 
 def _four(x: Tensor, shape: torch.Size) -> Tensor:
