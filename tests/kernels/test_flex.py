@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from torch._dynamo import config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.masking_utils import sdpa_mask
 
 import saccade as sc
 from saccade import masks
+from saccade.engine.kernels.flex import Flex, _compiled
 from saccade.integrations.flex import block_mask
 from saccade.masks.key_ranges import KeyRanges
 from saccade.testing import CASES, Case
@@ -103,3 +105,22 @@ def test_a_block_size_that_cannot_be() -> None:
         block_mask(masks.Causal(), 8, block_size=(1, 2, 3))
     with pytest.raises(ValueError, match="block_mask: mask must tell apart 1 or 3 batch items; got 2"):
         block_mask(masks.Padding([1, 2]), 8, batch=3)
+
+
+def test_torch_2_11_has_room_for_as_many_kinds_of_masks(monkeypatch):
+    """There torch.compile takes no limit of its own, and that of all compiled functions, 8, is soon reached."""
+    seen = []
+
+    def of_2_11(function, *, fullgraph):
+        assert fullgraph
+        return lambda *tensors, **options: seen.append((config.recompile_limit, tensors, options))
+
+    before = config.recompile_limit
+    monkeypatch.setattr(torch, "compile", of_2_11)
+    _compiled.cache_clear()
+    try:
+        Flex().function()(1, scale=2)
+    finally:
+        _compiled.cache_clear()
+    assert seen == [(64, (1,), {"scale": 2})]
+    assert config.recompile_limit == before

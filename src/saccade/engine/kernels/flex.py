@@ -111,7 +111,19 @@ def _compiled() -> Any:
     known = inspect.signature(torch.compile).parameters  # of later versions of torch
     # In one graph, or an error: silently torch would run what takes n² memory.
     options: dict[str, Any] = {"fullgraph": True} | {name: x for name, x in kept.items() if name in known}
-    return torch.compile(flex_attention, **options)
+    compiled = torch.compile(flex_attention, **options)
+    return compiled if "recompile_limit" in options else _with_room(compiled)
+
+
+def _with_room(compiled: Any) -> Any:
+    """Return a function that may compile `_MOST_KINDS` graphs; torch 2.11 reads the limit, 8, from its settings."""
+    from torch._dynamo import config  # noqa: PLC0415  imports a compiler
+
+    def called(*tensors: Any, **options: Any) -> Any:
+        with config.patch(recompile_limit=_MOST_KINDS):
+            return compiled(*tensors, **options)
+
+    return called
 
 
 def _blocks(given: Ingredients) -> Any:
