@@ -107,12 +107,15 @@ class Flex(Kernel):
 def _compiled() -> Any:
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415  imports a compiler
 
-    kept: dict[str, Any] = {"recompile_limit": _MOST_KINDS, "isolate_recompiles": True}
-    known = inspect.signature(torch.compile).parameters  # of later versions of torch
-    # In one graph, or an error: silently torch would run what takes n² memory.
-    options: dict[str, Any] = {"fullgraph": True} | {name: x for name, x in kept.items() if name in known}
-    compiled = torch.compile(flex_attention, **options)
-    return compiled if "recompile_limit" in options else _with_room(compiled)
+    def ours(*tensors: Any, **options: Any) -> Any:
+        # Graphs are counted by function: once a user's own flex_attention has reached torch's limit, torch runs that
+        # function uncompiled, in every torch.compile of it, and takes n² memory.
+        return flex_attention(*tensors, **options)
+
+    options: dict[str, Any] = {"fullgraph": True}  # in one graph, or an error
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:  # of later versions of torch
+        return torch.compile(ours, **options, recompile_limit=_MOST_KINDS)
+    return _with_room(torch.compile(ours, **options))
 
 
 def _with_room(compiled: Any) -> Any:

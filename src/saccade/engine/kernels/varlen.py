@@ -116,7 +116,7 @@ class Varlen(Kernel):
 
 
 @cache
-def _grouped(function: Callable[..., Any], is_grouped: bool) -> dict[str, bool]:
+def _grouped(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
     """Return the option that allows fewer key heads; torch 2.11 allows them without one."""
     return {"enable_gqa": is_grouped} if "enable_gqa" in inspect.signature(function).parameters else {}
 
