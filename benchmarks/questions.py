@@ -13,7 +13,6 @@ from benchmarks import (
     denoising,
     dropout,
     generation,
-    gpu,
     growth,
     linear,
     longformer,
@@ -65,5 +64,4 @@ QUESTIONS: dict[str, ModuleType] = {
     "costs": costs,
     "short": short,
     "stored": stored,
-    "gpu": gpu,
 }

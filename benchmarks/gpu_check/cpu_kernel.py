@@ -47,7 +47,7 @@ def measure(context: Context) -> Iterator[Finding]:
         native.is_on.cache_clear()
         able = native.abilities()
         if able is None:
-            yield Finding("saccade-cpu", origin, False, headline=True)
+            yield Finding("saccade-cpu", origin, None if "there is no C++ compiler" in origin else False, headline=True)
             return
         yield Finding(
             "saccade-cpu", f"{origin}; instructions at level {able} of 4", True, {"abilities": able}, headline=True

@@ -153,11 +153,10 @@ def worst(got: Tensor, name: str, its: Truth) -> tuple[float, str]:
     got = got.detach().double()
     if name in ("lse", "gradient of sink", "gradient of bias"):  # numbers of their own, not rows
         want, size, got = want[..., None], size[..., None], got[..., None]
-    missed = (got - want).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
-    sizes = size.norm(dim=-1)
+    missed, sizes = (got - want).norm(dim=-1), size.norm(dim=-1)
     floor = _FLOOR * sizes.square().mean().sqrt()
-    errors = torch.where(missed.abs().amax(-1) == 0.0, 0.0, missed.norm(dim=-1) / (sizes + floor))
-    errors = errors.nan_to_num(nan=torch.inf)
+    errors = torch.where(missed == 0.0, 0.0, missed / (sizes + floor))
+    errors = torch.where(errors.isnan(), torch.inf, errors)
     place = [int(x) for x in torch.unravel_index(errors.argmax(), errors.shape)]
     row = place[-1] if errors.dim() > 1 else None
     where = f"head {place[-2] if row is not None else place[-1]}" + ("" if row is None else f", row {row}")

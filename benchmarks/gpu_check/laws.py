@@ -149,9 +149,9 @@ def _tests(context: Context) -> Iterator[Finding]:
     command += [*files, *(["-m", "gpu"] if context.level == "cuda" else [])]
     seconds = max(5.0, 0.6 * context.left())
     limit = ["timeout", "--kill-after=2", f"{seconds:.0f}"]
-    with subprocess.Popen(
-        [*limit, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as run:
+    environment = {**os.environ, "COLUMNS": "250"}  # reasons of failures are cut off at the width of the terminal
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([*limit, *command], cwd=ROOT, env=environment, **options) as run:
         assert run.stdout is not None
         lines = []
         for line in run.stdout:

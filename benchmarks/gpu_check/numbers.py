@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -122,7 +123,8 @@ def _finding(
             continue
         errors.append(error)
         if error > LIMITS[dtype]:
-            faults.append(f"length {length}: {where}, {error:.1g} of its size")
+            told = f"off by {error:.1g} of its size" if error < math.inf else "not finite"
+            faults.append(f"length {length}: {where} {told}")
     if faults:
         return Finding(title, f"{'; '.join(faults)}; rounding is at most {LIMITS[dtype]:g}", False)
     if not errors:
