@@ -10,7 +10,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 ALONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test mutants check check-all coverage examples site bench fmt lint type imports clean
+.PHONY: help demo report verify test mutants check check-all coverage examples site bench gpu-check fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -70,6 +70,9 @@ site: $(VENV)/.dev  ## build the site in both languages into out/site (two minut
 
 bench: $(VENV)/.dev  ## time everything against torch, transformers and others (half an hour)
 	$(OFFLINE) $(BIN)/python -m benchmarks
+
+gpu-check: $(VENV)/.dev  ## check and time everything on a GPU (nine minutes); GPU_CHECK='--device cpu --quick' rehearses
+	$(OFFLINE) $(BIN)/python -m benchmarks.gpu_check $(GPU_CHECK)
 
 fmt: $(VENV)/.dev  ## format the code
 	$(BIN)/ruff format src tests benchmarks examples docs/site

@@ -17,8 +17,7 @@ _README_START, _README_END = "<!-- gpu -->", "<!-- /gpu -->"
 _STEPS_OF_TABLE = ("speed", "memory", "models")
 _WORDS = {
     "en": {
-        "none": "**Not yet measured.** `python -m benchmarks.gpu_check` on a machine with a GPU fills this section "
-        "([how](https://github.com/saccade-dev/saccade/blob/main/CONTRIBUTING.md#checking-on-a-gpu)).",
+        "none": '**Not yet measured.** "Checking on a GPU" in CONTRIBUTING.md says how to fill this section.',
         "readme none": "not yet measured",
         "readme": "checked on {card} with torch {torch}: {passed} checks passed, {failed} failed",
         "machine": "{date}, {card}, torch {torch}, transformers {transformers}, Python {python}: "
@@ -28,8 +27,7 @@ _WORDS = {
         "head": "| case | measured |",
     },
     "zh": {
-        "none": "**尚未测量。**在有 GPU 的机器上运行 `python -m benchmarks.gpu_check`，这里就会有结果"
-        "（[做法](https://github.com/saccade-dev/saccade/blob/main/CONTRIBUTING.md#checking-on-a-gpu)）。",
+        "none": '**尚未测量。**如何填写这一节，见 CONTRIBUTING.md 的 "Checking on a GPU"。',
         "readme none": "尚未测量",
         "readme": "在 {card} 上用 torch {torch} 检查过：{passed} 项通过，{failed} 项未通过",
         "machine": "{date}，{card}，torch {torch}，transformers {transformers}，Python {python}："
