@@ -30,7 +30,7 @@ __all__ = ["measure"]
 
 _THREADS = (1, 2, 4, 8, 16)
 _LENGTHS = {
-    "cuda": {"window": 16_384, "full": 4096},
+    "cuda": {"window": 8192, "full": 4096},
     "cpu": {"window": 4096, "full": 1024},
     "quick": {"window": 512, "full": 256},
 }

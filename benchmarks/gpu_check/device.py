@@ -119,8 +119,9 @@ class Cuda(Device):
 
     def poison(self) -> None:
         torch.cuda.empty_cache()
-        for elements in (1 << 18, 1 << 20, 1 << 24, 1 << 28):  # of the pools for small and for large tensors
-            torch.full((elements,), torch.nan, device="cuda")
+        sizes = [1 << 17, 1 << 20, 1 << 24] * 8  # of the pools for small and for large tensors
+        held = [torch.full((elements,), torch.nan, device="cuda") for elements in sizes]
+        del held
 
     def cudnn(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):

@@ -84,13 +84,19 @@ VARIANTS = {
 
 def measure(context: Context) -> Iterator[Finding]:
     """Yield one finding for each kernel, variant, dtype and width: the worst error over all lengths."""
+    errors: dict[str, list[float]] = {}
     for kernel, name, width, lengths, dtype in _plan(SIZES[context.level]):
         if context.left() < 0.0:
             yield Finding(f"{kernel}: {name}, width {width}", "not measured: no time was left")
-            return
+            break
         if kernel == "flex":
             torch.compiler.reset()  # every kind of mask and length is a graph, and there is room for 64
-        yield _finding(context, kernel, name, width, lengths, dtype)
+        finding = _finding(context, kernel, name, width, lengths, dtype)
+        errors.setdefault(kernel, []).extend(finding.figures.values())
+        yield finding
+    for kernel, found in errors.items():
+        text = f"right in {len(found)} variants" + (f", errors up to {max(found):.1g}" if found else "")
+        yield Finding(kernel, text, headline=True)
 
 
 def _plan(sizes: Sizes) -> Iterator[tuple[str, str, int, tuple[int, ...], torch.dtype]]:

@@ -79,7 +79,7 @@ def _flex(backend: str, block_size: tuple[int, int]) -> Callable[[Scene, Device]
             raise RefusedError("this torch has no such option")
         mask = masks.Full() if scene.mask is None else scene.mask
         blocks = block_mask(mask, scene.q_len, scene.length, block_size=block_size, device=device.name)
-        compiled = torch.compile(flex.flex_attention, fullgraph=True, backend=device.compiler)
+        compiled = torch.compile(flex.flex_attention, fullgraph=True, dynamic=False, backend=device.compiler)
         options: dict[str, Any] = {"enable_gqa": scene.heads[0] != scene.heads[1], "block_mask": blocks}
         if device.name == "cuda" and backend == "FLASH":
             options["kernel_options"] = {"BACKEND": "FLASH"}

@@ -27,6 +27,7 @@ class StepReport:
         budget: seconds that it may take.
         status: "running", "ok", "failed", "timed out", "crashed" or "not run".
         seconds: how long it has taken.
+        cpu_seconds: of processors, in the step and what it started.
         findings: its results so far.
         note: why it did not end by itself.
     """
@@ -38,6 +39,7 @@ class StepReport:
     seconds: float = 0.0
     findings: list[Finding] = dataclasses.field(default_factory=list)
     note: str = ""
+    cpu_seconds: float = 0.0
 
     @property
     def broken(self) -> list[Finding]:
@@ -47,10 +49,10 @@ class StepReport:
     def line(self) -> str:
         """Return the step in one line."""
         passed = sum(each.ok is True for each in self.findings)
-        told = f"{self.name}: {self.status}, {self.seconds:.0f} s; {passed} passed, {len(self.broken)} failed"
-        return f"{told}, {len(self.findings) - passed - len(self.broken)} measured or left out" + (
-            f"; {self.note}" if self.note else ""
-        )
+        took = f"{self.seconds:.0f} s ({self.cpu_seconds:.0f} s of processors)"
+        others = len(self.findings) - passed - len(self.broken)
+        told = f"{self.name}: {self.status}, {took}; {passed} passed, {len(self.broken)} failed, {others} others"
+        return f"{told}; {self.note}" if self.note else told
 
 
 @dataclasses.dataclass

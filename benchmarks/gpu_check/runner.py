@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def _run_step(step: Step, seconds: float, options: Options, report: Report) -> N
     findings, log = folder / f"{step.name}.jsonl", folder / f"{step.name}.log"
     findings.unlink(missing_ok=True)
     report.write()
-    began = time.monotonic()
+    began, spent = time.monotonic(), _cpu_seconds()
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             _command(step, seconds, findings, options),
@@ -79,7 +80,7 @@ def _run_step(step: Step, seconds: float, options: Options, report: Report) -> N
             code = _wait(process, began + seconds, its, findings, report)
         finally:
             _kill(process)  # compilers and tests that it started as well
-    its.seconds = time.monotonic() - began
+    its.seconds, its.cpu_seconds = time.monotonic() - began, _cpu_seconds() - spent
     its.findings = finding.read(findings)
     if code is None:
         its.status, its.note = "timed out", f"killed after {its.seconds:.0f} s; the findings until then are kept"
@@ -128,6 +129,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
     process.wait()
+
+
+def _cpu_seconds() -> float:
+    """Return the time that processors have spent on processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _tail(log: Path) -> str:

@@ -18,7 +18,7 @@ _WINDOW, _SIDE, _DOCUMENTS = 1024, 512, 32
 _WIDTH = {"cuda": 128, "cpu": 64, "quick": 32}
 _HEADS = {"cuda": (16, 16), "cpu": (2, 2), "quick": (2, 2)}
 _GROUPED = {"cuda": (32, 8), "cpu": (4, 1), "quick": (4, 1)}
-_SHRINK = {"cuda": 1, "cpu": 16, "quick": 64}  # lengths of a rehearsal are shorter by this
+_SHRINK = {"cuda": 1, "cpu": 32, "quick": 64}  # lengths of a rehearsal are shorter by this
 _LENGTHS: dict[Kind, tuple[int, ...]] = {
     "causal": (2048, 8192),
     "full": (2048, 8192),

@@ -65,7 +65,10 @@ def seeded(monkeypatch, name, fault):
 def found(monkeypatch, kernel):
     monkeypatch.setattr(numbers, "_plan", lambda sizes: [(kernel, "causal", 32, LENGTHS, torch.bfloat16)])
     monkeypatch.setitem(numbers.SIZES, "quick", numbers.SIZES["quick"]._replace(compiled_lengths=(1,)))
-    (finding,) = numbers.measure(CONTEXT)
+    finding, summed = numbers.measure(CONTEXT)
+    assert summed.text.startswith(
+        "right in 0 variants" if finding.ok is not True else "right in 1 variants, errors up to"
+    )
     return finding
 
 
@@ -113,7 +116,10 @@ def test_a_kernel_that_raises_or_refuses_what_it_must_run_has_failed(monkeypatch
 def test_a_check_of_first_use_that_accuses_the_innocent_has_failed(monkeypatch):
     monkeypatch.setattr(numbers, "_plan", lambda sizes: [("sdpa", "causal", 32, (64,), torch.bfloat16)])
     monkeypatch.setattr("saccade.engine.first_use.comparing._LIMITS", {torch.bfloat16: 1e-9})
-    (finding,) = numbers.measure(CONTEXT)
+    finding, summed = numbers.measure(CONTEXT)
+    assert summed.text.startswith(
+        "right in 0 variants" if finding.ok is not True else "right in 1 variants, errors up to"
+    )
     assert finding.ok is False
     assert "first_use accuses it, and every row is right" in finding.text
 
