@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -60,4 +61,5 @@ def _positive(text: str) -> float:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the step that is running as well
     sys.exit(main(sys.argv[1:]))

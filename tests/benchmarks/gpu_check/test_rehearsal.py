@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from benchmarks.gpu_check.steps import ROOT, STEPS
@@ -47,3 +49,19 @@ def test_one_step_as_the_command_runs_it(tmp_path):
     assert (status, done.returncode) == ("ok", 0), done.stdout + (tmp_path / "steps" / "memory.log").read_text()
     assert "entropy by the definition, causal" in {each["name"] for each in findings}
     assert done.stdout.endswith("every step passed\n")
+
+
+def test_a_command_that_is_ended_ends_its_step(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--out", str(tmp_path)]
+    with subprocess.Popen([*command, "--only", "numbers"], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        own = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        children = []
+        while not children and process.poll() is None:
+            time.sleep(0.05)
+            children = own.read_text(encoding="ascii").split()
+        process.terminate()
+        assert process.wait(60) == 143
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert [step["status"] for step in report["steps"]] == ["running"]
+    assert len(children) == 1
+    assert not Path(f"/proc/{children[0]}").exists()
