@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["MOST_CHARACTERS", "MOST_LINES", "summary"]
+__all__ = ["MOST_LINES", "summary"]
 
-MOST_LINES, MOST_CHARACTERS, WIDTH = 100, 11_500, 114
+MOST_LINES, WIDTH = 100, 114  # 115 characters with the end of the line
 _ENDING = 3  # lines after the steps
 
 
@@ -28,7 +28,7 @@ def summary(report: dict[str, Any]) -> list[str]:
         hidden = len(broken) - most_failures, len(measured) - most_figures
         if any(hidden):
             lines.append(f"  ... {hidden[0]} more failures and {hidden[1]} more figures in report.md")
-    return _shortened(lines) + _ending(report)
+    return lines + _ending(report)
 
 
 def _broken(step: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,12 +66,3 @@ def _ending(report: dict[str, Any]) -> list[str]:
 def _clipped(line: str) -> str:
     line = " ".join(line.split()) if not line.startswith("  ") else "  " + " ".join(line.split())
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
-
-
-def _shortened(lines: list[str]) -> list[str]:
-    """Clip long lines further until all of them fit."""
-    width = WIDTH
-    while sum(len(line) + 1 for line in lines) > MOST_CHARACTERS - 300:
-        width -= 4
-        lines = [line if len(line) <= width else line[: width - 3] + "..." for line in lines]
-    return lines

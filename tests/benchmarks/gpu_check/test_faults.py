@@ -125,7 +125,8 @@ def test_a_check_of_first_use_that_accuses_the_innocent_has_failed(monkeypatch):
 
 
 def test_what_no_time_was_left_for_is_said():
-    assert next(iter(numbers.measure(CONTEXT._replace(ends=0.0)))).text == "not measured: no time was left"
+    (finding,) = numbers.measure(CONTEXT._replace(ends=0.0))
+    assert finding.text == "not measured: no time was left"
 
 
 def test_every_kernel_comes_at_every_length_and_what_compiles_comes_last():

@@ -13,6 +13,8 @@ from benchmarks.gpu_check.steps import Context
 import saccade as sc
 from benchmarks.gpu_check import canaries, child, cpu_kernel, environment, laws, memory, models, peers, scenes, speed
 from saccade import masks, testing
+from saccade.engine import product
+from saccade.engine.kernels.sdpa import Sdpa
 
 FOREVER = 1e12
 CONTEXT = Context(Processor(), "quick", FOREVER)
@@ -72,7 +74,7 @@ def test_a_bug_of_torch_that_is_gone_is_said_to_be_gone(monkeypatch):
 
 
 def test_a_law_that_is_broken_is_told_with_the_kernel(monkeypatch):
-    tiled = laws.OneKernel("tiled").kernel
+    (tiled,) = [kernel for kernel in product.KERNELS if kernel.name == "tiled"]
     forward = type(tiled).forward
     monkeypatch.setattr(
         type(tiled), "forward", lambda self, *args: (0.0 * forward(self, *args)[0], forward(self, *args)[1])
@@ -95,9 +97,12 @@ def test_tests_that_fail_or_find_no_time(monkeypatch, tmp_path):
     path = tmp_path / "test_it.py"
     path.write_text("def test_a(): pass\ndef test_b(): assert 1 == 2\n", encoding="ascii")
     monkeypatch.setitem(laws._TESTS, "quick", [str(path), "-c", "/dev/null"])
-    one, other, all_of_them = laws._tests(CONTEXT._replace(ends=LATE.ends))
+    one, other, all_of_them = laws._tests(CONTEXT)
     assert [one.ok, other.ok, all_of_them.ok] == [True, False, False]
     assert "assert 1 == 2" in all_of_them.text
+    monkeypatch.setattr(laws, "_SHORTEST", 0.1)
+    (ended,) = laws._tests(LATE)
+    assert (ended.ok, ended.text[:57]) == (None, "pytest ended with exit status 124 (124: no time was left)")
 
 
 def test_laws_end_when_no_time_is_left(monkeypatch):
@@ -299,7 +304,7 @@ def test_a_child_writes_each_finding_before_the_next_and_what_first_use_says(mon
             yield Finding(name, "a text")
             query = torch.randn(1, 1, 8, 8)
 
-            class Wrong(type(laws.OneKernel("sdpa").kernel)):
+            class Wrong(Sdpa):
                 def forward(self, given, value, dropped):
                     out, lse = super().forward(given, value, dropped)
                     return 2.0 * out, lse

@@ -113,9 +113,9 @@ def _compiled() -> Any:
         return flex_attention(*tensors, **options)
 
     options: dict[str, Any] = {"fullgraph": True}  # in one graph, or an error
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:  # of later versions of torch
-        return torch.compile(ours, **options, recompile_limit=_MOST_KINDS)
-    return _with_room(torch.compile(ours, **options))
+    if "recompile_limit" not in inspect.signature(torch.compile).parameters:  # torch 2.11
+        return _with_room(torch.compile(ours, **options))
+    return torch.compile(ours, **options | {"recompile_limit": _MOST_KINDS})
 
 
 def _with_room(compiled: Any) -> Any:
