@@ -15,7 +15,8 @@ PYTEST := $(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2
 AVX2 := SACCADE_CPU_LEVEL=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test mutants check check-tests levels check-all coverage examples site bench fmt lint type imports clean
+.PHONY: help demo report verify test mutants check check-tests levels check-all coverage examples site bench gpu-check
+.PHONY: fmt lint type imports clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -84,6 +85,9 @@ site: $(VENV)/.dev  ## build the site in both languages into out/site (two minut
 
 bench: $(VENV)/.dev  ## time everything against torch, transformers and others (half an hour)
 	$(OFFLINE) $(BIN)/python -m benchmarks
+
+gpu-check: $(VENV)/.dev  ## check and time everything on a GPU (nine minutes); GPU_CHECK='--device cpu --quick' rehearses
+	$(OFFLINE) $(BIN)/python -m benchmarks.gpu_check $(GPU_CHECK)
 
 fmt: $(VENV)/.dev  ## format the code
 	$(BIN)/ruff format src tests benchmarks examples docs/site

@@ -14,7 +14,6 @@ from benchmarks import (
     denoising,
     dropout,
     generation,
-    gpu,
     growth,
     linear,
     longformer,
@@ -67,5 +66,4 @@ QUESTIONS: dict[str, ModuleType] = {
     "costs": costs,
     "short": short,
     "stored": stored,
-    "gpu": gpu,
 }

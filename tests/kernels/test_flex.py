@@ -1,13 +1,17 @@
 """Our masks in FlexAttention and in transformers: the same objects, the same pairs."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
+from torch._dynamo import config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.masking_utils import sdpa_mask
 
 import saccade as sc
 from saccade import masks
+from saccade.engine.kernels.flex import Flex, _compiled
 from saccade.integrations.flex import block_mask
 from saccade.masks.key_ranges import KeyRanges
 from saccade.testing import CASES, Case
@@ -103,3 +107,53 @@ def test_a_block_size_that_cannot_be() -> None:
         block_mask(masks.Causal(), 8, block_size=(1, 2, 3))
     with pytest.raises(ValueError, match="block_mask: mask must tell apart 1 or 3 batch items; got 2"):
         block_mask(masks.Padding([1, 2]), 8, batch=3)
+
+
+@pytest.fixture
+def fresh():
+    torch.compiler.reset()
+    _compiled.cache_clear()
+    yield
+    torch.compiler.reset()
+    _compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_torch_2_11_has_room_for_as_many_kinds_of_masks(monkeypatch):
+    """There torch.compile takes no limit of its own, and that of all compiled functions, 8, is soon reached."""
+    seen = []
+
+    def of_2_11(function, *, fullgraph):
+        assert fullgraph
+        return lambda *tensors, **options: seen.append((config.recompile_limit, tensors, options))
+
+    before = config.recompile_limit
+    monkeypatch.setattr(torch, "compile", of_2_11)
+    Flex().function()(1, scale=2)
+    assert seen == [(64, (1,), {"scale": 2})]
+    assert config.recompile_limit == before
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_a_user_who_reaches_the_limit_of_recompiles_does_not_stop_ours(monkeypatch):
+    graphs = {"theirs": 0, "ours": 0}
+
+    def counted(name):
+        def backend(graph, inputs):
+            graphs[name] += 1
+            return graph
+
+        return backend
+
+    query = torch.randn(1, 2, 32, 16)
+    theirs = torch.compile(flex_attention, backend=counted("theirs"))
+    with config.patch(recompile_limit=1):
+        for mask in (masks.Causal(), masks.Window(3, 3)):
+            theirs(query, query, query, block_mask=block_mask(mask, 32, block_size=32))
+    assert graphs["theirs"] == 1
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counted("ours")))
+    with torch.no_grad():
+        out = Flex().function()(query, query, query, block_mask=block_mask(masks.Causal(), 32, block_size=32))
+    assert graphs["ours"] == 1
+    torch.testing.assert_close(out, sc.attention(query, query, query, masks.Causal(), impl="reference"))

@@ -81,6 +81,19 @@ def test_it_is_the_definition(name, width):
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_torch_2_11_has_no_option_for_grouped_heads(kv_heads, monkeypatch):
+    def of_2_11(query, key, value, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+        options = {"return_aux": return_aux, "scale": scale, "window_size": window_size}
+        is_grouped = query.shape[1] != key.shape[1]
+        return stand_in(query, key, value, cu_q, cu_k, max_q, max_k, **options, enable_gqa=is_grouped)
+
+    monkeypatch.setattr(varlen, "varlen_attn", of_2_11)
+    q, k, v = (torch.randn(1, heads, N, 16, dtype=torch.bfloat16) for heads in (4, kv_heads, kv_heads))
+    assert testing.first_use("varlen", q, k, v, masks.Causal()).raise_if_wrong().ok
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_it_says_how_many_pairs_it_computes():
     q, k = torch.randn(2, 2, 4, N, 16, dtype=torch.bfloat16)
     for mask in MASKS.values():

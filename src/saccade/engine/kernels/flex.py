@@ -108,11 +108,26 @@ class Flex(Kernel):
 def _compiled() -> Any:
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415  imports a compiler
 
-    kept: dict[str, Any] = {"recompile_limit": _MOST_KINDS, "isolate_recompiles": True}
-    known = inspect.signature(torch.compile).parameters  # of later versions of torch
-    # In one graph, or an error: silently torch would run what takes n² memory.
-    options: dict[str, Any] = {"fullgraph": True} | {name: x for name, x in kept.items() if name in known}
-    return torch.compile(flex_attention, **options)
+    def ours(*tensors: Any, **options: Any) -> Any:
+        # Graphs are counted by function: once a user's own flex_attention has reached torch's limit, torch runs that
+        # function uncompiled, in every torch.compile of it, and takes n² memory.
+        return flex_attention(*tensors, **options)
+
+    options: dict[str, Any] = {"fullgraph": True}  # in one graph, or an error
+    if "recompile_limit" not in inspect.signature(torch.compile).parameters:  # torch 2.11
+        return _with_room(torch.compile(ours, **options))
+    return torch.compile(ours, **options | {"recompile_limit": _MOST_KINDS})
+
+
+def _with_room(compiled: Any) -> Any:
+    """Return a function that may compile `_MOST_KINDS` graphs; torch 2.11 reads the limit, 8, from its settings."""
+    from torch._dynamo import config  # noqa: PLC0415  imports a compiler
+
+    def called(*tensors: Any, **options: Any) -> Any:
+        with config.patch(recompile_limit=_MOST_KINDS):
+            return compiled(*tensors, **options)
+
+    return called
 
 
 def _blocks(given: Ingredients) -> Any:

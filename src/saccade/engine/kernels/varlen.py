@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -105,12 +108,18 @@ class Varlen(Kernel):
             return_aux=AuxRequest(lse=True),
             scale=given.scale,
             window_size=cast("tuple[int, int]", window),
-            enable_gqa=heads != given.key.shape[1],
+            **_grouped(varlen_attn, heads != given.key.shape[1]),
         )
         out = texts.put_back(found, 0.0, batch * length).view(batch, length, heads, wide).transpose(1, 2)
         # In memory it lies as [heads, rows], whatever its documentation says.
         of_rows = texts.put_back(lse.reshape(heads, -1).T, -torch.inf, batch * length).view(batch, length, heads)
         return out if wide == width else out[..., :width], of_rows.transpose(1, 2)
+
+
+@cache
+def _grouped(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
+    """Return the option that allows fewer key heads; torch 2.11 allows them without one."""
+    return {"enable_gqa": is_grouped} if "enable_gqa" in inspect.signature(function).parameters else {}
 
 
 class _Texts(NamedTuple):

@@ -1,0 +1,67 @@
+"""The rehearsal: the whole GPU check on a processor, as the command that is run where a GPU is."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.gpu_check.steps import ROOT, STEPS
+from benchmarks.gpu_check.summary import MOST_LINES
+
+
+def rehearse(out, *options):
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--quick", "--out", str(out), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_every_step_of_the_gpu_check_runs_on_a_processor(tmp_path):
+    done = rehearse(tmp_path, "--minutes", "60")
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    wrong = [
+        (step["name"], step["note"], each)
+        for step in report["steps"]
+        for each in step["findings"]
+        if each["ok"] is False
+    ]
+    assert wrong == []
+    assert [(step["name"], step["status"]) for step in report["steps"]] == [(step.name, "ok") for step in STEPS]
+    assert (done.returncode, report["done"], report["ok"]) == (0, True, True), done.stdout + done.stderr
+    assert done.stdout.endswith("every step passed\n")
+    lines = done.stdout.splitlines()
+    assert len(lines) - 2 * len(STEPS) <= MOST_LINES  # two lines of progress for each step come before the summary
+    named = {each["name"] for step in report["steps"] for each in step["findings"]}
+    for kernel in ("sdpa", "varlen", "tiled", "flex"):
+        assert f"{kernel}: causal, width 64, bfloat16" in named
+    for model in ("Qwen3", "Mistral", "Mamba-2"):
+        assert {f"{model}: {check}" for check in ("audit", "record", "training step", "generate")} <= named
+    for canary in ("cuDNN gradient (#196678)", "varlen_attn padding (#176793)", "Flex past its recompile limit"):
+        assert {f"{canary}: torch alone", f"{canary}: first_use", f"{canary}: saccade.attention"} <= named
+
+
+def test_one_step_as_the_command_runs_it(tmp_path):
+    """The shortest one: a process of its own, a report, and the summary last."""
+    done = rehearse(tmp_path, "--minutes", "30", "--only", "memory")
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    ((status, findings),) = [(step["status"], step["findings"]) for step in report["steps"]]
+    assert (status, done.returncode) == ("ok", 0), done.stdout + (tmp_path / "steps" / "memory.log").read_text()
+    assert "entropy by the definition, causal" in {each["name"] for each in findings}
+    assert done.stdout.endswith("every step passed\n")
+
+
+def test_a_command_that_is_ended_ends_its_step(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--out", str(tmp_path)]
+    with subprocess.Popen([*command, "--only", "numbers"], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        own = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        children = []
+        while not children and process.poll() is None:
+            time.sleep(0.05)
+            children = own.read_text(encoding="ascii").split()
+        process.terminate()
+        assert process.wait(60) == 143
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert [step["status"] for step in report["steps"]] == ["running"]
+    assert len(children) == 1
+    assert not Path(f"/proc/{children[0]}").exists()
