@@ -9,6 +9,8 @@ import torch
 # Whether saccade-cpu is installed must change nothing: tests of it ask for impl="native". All others pass with
 # SACCADE_CPU=on too, where `auto` asks it first: those that are about another kernel ask for that one by name.
 os.environ.setdefault("SACCADE_CPU", "off")
+# On processors with AVX2, products of MKL depend on the alignment of memory unless told otherwise; tests compare bits.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # Our own plugin by its name too: an environment that was installed before it has no entry point for it.
 pytest_plugins = ["pytester", "saccade_pytest"]
