@@ -74,6 +74,7 @@ def _items(batch: int) -> slice:
     return slice(None) if batch == ALL else slice(batch, batch + 1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("universe", [(0, LEN), (2, 7)], ids=str)
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -127,6 +128,7 @@ def _boxes() -> Iterator[tuple[range, range]]:
         yield range(*rows, step), range(*keys, step)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_a_residual_is_the_content_of_its_box(mask, name):

@@ -138,6 +138,7 @@ def test_rows_in_another_order_take_their_entries_along(name: str) -> None:
         torch.testing.assert_close(term.in_order(rows, S).read(tile).expand_as(part), part)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [name for name in TERMS if "hiding" not in name])
 def test_gradients_of_tiles_add_up_to_that_of_the_source(name: str) -> None:
     term, whole = TERMS[name]()

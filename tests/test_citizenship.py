@@ -59,6 +59,7 @@ def test_the_probe_answers_the_same_whatever_is_switched_on() -> None:
     assert available
 
 
+@pytest.mark.ci
 def test_the_operations_keep_torch_s_rules() -> None:
     x = torch.randn(1, 2, 6, 4, requires_grad=True)
     program = [0, 0, 0, 0, 0, 0, 0, *encode((masks.Causal(), None))[0]]
@@ -184,6 +185,7 @@ def test_threads_share_plans() -> None:
     assert max(errors) < 1e-5
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
 @pytest.mark.parametrize("bias", [False, True])
 def test_who_keeps_saved_tensors_keeps_all_of_them(impl: str, bias: bool) -> None:

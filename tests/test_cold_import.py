@@ -32,10 +32,12 @@ def _run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.ci
 def test_core_needs_torch_and_numpy_only() -> None:
     assert _run(_CORE) == "['saccade']"
 
 
+@pytest.mark.ci
 def test_everything_but_the_command_line_imports_without_extras() -> None:
     assert _run(_BLOCKED) == "12.0"
 
@@ -52,6 +54,7 @@ def test_every_subpackage_is_an_attribute() -> None:
     assert _run(_SUBPACKAGES).splitlines() == ["['cli']", "UnheardLayersWarning"]  # the command line needs an extra
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_the_command_line_names_the_extra_that_is_missing(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None\nfrom saccade.cli import main\nmain()"

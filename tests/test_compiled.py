@@ -40,6 +40,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_compile_in_one_graph(name: str) -> None:
@@ -108,6 +109,7 @@ def test_dropout_in_a_compiled_function_is_that_of_the_seed() -> None:
     torch.testing.assert_close(torch.compile(answer, backend="aot_eager", fullgraph=True)(q), answer(q))
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 def test_an_exported_module_runs_at_other_lengths() -> None:
     mha = sc.nn.MultiHeadAttention(16, 4, num_kv_heads=2, mask=MASK, rotary=positions.Rotary(4)).eval()

@@ -149,6 +149,7 @@ def test_seeds_are_drawn_evenly_from_torch_s_generator() -> None:
         assert own == int(torch.randint(2**31, ()))
 
 
+@pytest.mark.ci
 def test_its_mean_is_the_product_without_dropout() -> None:
     q, k, v = (torch.randn(1, 1, 8, 4, dtype=torch.float64) for _ in range(3))
     matrix = sc.AttentionMatrix(q, k)

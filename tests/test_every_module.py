@@ -212,6 +212,7 @@ def _stored(module: nn.Module) -> nn.Module:
     return torch.load(file, weights_only=False)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), _stored], ids=["copied", "pickled", "stored"]
 )
@@ -222,6 +223,7 @@ def test_a_module_can_be_copied_and_stored(name: str, copied: Callable[[nn.Modul
     assert torch.equal(_out(name, copied(module)), expected)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "Given"])  # it is made of a text, not of sizes
 def test_a_module_that_begins_without_memory_takes_a_state(name: str, training: bool) -> None:

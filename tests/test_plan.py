@@ -73,6 +73,7 @@ LONG_STEPS: dict[str, tuple[Callable[[int], masks.Mask], Callable[[int, int, int
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", LONG_STEPS)
 @pytest.mark.parametrize("step", [3, 7, 100, 1 << 39])
 @pytest.mark.parametrize("first", [(0, 0), (3, 0), (200, 0), (0, 200), (70, 64)], ids=str)

@@ -62,6 +62,7 @@ def _check(out: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
 CALLS_NOTHING = [name for name in MASKS if name != "predicate"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "impl, name",
     [

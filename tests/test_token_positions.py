@@ -134,6 +134,7 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Ten
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0) @ v
 
 
+@pytest.mark.ci
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_table_is_the_definition(data: st.DataObject) -> None:

@@ -36,6 +36,7 @@ FACTS = {
 
 
 # Compilers take seconds.
+@pytest.mark.ci
 @pytest.mark.parametrize("name", FACTS)
 @pytest.mark.parametrize(
     "is_layer, is_marked",
@@ -98,6 +99,7 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(reason: str) -> None
     assert refused.value.reasons[0].startswith(reason)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("reason", CANNOT_CROSS)
 def test_a_graph_that_may_not_break_says_why_it_would(reason: str) -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported, match=f"attention cannot be one operation: {reason}"):
@@ -205,6 +207,7 @@ def test_derivatives_of_sums_over_earlier_keys_taken_forwards(mechanism: Mechani
     torch.testing.assert_close(jacfwd(attended)(SMALL), jacrev(attended)(SMALL))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("width", [0, 1, 8], ids=["no decay", "one decay", "a decay for each channel"])
 def test_a_recurrence_is_one_node_of_a_compiled_program(width: int) -> None:
     def run(x: Tensor, decay: Tensor | None) -> Tensor:

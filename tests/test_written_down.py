@@ -90,6 +90,7 @@ OWN = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OWN)
 def test_masks_and_scores_of_a_users_own_compile_and_are_exported(name: str) -> None:
@@ -152,6 +153,7 @@ class Changing(masks.Mask):
         return q >= kv
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "model, reason",

@@ -104,6 +104,7 @@ def mamba2(rate):
     return model, "backbone.layers.0.mixer"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "make, length, rate, decayed",
     [
@@ -139,6 +140,7 @@ def test_the_picture_is_drawn_in_float64_where_float32_is_too_narrow():
     assert "o" in audit(recurrent(0.5, hidden=20), CAUSAL, inputs=inputs).picture()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rate, hidden", [(1e-6, LENGTH - 4), (0.5, 0), (0.5, 20)])
 def test_what_is_hidden_before_others_fade_is_blind(rate, hidden):
     report = audit(recurrent(rate, hidden=hidden), CAUSAL, inputs=tokens(), tests=30)

@@ -65,6 +65,7 @@ def test_what_is_compiled_runs_and_modules_have_their_own_names(how):
     assert found["by layer"].finding.pair == "output 3 depends on token 0"
 
 
+@pytest.mark.ci
 def test_a_fault_of_the_compiled_code_alone_is_found():
     leaking = Backend(lambda out: out + 0.1 * out.mean(1, keepdim=True) if out.dim() == 3 else out)
     report = audit(torch.compile(llama(), backend=leaking), CAUSAL, inputs=TOKENS)

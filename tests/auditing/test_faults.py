@@ -52,6 +52,7 @@ def tokens(batch=2, length=48):
     return torch.randint(40, (batch, length), generator=torch.Generator().manual_seed(5))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_with_its_pair_and_its_layer(name):
     rule, changed, broken, where = FAULTS[name]
@@ -94,6 +95,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_model_is_not_accused(name):
     rule = RIGHT[name]

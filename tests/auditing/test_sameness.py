@@ -19,6 +19,7 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "make, broken, silent",
     [

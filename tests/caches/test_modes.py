@@ -95,6 +95,7 @@ class Both(NamedTuple):
                     cache.reorder([1, 0]) if what == "reorder" else cache.crop(6)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "orders", [pytest.param(FEW_ORDERS, id="few"), pytest.param(EVERY_ORDER, id="every", marks=pytest.mark.slow)]
 )

@@ -45,6 +45,7 @@ def test_a_language_model_is_compared_with_later_tokens_hidden(compare):
     assert "Performer(512): refused" not in result.output
 
 
+@pytest.mark.ci
 def test_a_long_text_is_cut_to_what_the_model_reads(compare):
     result = compare(*["word"] * 700)
     assert "512 queries, 512 keys" in result.output

@@ -65,6 +65,7 @@ def _orders(text: str) -> list[str]:
     return [character for character in text if not (character.isprintable() or character in "\n\t")]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_text_is_an_order_to_the_terminal(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []

@@ -42,6 +42,7 @@ def test_the_demo_shows_words_and_writes_pictures(run, tmp_path):
     assert result.output.rstrip().splitlines()[-1].startswith("wrote ")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options, name, statistic",
     [
@@ -60,6 +61,7 @@ def test_the_most_telling_head_is_the_one_it_says(run, encoder, options, name, s
     assert f"runner-up: layer {layer2}, head {head2} with {values[1]:.2f} nats" in output
 
 
+@pytest.mark.ci
 def test_percentages_are_the_models_weights(run, encoder):
     found, weights = word_weights(encoder, SENTENCE)
     output = run("look", SENTENCE, "--layer", "0", "--head", "10").output
@@ -73,11 +75,13 @@ def test_percentages_are_the_models_weights(run, encoder):
     assert shown.startswith("fish 41%  cat 27%")
 
 
+@pytest.mark.ci
 def test_one_option_leaves_the_other_to_the_statistic(run):
     assert "layer 3, head" in run("look", SENTENCE, "--layer", "3").output
     assert re.search(r"layer \d, head 7 of .*, the most telling of 6", run("look", SENTENCE, "--head", "7").output)
 
 
+@pytest.mark.ci
 def test_another_statistic_finds_what_words_mean_to_each_other(run):
     output = run("look", "The trophy does not fit in the suitcase because it is too big.", "--by", "unexplained").output
     assert "unexplained information: 0.2" in output
@@ -117,6 +121,7 @@ def test_a_missing_font_is_noted_once(run, monkeypatch):
     assert "note: no installed font has 小, 狗, 猫" in " ".join(output.split())
 
 
+@pytest.mark.ci
 def test_several_arguments_are_one_text(run):
     apart, together = run("look", "The", "cat", "sat."), run("look", "The cat sat.")
     assert rows(apart.output) == rows(together.output)
@@ -144,6 +149,7 @@ def test_a_folder_is_named_as_it_is(run, tmp_path):
     assert (tmp_path / "[bold]x:smile:" / "mosaic.png").is_file()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("width", ["20", "40", "300"])
 def test_any_width_will_do(run, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", width)
@@ -296,6 +302,7 @@ def test_chinese_in_one_quote_is_cut_by_the_tokenizer_and_told_as_unknown(run):
     assert said.index("? unknown") < said.index("[CLS] [CLS]")
 
 
+@pytest.mark.ci
 def test_many_unknown_words_are_counted(run):
     characters = [chr(0x4E00 + number) for number in range(0x500, 0x514)]
     said = " ".join(run("look", " ".join(characters)).output.split())

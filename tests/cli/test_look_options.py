@@ -60,6 +60,7 @@ def pair_of(kind):
     return BartModel(BartConfig(vocab_size=12, d_model=16, max_position_embeddings=64, **sizes))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_a_file_is_a_text(run, tmp_path, encoding):
     (tmp_path / "text.txt").write_text("The cat\nsat.\n", encoding=encoding)

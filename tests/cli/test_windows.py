@@ -122,6 +122,7 @@ def test_statistics_are_those_of_the_window(run, encoder):
     assert (json.loads(whole.stdout)["window"], whole.stderr) == (0, "")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("model", [minilm, small_decoder], ids=["encoder", "language model"])
 def test_the_map_of_the_whole_has_each_weight_where_its_tokens_stand(model):
     model, steps = model(), []
@@ -174,6 +175,7 @@ def test_windows_too_many_to_be_seen_are_not_drawn(run, monkeypatch, tmp_path):
     assert not (tmp_path / "out" / "look" / "whole.png").exists()
 
 
+@pytest.mark.ci
 def test_less_may_be_read_at_a_time(run, monkeypatch):
     result = run("look", "The cat, which was very hungry, ate the fish.", "--at-once", "8", "--window", "1")
     assert result.exit_code == 0, result.output
@@ -194,6 +196,7 @@ def test_less_may_be_read_at_a_time(run, monkeypatch):
     assert run("look", "The cat, which was very hungry, ate the fish.", "--at-once", "10").exit_code == 0
 
 
+@pytest.mark.ci
 def test_given_words_are_cut_too(run):
     result = run("look", "--tokens", *(["New York"] * 300), "--window", "1")
     assert result.exit_code == 0, result.output

@@ -29,6 +29,7 @@ TOLD = [law for law in testing.LAWS if law.name in ("declined", "offered")]
 UNTOLD = [law for law in testing.LAWS if law not in TOLD]
 FEW = [*BASIC[::8], *INGREDIENTS[::3], INGREDIENTS[-1]]
 NUMBERS = [law for law in GENERAL if law.name in ("oracle", "lse", "gradients_of_inputs", "gradients_of_parameters")]
+CI = pytest.mark.ci
 
 
 class Executed:
@@ -108,19 +109,19 @@ def without_lse(laws):
         *trials("reference", TOLD, FEW, torch.float64),
         *trials("fused", UNTOLD, EVEN, torch.float32),
         *trials("fused", UNTOLD, ODD, torch.float32, marks=MANY),
-        *trials("fused", TOLD, EVEN, torch.float32),
-        *trials("fused", GENERAL, testing.LARGE_CASES[::3], torch.float32),
+        *trials("fused", TOLD, EVEN, torch.float32, marks=CI),
+        *trials("fused", GENERAL, testing.LARGE_CASES[::3], torch.float32, marks=CI),
         *trials("tiled", UNTOLD, ODD, torch.float32),
         *trials("tiled", UNTOLD, EVEN, torch.float32, marks=MANY),
         *trials("tiled", TOLD, FEW, torch.float32),
         *trials("tiled", NUMBERS, LARGE_INGREDIENTS, torch.float32),
         *trials("sdpa", without_lse(UNTOLD), EVEN, torch.float32),
-        *trials("sdpa", TOLD, FEW, torch.float32),
-        *trials("sdpa", without_lse(GENERAL), testing.LARGE_CASES[::2], torch.float32),
+        *trials("sdpa", TOLD, FEW, torch.float32, marks=CI),
+        *trials("sdpa", without_lse(GENERAL), testing.LARGE_CASES[::2], torch.float32, marks=CI),
         *trials("native", UNTOLD, EVEN, torch.float32, marks=needs_native),
         *trials("native", UNTOLD, ODD, torch.float32, marks=[needs_native, *MANY]),
-        *trials("native", TOLD, EVEN, torch.float32, marks=needs_native),
-        *trials("native", GENERAL, testing.LARGE_CASES[1::2], torch.float32, marks=needs_native),
+        *trials("native", TOLD, EVEN, torch.float32, marks=[needs_native, CI]),
+        *trials("native", GENERAL, testing.LARGE_CASES[1::2], torch.float32, marks=[needs_native, CI]),
         *trials("native", NUMBERS, ODD, torch.bfloat16, marks=needs_half),
     ],
 )
@@ -155,6 +156,7 @@ def test_law_on_every_case(impl, law, cases, dtype):
     assert list(Executed(impl).faults([law], cases, [dtype])) == []
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("flex_on_cpu")
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -215,6 +217,7 @@ def test_law_on_a_gpu(law, impl):
     assert faults == []
 
 
+@pytest.mark.ci
 def test_what_the_fastest_kernel_refuses_another_one_runs():
     laws = [law for law in GENERAL if law.name in {"softcap", "order", "gradient_of_bias", "offered"}]
     report = Executed("auto").check(laws, [torch.float32])
@@ -234,6 +237,7 @@ def test_the_fused_kernel_refuses_what_it_lacks_and_says_so_beforehand():
     }
 
 
+@pytest.mark.ci
 def test_a_bool_tensor_says_the_same_as_a_mask():
     laws = [law for law in GENERAL if law.name in {"oracle", "gradients_of_inputs", "decode", "pure"}]
     report = testing.check(saccade.attention, with_lse=saccade.attention_with_lse, laws=laws, dtypes=[torch.float64])

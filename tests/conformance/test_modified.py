@@ -58,6 +58,7 @@ GENERAL = [law for law in testing.LAWS if law.cases is None and law.dtypes is No
 OFFERS = ["bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative", "q_positions", "kv_positions"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("impl", sampled(["tiled", "auto", "reference"], 3))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_the_laws_are_kept(impl: str, dtype: torch.dtype) -> None:

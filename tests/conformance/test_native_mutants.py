@@ -56,6 +56,7 @@ def _told_wrong(operation: Callable[..., Any], name: str, change: Callable[[Any]
     return run
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_half)]
 )

@@ -32,6 +32,7 @@ def peak(run):
     return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mechanism", "mask"),
     [
@@ -75,6 +76,7 @@ def test_memory_of_training_and_operations_of_a_model():
     assert model.training is False  # as it was left, and not by the cost
 
 
+@pytest.mark.ci
 def test_a_config_costs_what_its_model_does():
     from_config, from_model = sc.cost(SMALL, 256), sc.cost(Decoder(SMALL), 256)
     assert str(from_config) == str(from_model)
@@ -84,6 +86,7 @@ def test_a_config_costs_what_its_model_does():
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("position_encoding", ["rotary", "learned", "alibi", "relative"])
 def test_the_cache_holds_what_is_said(position_encoding):
     config = DecoderConfig(**{**vars(SMALL), "position_encoding": position_encoding})
@@ -200,6 +203,7 @@ def test_seconds_are_sums_of_what_was_measured():
     assert "(667 ms to 1.5 s)" in str(seconds)
 
 
+@pytest.mark.ci
 def test_seconds_of_other_scores_are_refused():
     told = sc.cost(sc.scores.Additive(16, 16, hidden_dim=8), 64, head_dim=16)
     with pytest.raises(sc.UnsupportedError, match="not those of a function of scores"):

@@ -80,6 +80,7 @@ def compared(rank, layouts, strategies, kv_heads, names):
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_it_is_attention_over_the_whole(ranks):
     kv_heads = ranks if ranks == 4 else 2

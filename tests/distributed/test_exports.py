@@ -9,6 +9,7 @@ from saccade import masks
 from saccade.distributed import block_mask, cp_comm_types, exchange, qk_ranges
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])

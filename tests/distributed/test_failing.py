@@ -197,6 +197,7 @@ def refusals(rank):
     return told
 
 
+@pytest.mark.ci
 def test_what_is_refused():
     for told in on_ranks(2, refusals):
         assert isinstance(told, list), told

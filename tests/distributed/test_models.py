@@ -73,6 +73,7 @@ def over_ranks(rank, layout):
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("layout", ["zigzag", pytest.param("contiguous", marks=pytest.mark.slow)])
 def test_models_of_ours(layout):
     for found in on_ranks(2, over_ranks, layout):

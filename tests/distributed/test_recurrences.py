@@ -85,6 +85,7 @@ def compared(rank, layouts):
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("ranks", "layouts"),
     [

@@ -48,6 +48,7 @@ def compared(rank, stripe_size):
     return found, cache.key.shape[2]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("ranks", "stripe_size"), [(2, 4), *(pytest.param(4, size, marks=pytest.mark.slow) for size in (1, 128))]
 )

@@ -35,6 +35,7 @@ def makers():
     ]
 
 
+@pytest.mark.ci
 @both
 @pytest.mark.parametrize("place", makers())
 def test_each_table_is_that_of_the_library(place, language):

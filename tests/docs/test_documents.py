@@ -92,6 +92,7 @@ def _threads(document):
     torch.set_num_threads(before)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("_threads", "without_native")
 @pytest.mark.parametrize("document", with_python())
 def test_python_prints_what_the_document_shows(document, tmp_path, monkeypatch):
@@ -110,6 +111,7 @@ def test_python_prints_what_the_document_shows(document, tmp_path, monkeypatch):
         assert printed.getvalue() == shown, f"line {block.line} prints something else"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("document", [d for d, _ in PAIRS if "```console" in d.read_text("utf-8")], ids=named)
 def test_commands_print_what_the_document_shows(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

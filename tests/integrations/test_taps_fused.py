@@ -128,6 +128,7 @@ def test_nothing_is_left_behind_by_an_error():
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ran_before", [False, True])
 @pytest.mark.parametrize(
     "make",

@@ -38,6 +38,7 @@ CASES = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("flex_on_cpu")
 @pytest.mark.parametrize("hide", [False, True], ids=["clean", "with-nan"])
 @pytest.mark.parametrize("name", CASES)

@@ -140,7 +140,7 @@ def takes(impl: str, matrix: sc.AttentionMatrix) -> bool:
     return impl != "native" or abilities() is None or not Native().reasons(matrix.ingredients, 0.0)
 
 
-# torch asks the processor whether it has AMX, and oneDNN this variable, too: copies that it then leaves out are counted.
+# torch packs keys where the processor has AMX, unless oneDNN is kept from using it: the forecast cannot know.
 packs_as_told = pytest.mark.skipif("ONEDNN_MAX_CPU_ISA" in os.environ, reason="oneDNN is kept from using AMX")
 HOW = {
     "auto": ("auto", torch.float32, 64, ()),
@@ -203,6 +203,7 @@ EVERY_LONG = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mask, n, options, impl, layout", EVERY_LONG)
 def test_long(
     mask: masks.Mask,

@@ -66,6 +66,7 @@ def test_block_masks_allow_what_the_mask_allows(mask: masks.Mask, q_len: int) ->
         assert block.sparsity() == pytest.approx(theirs.sparsity())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [(128, 128), (256, 128)], ids=str)
 @pytest.mark.parametrize("case", [case for case in CASES if case.q_positions is None], ids=str)
 def test_blocks_of_the_sizes_that_backends_ask_for(case: Case, size: tuple[int, int]) -> None:
@@ -78,6 +79,7 @@ def test_blocks_of_the_sizes_that_backends_ask_for(case: Case, size: tuple[int, 
         _same_pairs(block_mask(mask, q_len, kv_len, block_size=size), allowed, size)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("mask", MASKS, ids=str)

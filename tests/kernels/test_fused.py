@@ -301,6 +301,7 @@ LONG = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("n, mask", LONG, ids=[f"{n}-{mask}" for n, mask in LONG])
 def test_many_tiles(n: int, mask: masks.Mask) -> None:
     q, k, v = (torch.randn(1, 2, n, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))

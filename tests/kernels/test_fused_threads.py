@@ -37,6 +37,7 @@ MASKS = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_the_same_bits_whoever_is_first(mask: masks.Mask, dtype: torch.dtype, seen: Seen) -> None:

@@ -72,6 +72,7 @@ def _pairs_of_panels(seen: Tensor) -> int:
     return total
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rule", sampled(RULES, 4), ids=str)
 def test_a_plan_says_what_the_mask_says(rule: masks.Mask | None) -> None:
     for q_len, kv_len in SIZES:
@@ -140,6 +141,7 @@ print(saccade_cpu.abilities())
     assert int(run.stdout) == min(level, abilities() or 0)
 
 
+@pytest.mark.ci
 @needs_native
 def test_it_is_asked_first_and_can_be_left_out() -> None:
     code = """

@@ -36,6 +36,7 @@ def test_logits_are_those_that_were_asked_for(name):
     torch.testing.assert_close(model(tokens, asked), model(tokens)[asked])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_run_is_decided_by_its_seed(name):
     before = torch.get_rng_state()

@@ -66,6 +66,7 @@ def _grids(draw: st.DrawFn) -> tuple[masks.Mask, Tensor]:
     )
 
 
+@pytest.mark.ci
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_plans_of_any_combination_cover_what_is_allowed(data: st.DataObject) -> None:

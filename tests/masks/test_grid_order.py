@@ -101,6 +101,7 @@ def _check_plans(data: st.DataObject) -> None:
     assert torch.equal(got, mask.to_dense(q_len, kv_len, batch=1, q_positions=q, kv_positions=kv)[0, 0])
 
 
+@pytest.mark.ci
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_plans_in_any_order_cover_what_is_allowed(data: st.DataObject) -> None:
@@ -141,6 +142,7 @@ def test_in_the_order_of_positions_nothing_changes() -> None:
     assert same.residual(Box(0, range(5), range(15, 20))) is False
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("grid", [masks.Neighborhood(4, 5, (1, 0)), masks.Axial(4, 5), masks.ShiftedWindows(4, 5, 2)])
 @pytest.mark.parametrize("is_in_order", [False, True])
 def test_equal_residual_keys_mean_equal_contents_on_every_box(grid: masks.Mask, is_in_order: bool) -> None:
@@ -175,6 +177,7 @@ ORDERED = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("q_first, q_len", [(0, 24), (1, 20), (7, 9), (8, 1)])
 @pytest.mark.parametrize("squares", [Squares(2, 3), Squares(2, 2, 1, 1), Squares(8, 8)], ids=str)
 @pytest.mark.parametrize("mask", ORDERED, ids=str)

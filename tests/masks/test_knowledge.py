@@ -66,6 +66,7 @@ def part_of(table: np.ndarray, batch: int, rows: range, keys: range) -> np.ndarr
     return table[items][:, [row - FIRST for row in rows]][:, :, list(keys)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("universe", [(0, LEN), (2, 9)], ids=str)
 @pytest.mark.parametrize("batch", [ALL, 0, 1])
 @pytest.mark.parametrize("mask", RULES, ids=str)
@@ -99,6 +100,7 @@ def _boxes() -> Iterator[tuple[range, range]]:
         yield range(row, row + 2), range(key, key + 8)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("batch", [ALL, 0, 1])
 @pytest.mark.parametrize("mask", RULES, ids=str)
 def test_a_residual_is_the_content_of_its_box(mask: masks.Mask, batch: int) -> None:

@@ -36,6 +36,7 @@ def _close(own: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(own, wanted, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("segment", SEGMENTS)
 @pytest.mark.parametrize("update", UPDATES)
@@ -104,6 +105,7 @@ def test_any_split_is_the_full_run_and_that_of_a_kv_cache(data: st.DataObject) -
     assert (cache.length, cache.positions(1)) == (start, range(start, start + 1))
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_items_of_a_ragged_batch_have_segments_of_their_own(data: st.DataObject) -> None:

@@ -143,6 +143,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["saccade.attention.selected"], "_SMALLEST", 2)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "cases"),
     [pytest.param(name, few(name), id=name) for name in MAKERS]
@@ -155,6 +156,7 @@ def test_what_holds_for_every_attention_holds(name: str, cases: list[testing.Cas
     assert {"isolation", "honesty", "linear", "gqa", "batch", "heads", "pure", "gradcheck", "zero_lengths"} <= tried
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "law"), [pytest.param(name, law, id=f"{name}-{law}") for name in OTHERWISE for law in OTHERWISE[name]]
 )

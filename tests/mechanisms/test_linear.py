@@ -45,6 +45,7 @@ def _inputs(q_len: int, kv_len: int, groups: int, dtype: torch.dtype = F64) -> t
     return q, k, v
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("name", MASKS)

@@ -60,6 +60,7 @@ PAIRS = [(kind, angle) for kind in KINDS for angle in ("same", "across", "opposi
 ESTIMATES = [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in PAIRS]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize("kind, angle", ESTIMATES)
 def test_the_kernel_is_unbiased(kind: str, angle: str, orthogonal: bool) -> None:
@@ -125,6 +126,7 @@ def test_with_the_same_directions_it_is_performer_pytorch_without_its_eps(mask: 
     torch.testing.assert_close(performer(q, k, mask=mask) @ v, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mask", [None, Causal() & Padding([30, 17]), Documents([10, 20], rule=Causal())], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_error_falls_with_the_root_of_the_features(kind: str, mask: Mask | None) -> None:
@@ -140,6 +142,7 @@ def test_the_error_falls_with_the_root_of_the_features(kind: str, mask: Mask | N
     assert 3.0 < ratio < 5.3  # 4 is the square root of 16
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(
     "mask",
@@ -215,6 +218,7 @@ def test_long_texts_are_summed_in_pieces(
     assert pieces == [64, 64, 22]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_the_features_themselves(kind: str) -> None:
     q, k, v = (torch.randn(1, 2, 6, 3, dtype=F64, requires_grad=True) for _ in range(3))

@@ -66,6 +66,7 @@ def test_sums_and_gradients_are_those_of_all_pairs(groups: int, weighted: bool, 
     torch.testing.assert_close(own, other)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("weighted", [False, True])
 def test_second_derivatives(weighted: bool) -> None:
     a, b, c = (x[:, :, :6].detach()[:1, :2].requires_grad_() for x in _inputs(2))

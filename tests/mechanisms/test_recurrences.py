@@ -57,6 +57,7 @@ def defined(name, query, key, mask, positions):
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("name", RULES)
 def test_products_and_gradients_are_those_of_the_definition(name, line):
@@ -90,6 +91,7 @@ def test_every_length(name, length):
 SPLITS = [(91,), (1,) * 6 + (85,), (40, 1, 50), (0, 33, 2, 56), (70, 21)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("line", ["causal", "packed", "padded"])
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("name", RULES)

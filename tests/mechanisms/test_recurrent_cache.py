@@ -54,6 +54,7 @@ def _x(batch: int = 3) -> Tensor:
     return torch.randn(batch, TOTAL, WIDTH, dtype=torch.float64)
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_split_is_the_full_run_and_that_of_a_kv_cache(data: st.DataObject) -> None:
@@ -74,6 +75,7 @@ def test_any_split_is_the_full_run_and_that_of_a_kv_cache(data: st.DataObject) -
         assert cache.positions(2) == range(stop, stop + 2)
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_split_of_a_ragged_batch_is_each_item_alone(data: st.DataObject) -> None:

@@ -54,6 +54,7 @@ MASKS = {
 KERNELS: dict[str, str | Kernel] = {"by block": ByBlock(), "gathered": Gathered(), "tiled": "tiled"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("sharing", [1, 2, 4])
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("name", MASKS)
@@ -164,6 +165,7 @@ def test_a_nan_stays_where_it_is_read() -> None:
         assert torch.equal((matrix @ spoilt)[0, 0].isnan().any(-1), read)
 
 
+@pytest.mark.ci
 def test_compiled_programs_break_where_keys_are_chosen() -> None:
     torch.compiler.reset()
     q, k, v = torch.randn(3, 1, 2, 64, 4)

@@ -82,6 +82,7 @@ def _gradients(product: Product, tensors: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(_loss(product)(*leaves), leaves)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", COMPILED)
 def test_one_graph_gives_the_same_and_the_same_gradients(name: str) -> None:
@@ -105,6 +106,7 @@ def test_transforms_give_the_same_and_the_same_gradients(name: str) -> None:
     _close(func.grad(lambda *x: func.vmap(_loss(product))(*x).sum())(*several), together[0])
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize(
@@ -128,6 +130,7 @@ def _spoil(place: str, tensors: list[Tensor]) -> None:
         k[0, :, -1], v[0, :, -1] = torch.nan, torch.inf
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SOME)
 def test_nan_reaches_the_same_rows(name: str) -> None:
@@ -175,6 +178,7 @@ LAYERS: dict[str, Callable[[], sc.nn.MultiHeadAttention]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
@@ -247,6 +251,7 @@ def test_a_compiler_takes_the_operator_for_one_of_tensors() -> None:
         _compiled(lambda q: mechanisms.Linear()(q, key) @ value)(query)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 def test_dropout_in_a_compiled_function_is_drawn_anew() -> None:
     tensors, product = _tensors(), mechanisms.Linear()
@@ -258,6 +263,7 @@ def test_dropout_in_a_compiled_function_is_drawn_anew() -> None:
     _close(product(*tensors[:2]).matmul(tensors[2], dropout_p=0.2), first)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mask", [ONCE, TWICE, KEYS, masks.Causal()], ids=str)
 def test_nan_in_a_value_reaches_who_may_attend_to_it(mask: Mask) -> None:

@@ -113,6 +113,7 @@ def rewrite_weights(folder, change):
     save_file(change(weights), folder / "model.safetensors")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("family, changes", CASES, ids=str)
 def test_logits_equal_transformers_and_decoding_equals_the_full_run(tmp_path, family, changes):
     theirs = published(family, **changes)
@@ -128,6 +129,7 @@ def test_logits_equal_transformers_and_decoding_equals_the_full_run(tmp_path, fa
     torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("family, changes", CASES, ids=str)
 def test_what_we_write_others_load(tmp_path, family, changes):
     theirs = published(family, **changes)
@@ -368,6 +370,7 @@ def test_what_does_not_fit_is_named(folder, changes, message):
         Decoder.from_pretrained(folder)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("wrong", [["x"], {"x": 1}, "x", -1, 1.5, True, 10**400], ids=lambda x: str(x)[:9])
 @pytest.mark.parametrize("family", [*FAMILIES, "saccade-decoder"])
 def test_whatever_a_value_is_the_answer_is_a_sentence(tmp_path, family, wrong):

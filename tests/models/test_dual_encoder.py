@@ -48,6 +48,7 @@ PADDINGS = {
 PADDINGS["holes"][:, 0] = 1  # whoever sees nobody gets 0 here and the mean of all in theirs
 
 
+@pytest.mark.ci
 @torch.no_grad()
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])

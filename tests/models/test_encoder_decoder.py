@@ -164,6 +164,7 @@ def test_cross_matrices_are_those_that_forward_multiplies_by():
         assert matrix.to_dense()[1, :, :, 4:].eq(0).all()
 
 
+@pytest.mark.ci
 def test_it_learns_to_reverse():
     torch.manual_seed(0)
     sizes = {**SIZES, "embed_dim": 32, "num_encoder_layers": 1, "num_decoder_layers": 1, "feed_forward_dim": 64}

@@ -37,6 +37,7 @@ def llama():
     return Decoder, LlamaForCausalLM(config).eval(), lambda model, tokens: model(tokens).logits
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("told", [dict, lambda config: config], ids=["dict", "config"])
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("family", [bert, gpt2, llama])

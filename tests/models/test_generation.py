@@ -158,6 +158,7 @@ def _chi_square(counts: Tensor, probabilities: Tensor) -> float:
     return float(((counts - expected)[some] ** 2 / expected[some]).sum())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.5), Sampler(top_k=3), Sampler(1.5, top_p=0.8)], ids=str)
 def test_draws_follow_the_probabilities(sampler: Sampler) -> None:
     logits = torch.randn(1, 9)
@@ -257,6 +258,7 @@ def _beams_by_hand(
     return sorted(done, key=lambda one: -one[1])[:beams]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("form", [lambda m: m, _without_cache], ids=["cache", "anew"])
 @pytest.mark.parametrize("beams", [1, 3, 5])
 @pytest.mark.parametrize("stop, penalty", [((), 1.0), ((2,), 1.0), ((2, 5), 0.0), ((2,), 2.0), ((0,), -0.5)])

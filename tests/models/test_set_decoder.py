@@ -365,6 +365,7 @@ def test_a_model_without_heads_is_refused_by_what_it_lacks():
         SetDecoder.from_state_dict(theirs.config, theirs.model.state_dict())
 
 
+@pytest.mark.ci
 def test_a_missing_scipy_is_named():
     code = """
 import sys

@@ -43,6 +43,7 @@ def run(theirs, images):
     return out.logits if hasattr(out, "logits") else out
 
 
+@pytest.mark.ci
 @torch.no_grad()
 @settings(max_examples=25, deadline=None)
 @given(st.data())

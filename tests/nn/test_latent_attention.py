@@ -105,6 +105,7 @@ def test_gradients_of_both_forms_are_one_another_s() -> None:
     torch.testing.assert_close(*grads, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_split_in_any_forms_is_the_full_run(data: st.DataObject) -> None:

@@ -180,6 +180,7 @@ def test_rows_with_pairs_are_openfold_s_attention() -> None:
     torch.testing.assert_close(layer(x, pairs), expected)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", ["start", "rows and pairs"])
 def test_no_tensor_has_an_entry_for_each_triple(name: str, batch: int) -> None:
@@ -218,6 +219,7 @@ def test_it_is_heard_by_recordings_and_in_half_precision(name: str) -> None:
 
 
 # Columns are rows the other way round, and ends are starts: a compiler takes seconds for each.
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("columns", "end"))) for name in LAYERS]
 )

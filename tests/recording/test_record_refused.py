@@ -112,6 +112,7 @@ def test_questions_that_nothing_was_kept_for(llama):
     assert "kept=statistics" in repr(recording[0])
 
 
+@pytest.mark.ci
 def test_without_transformers():
     code = """
 import sys

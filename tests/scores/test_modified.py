@@ -194,6 +194,7 @@ def test_answers_are_taken_in_the_dtype_of_the_scores(own, dtype):
     assert torch.equal(answer, (place[1] * place[2]).to(dtype).expand(1, 2, 3, 4))
 
 
+@pytest.mark.ci
 def test_a_compiled_program_goes_around_it():
     query, key, value = (x.detach().float() for x in inputs())
 

@@ -73,6 +73,7 @@ def test_wrong_usage_is_told_apart_from_a_broken_law(arguments, message, capsys)
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_the_commands_of_the_documents_run(capsys):
     page = (DOCS / "en" / "conformance.md").read_text(encoding="utf-8")
     commands = re.findall(r"^python -m saccade\.testing (.+)$", page, re.MULTILINE)
@@ -80,6 +81,7 @@ def test_the_commands_of_the_documents_run(capsys):
     assert capsys.readouterr().out.startswith("law ")
 
 
+@pytest.mark.ci
 def test_it_runs_as_a_module_and_finds_what_lies_in_the_folder():
     command = [sys.executable, "-m", "saccade.testing", "mine:attention", "--laws", "isolation", *FEW]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

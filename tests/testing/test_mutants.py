@@ -12,6 +12,7 @@ CASES = [case for case in testing.CASES if case not in PATTERNS]  # told to them
 LAW = {law.name: law for law in testing.LAWS}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("cases", [CASES[::4], pytest.param(CASES, marks=pytest.mark.slow)], ids=["few", "every"])
 @pytest.mark.parametrize("law", testing.LAWS, ids=str)
 def test_a_correct_implementation_keeps_the_law(law, cases):
@@ -21,6 +22,7 @@ def test_a_correct_implementation_keeps_the_law(law, cases):
     assert any(result.verdict == "kept" for result in results)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mutant", "law"),
     [pytest.param(mutant, name, id=f"{mutant}-{name}") for mutant in testing.MUTANTS for name in mutant.caught_by],

@@ -67,6 +67,7 @@ def test_the_documents_show_what_is_found(library):
         assert NUMBER.sub("#", table) == NUMBER.sub("#", written(library, found(library.peers)))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("library", QUICK, ids=lambda library: library.name)
 def test_a_sample_of_what_the_documents_show_is_found(library):
     laws = [law for law in testing.LAWS if law.name in ("oracle", "ones")]

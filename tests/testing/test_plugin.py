@@ -142,6 +142,7 @@ print(sorted({"torch", "saccade", "numpy"} & sys.modules.keys()))
 MARKED = "import pytest\n@pytest.mark.reach('causal')\ndef test_it(audit):\n    pass\n"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "suite, arguments, loaded",
     [

@@ -31,6 +31,7 @@ def parts_of(text):
     return shown
 
 
+@pytest.mark.ci
 @given(ANY)
 @example("你好，世界")
 @example("naïve")

@@ -17,6 +17,7 @@ TRAINED = {claim.name for claim in theory.CLAIMS if claim.topic == "training"}
 LONG = {"a-hundred-thousand-tokens-are-infeasible", *TRAINED}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "claim",
     [pytest.param(one, marks=[pytest.mark.slow] * (one.name in LONG), id=one.name) for one in theory.CLAIMS],
@@ -49,6 +50,7 @@ def of_a_mutant(name, mistake):
     return [pytest.mark.slow] if name in TRAINED or (name in LONG and mistake != "a window") else []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name, mistake, wrong",
     [pytest.param(*one, marks=of_a_mutant(*one[:2]), id=f"{one[0]}: {one[1]}") for one in MUTANTS],

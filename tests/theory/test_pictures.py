@@ -31,6 +31,7 @@ def test_its_page_shows_it(name, language):
     assert (DOCS / path).is_file()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in PICTURES])
 def test_it_can_be_read_in_chinese(name):
     figure = PICTURES_IN_CHINESE[name]()

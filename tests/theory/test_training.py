@@ -11,6 +11,7 @@ from saccade.theory.trained import attentive, convolution, learned, neighbours, 
 CLAIMS = [claim for claim in theory.CLAIMS if claim.topic == "training"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_a_check_measures_all_that_is_said(claim, monkeypatch):
     def hardly(*given, **options):

@@ -96,6 +96,7 @@ def test_one_bright_cell_of_many_stays_visible():
     assert (shown < 0.9).sum() == 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [749, 750, 751, 4096])
 def test_a_diagonal_loses_no_row_at_any_size(size):
     shown = pixels(viz.heatmap(np.eye(size, k=1)))
@@ -121,6 +122,7 @@ def test_labels_never_overlap():
     assert all(label.get_rotation() == 0 for label in level)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (3, 40)])
 def test_everything_stands_inside_the_figure(shape):
     labels = {
@@ -154,6 +156,7 @@ def test_the_scale_has_zero_at_its_end_or_in_its_middle(weights, expected):
     assert min(red, green, blue) > 0.97  # nothing is white
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [20, 3000], ids=["whole", "pooled"])
 def test_weights_of_both_signs_are_drawn_with_their_signs(size):
     torch.manual_seed(0)

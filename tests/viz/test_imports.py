@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import saccade.models, saccade.text, saccade.viz
@@ -11,6 +13,7 @@ print(sorted(optional & {name.split(".")[0] for name in sys.modules}))
 """
 
 
+@pytest.mark.ci
 def test_importing_us_imports_nothing_optional():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

@@ -59,6 +59,7 @@ def pooled(weights, allowed, bins):
     return cells
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", CASES)
 def test_a_map_holds_the_largest_weights_and_hides_what_the_mask_hides(name):
     matrix, mask = CASES[name]

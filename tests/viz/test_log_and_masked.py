@@ -26,6 +26,7 @@ def cell(figure, row, column, size):
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("log", [False, True])
 def test_hidden_cells_are_grey_and_zeros_are_white(log):
     weights = torch.eye(4)

@@ -43,6 +43,7 @@ def _matrix(seed, count=9, heads=2, kv_len=None):
     return AttentionMatrix(2 * query, key, masks.Causal() if kv_len is None else None)
 
 
+@pytest.mark.ci
 def test_text_from_outside_is_only_text(open_page, tmp_path):
     given = _matrix(0, len(HOSTILE))
     path = viz.report(

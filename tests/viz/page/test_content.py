@@ -52,6 +52,7 @@ def check_strongest(found, lines, k):
         assert not own[~there].any()
 
 
+@pytest.mark.ci
 def test_small_maps(shown):
     case, item, page = shown
     layer = page.layer()
@@ -102,6 +103,7 @@ def test_large_maps(shown):
             is_close(cells, expected, np.nanmax(np.abs(expected)), is_signed=case.is_signed)
 
 
+@pytest.mark.ci
 def test_strongest_weights(shown):
     case, item, page = shown
     for head in range(case.dense.shape[1]):
