@@ -8,6 +8,7 @@ from tests.integrations.hearing import close, heard
 from torch import nn
 
 from saccade import masks
+from saccade.errors import UnsupportedError
 from saccade.integrations.taps import tapped
 
 
@@ -145,3 +146,45 @@ def test_an_encoder_and_a_decoder(fast_path):
         ("decoder.layers.0.multihead_attn", (3, 4, 5, 7)),
     ]
     assert len(fast_path) == 2
+
+
+class Called(nn.Module):
+    """A module that calls the function of torch's layer with the weights of one."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, key, value, **masking):
+        layer, separate = self.layer, {}
+        if not layer._qkv_same_embed_dim:
+            separate = {f"{name}_proj_weight": getattr(layer, f"{name}_proj_weight") for name in "qkv"}
+        return nn.functional.multi_head_attention_forward(
+            x, key, value, 16, 4, layer.in_proj_weight, layer.in_proj_bias, layer.bias_k, layer.bias_v,
+            layer.add_zero_attn, 0.0, layer.out_proj.weight, layer.out_proj.bias, training=False,
+            use_separate_proj_weight=bool(separate), average_attn_weights=False, **separate, **masking,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kdim": 12, "vdim": 10}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str
+)
+@pytest.mark.parametrize("masking", [{}, {"attn_mask": CAUSAL}, {"key_padding_mask": PADDING}], ids=str)
+def test_the_function_of_torch_s_layer(options, masking):
+    layer = nn.MultiheadAttention(16, 4, **options)
+    inputs = [torch.randn(7, 3, width) for width in (16, layer.kdim, layer.vdim)]
+    model = Called(layer)
+    (_, expected), ((name, weights),) = heard(model, *inputs, **masking)
+    assert name == "Called"
+    close(weights, expected)
+    if not masking:
+        (_, expected), ((_, weights),) = heard(model, *(x[:, 0] for x in inputs))
+        close(weights[0], expected)
+
+
+def test_keys_that_are_projected_already_are_refused():
+    layer, x = nn.MultiheadAttention(16, 4), torch.randn(7, 3, 16)
+    model, kept = Called(layer), torch.randn(12, 7, 4)
+    refused = pytest.raises(UnsupportedError, match="static_k= are keys that have been projected before")
+    with tapped(model, lambda name, make: make()), refused:
+        model(x, x, x, static_k=kept, static_v=kept)
