@@ -120,7 +120,7 @@ DOORS = {
 }
 
 
-REFUSED = [("replace_attention", "gemma2"), ("replace_attention", "gpt_oss")]
+REFUSED: list[tuple[str, str]] = []
 PROMPTS = [(door, name) for door in DOORS for name in (*zoo.CAUSAL, "bert") if (door, name) not in REFUSED]
 STEPS = [pair for pair in PROMPTS if pair[0] in ("replace_attention", "install, by layer") and pair[1] != "bert"]
 
