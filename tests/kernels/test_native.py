@@ -17,7 +17,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.native import abilities
+from saccade.engine.kernels.native import Native, abilities
 from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan, kept_bits
 from saccade.masks.found import found
 
