@@ -17,7 +17,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.native import abilities
+from saccade.engine.kernels.native import Native, abilities
 from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan, kept_bits
 from saccade.masks.found import found
 
@@ -263,8 +263,11 @@ print("clean")
 @needs_native
 def test_a_long_rule_with_a_step_goes_to_kernels_that_gather_its_keys(monkeypatch):
     monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: True)
-    query, rule = torch.randn(1, 1, 2048, 8), masks.sparse_transformer(45)
+    query, rule = torch.randn(1, 1, 2048, 64), masks.sparse_transformer(45)
     matrix = sc.AttentionMatrix(query, query, rule)
     assert matrix.explain().kernel == "fused"
+    narrow, half = query[..., :8], query.bfloat16()  # less is multiplied between the steps, or for less
+    assert sc.AttentionMatrix(narrow, narrow, rule).explain().kernel == "native"
+    assert Native().drawbacks(sc.AttentionMatrix(half, half, rule).ingredients, 0.0) == ()
     assert sc.AttentionMatrix(query[:, :, :1024], query[:, :, :1024], rule).explain().kernel == "native"
     assert matrix.explain(dropout_p=0.1).kernel == "native"  # the next one with dropout is slower still
