@@ -1,6 +1,7 @@
 """The rehearsal: the whole GPU check on a processor, as the command that is run where a GPU is."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,10 +11,17 @@ import pytest
 from benchmarks.gpu_check.steps import ROOT, STEPS
 from benchmarks.gpu_check.summary import MOST_LINES
 
+FAULT = """
+from saccade.engine.kernels.sdpa import Sdpa
+forward = Sdpa.forward
+Sdpa.forward = lambda self, *given: (0.0 * forward(self, *given)[0], None)
+"""
 
-def rehearse(out, *options):
+
+def rehearse(out, *options, path=""):
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--quick", "--out", str(out), *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": path} if path else None
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -39,6 +47,18 @@ def test_every_step_of_the_gpu_check_runs_on_a_processor(tmp_path):
         assert {f"{model}: {check}" for check in ("audit", "record", "training step", "generate")} <= named
     for canary in ("cuDNN gradient (#196678)", "varlen_attn padding (#176793)", "Flex past its recompile limit"):
         assert {f"{canary}: torch alone", f"{canary}: first_use", f"{canary}: saccade.attention"} <= named
+
+
+@pytest.mark.slow
+def test_a_fault_in_a_kernel_is_in_the_summary_of_the_command(tmp_path):
+    """Python runs a module of this name before any other."""
+    (tmp_path / "sitecustomize.py").write_text(FAULT, encoding="ascii")
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    done = rehearse(tmp_path / "out", "--minutes", "60", "--only", "numbers", path=path)
+    assert done.returncode == 1
+    assert "FAILED sdpa: causal, width 64, bfloat16: length 64: " in done.stdout
+    assert "FAILED tiled" not in done.stdout
+    assert done.stdout.endswith("NOT OK: numbers\n")
 
 
 def test_one_step_as_the_command_runs_it(tmp_path):
