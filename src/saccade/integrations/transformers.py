@@ -38,7 +38,7 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
     supported. Other arguments that change attention raise, such as ``output_attentions=True``; arguments that no
     attention function reads are ignored, as transformers ignores them. Logits and gradients equal those of the eager
     implementation. A token that may attend to nothing (padding on the left) gets 0 where eager gives it the mean of
-    all values.
+    all values. Code that reads the mask itself (GIT, Falcon) gets the float mask of transformers, and runs as in eager.
 
     Args:
         name: the name of the implementation. Several names may be registered, each with its mask; registering a name
@@ -57,6 +57,7 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
         ImportError: transformers is not installed.
         TypeError: ``mask`` is neither a mask nor a function, or ``name`` is no str.
         ValueError: a name that transformers gives a meaning of its own.
+        UnsupportedError: when the model runs, if its code reads the mask itself, where ``mask`` would be missing.
 
     Cost: nothing. Each call of a layer costs what `saccade.attention` does.
 
