@@ -188,7 +188,7 @@ def _seconds(call: Call, clock: Callable[[], float]) -> float:
 
 
 def _mean(call: Call, clock: Callable[[], float]) -> float:
-    """Of as many calls as take a while."""
+    """Return the mean time of a call, over as many calls as `_SHORTEST` allows."""
     start, count = clock(), 0
     while not count or clock() - start < _SHORTEST:
         call()

@@ -29,7 +29,7 @@ _EVERY = (63, 64, 65, 127, 128, 129, 192, 704, 8191)
 
 
 class Sizes(NamedTuple):
-    """What is tried: lengths and widths, heads of queries and of keys, and what flex, which compiles, is tried on."""
+    """Sizes to try: lengths, widths, heads of queries and keys; fewer for flex, which compiles each."""
 
     lengths: tuple[int, ...]
     widths: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What is timed: sizes, masks, and how many pairs of a query and a key each mask allows."""
+"""Sizes and masks to time, with the number of pairs each mask allows."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def assert_same(one: Text, other: Text) -> None:
 
 GUESSES = [([3], 0), ([3], 2), ([1, 1, 1], 1), ([2, 1], 1), ([2, 0, 2], 3)]
 CASES = [(kind, *guess) for kind in KINDS for guess in GUESSES if kind != "few" or max(guess[0]) < 3]
-"""Of a longer call only two queries judge, for few, and it does not go back."""
+"""A longer call, in which only two queries vote, cannot be taken back."""
 
 
 @pytest.mark.parametrize("side", [None, "left"])

@@ -1,4 +1,4 @@
-"""Which axis of a tensor counts tokens, where its shape does not say it; and checksums of its rows."""
+"""Find the axis of a tensor that counts tokens if its shape is ambiguous; checksums of its rows."""
 
 from __future__ import annotations
 

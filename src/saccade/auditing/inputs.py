@@ -18,7 +18,7 @@ _KNOWN = ("inputs_embeds", "input_ids", "tokens")
 
 
 class InputFormat(NamedTuple):
-    """What the inputs of a model do not say of themselves.
+    """Facts about a model's inputs that cannot be read off them.
 
     Args:
         tokens: name of the argument that holds the tokens or vectors; None to find it.

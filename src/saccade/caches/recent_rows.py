@@ -1,4 +1,4 @@
-"""What each of the last queries gave to every token, so that tokens can be taken back with all that they gave."""
+"""Weights of the last queries, kept so that `crop` can subtract them again."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _WORD = 0xFFFFFFFF
 
 
 class Dropped(NamedTuple):
-    """Which weights a product leaves out.
+    """Dropout of a product: the weights it leaves out.
 
     Attributes:
         p: probability of each.
@@ -48,7 +48,7 @@ class Dropped(NamedTuple):
         return self if level in self.levels else self._replace(repeats=(*self.repeats, (batch, size)))
 
     def items(self, b: Tensor) -> Tensor:
-        """Which batch items count, for items of the folded batch."""
+        """Return the batch items that draw the dropout, for items of the folded batch."""
         for batch, size in reversed(self.repeats):
             b = b // (batch * size) * batch + b % batch
         return b

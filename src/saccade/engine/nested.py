@@ -128,7 +128,7 @@ class Nested(NamedTuple):
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Where queries and keys are in the packed sequence, int64 ``[T]``; nothing where that is the default."""
+        """Return positions in the packed sequence, int64 ``[T]``, or nothing if they are the default ones."""
         if self.q_lengths == self.kv_lengths:
             return {}
         device, longest = self.query.device, self._blocks
@@ -137,7 +137,7 @@ class Nested(NamedTuple):
         return {name: _at_end(own, longest).to(device) for name, own in lengths.items()}
 
     def own_positions(self) -> tuple[Tensor, Tensor]:
-        """Where queries and keys are in their item, int64 ``[T]``: from 0 on, the last query at the last key."""
+        """Return positions in each item, int64 ``[T]``: from 0 on, the last query at the last key."""
         pairs = (self.q_lengths, self.kv_lengths)
         each = [
             torch.cat([torch.arange(block - n, block) for n, block in zip(own, self._blocks, strict=True)])

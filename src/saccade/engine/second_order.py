@@ -28,7 +28,7 @@ __all__ = ["Backward", "derivatives"]
 
 
 class Backward(NamedTuple):
-    """What the gradients of a product are computed from.
+    """Inputs and results of a product, from which its gradients are computed.
 
     Attributes:
         given, value, dropped: of the product.

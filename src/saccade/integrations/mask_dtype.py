@@ -1,4 +1,4 @@
-"""Which dtype of mask the models of a transformers configuration take."""
+"""The dtype of mask that models of a transformers configuration accept."""
 
 from __future__ import annotations
 

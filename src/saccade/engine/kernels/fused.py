@@ -62,7 +62,7 @@ class Fused(KernelByHand):
         return tuple(why)
 
     def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Where the tiles of a mask with steps are many and small: complete rows of all keys take less time."""
+        """Return why complete rows are faster: a mask with steps may have many small tiles."""
         plan = given.plan
         if not plan.overlaps or _price(plan, 1.0) <= _price(given.row_plan, _PAIR_OF_ROWS):
             return ()

@@ -31,10 +31,10 @@ __all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
-"""Of a rule with a step, from which on gathered keys are faster: numbers multiplied for each head in float32, and pairs
-in bfloat16, whose products cost little."""
+"""Size from which masks with a step run faster on gathered keys: numbers multiplied per head in float32, pairs in
+bfloat16, whose products cost little."""
 HALF = 3
-"""Of `abilities`: from here on products of bfloat16."""
+"""The level from which the processor multiplies bfloat16."""
 
 
 @cache
@@ -71,13 +71,13 @@ class Native(KernelByHand):
     leaves_to = "fused"
 
     def suits(self, given: Ingredients, dropout_p: float) -> bool:
-        """Where it is installed and switched on."""
+        """Return whether the kernel is installed and switched on."""
         return is_on()
 
     def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Where there is little more to do than to pack a few keys, or a mask has steps.
+        """Return why another kernel is faster: there are few keys, or the mask has a step.
 
-        Of a rule with a step it takes all panels, a bit for each pair; `fused` gathers the keys of each step.
+        For a mask with a step this kernel reads all keys, with a bit per pair; `fused` gathers the keys of each step.
         """
         batch, heads, q_len, kv_len = given.shape
         pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(given.query.dtype, 0)
