@@ -15,8 +15,8 @@ from benchmarks.conditions import threads
 from benchmarks.measuring import Call, Referee
 from benchmarks.reporting import Row, duration
 from saccade import masks, positions, scores
+from saccade.engine.dispatch import KERNELS, route_of
 from saccade.engine.kernels.native import is_on
-from saccade.engine.product import KERNELS, route_of
 
 HEADS, TARGET = 4, 1.5
 TITLE = f"kernels chosen by auto, {HEADS} heads, one thread, processor time"

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from saccade.engine.kernels import native, native_look
+from saccade.engine.kernels import native, native_statistics
 
 _SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
@@ -46,7 +46,7 @@ def busy(cores: int = 2) -> Iterator[None]:
 def no_wheel() -> Iterator[None]:
     """As if saccade-cpu were not installed, in this process, so that both sides take turns in one run."""
     # SACCADE_CPU=off is read once for a process.
-    with patch.object(native, "is_on", bool), patch.object(native_look, "is_on", bool):
+    with patch.object(native, "is_on", bool), patch.object(native_statistics, "is_on", bool):
         yield
 
 

@@ -13,7 +13,7 @@ from benchmarks.conditions import lacking, no_wheel
 from benchmarks.measuring import Call, Pair, Referee, compare
 from benchmarks.reporting import Row, duration, ratio_row
 from saccade import masks
-from saccade.caches import KVCache, memory
+from saccade.caches import KVCache, buffers
 from saccade.mechanisms import Softmax
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -103,7 +103,7 @@ def measure(referee: Referee) -> Iterator[Row]:
             pair = _beside(its, its.theirs_apart, referee)
             yield ratio_row(f"{name}, SDPA over a copy", pair, peer="SDPA(enable_gqa)")
             if dtype == torch.float32:
-                with patch.object(memory, "_ADVICE", None):
+                with patch.object(buffers, "_ADVICE", None):
                     small = case(n, dtype)
                 yield ratio_row(f"{name}, pages of 2 MB", _beside(its, small.ours, referee), peer="pages of 4 KB")
                 pair = _beside(its, its.summed, referee)

@@ -12,7 +12,7 @@ from benchmarks.measuring import Referee, in_turn, seconds
 from benchmarks.reporting import Row, duration
 from saccade import masks
 from saccade.masks import Mask
-from saccade.masks import plans as kept_plans
+from saccade.masks import plan_cache as kept_plans
 from saccade.plan import Plan
 
 N = 1 << 20

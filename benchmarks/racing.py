@@ -13,7 +13,7 @@ from benchmarks.measuring import Call, Pair, Referee, Rounds, in_turn, matmul_ra
 from benchmarks.peers import SIDES, Side, UnfitError
 from benchmarks.problem import Problem
 from benchmarks.reporting import Row, asked, duration, ratio_row
-from saccade.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError
 
 
 def run(its: Problem, side: Side, dropout_p: float) -> tuple[Tensor, ...]:

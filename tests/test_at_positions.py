@@ -10,9 +10,9 @@ from tests.masks.written_out import universe_of, written
 
 import saccade as sc
 from saccade import masks
-from saccade.engine import at_positions
-from saccade.engine.at_positions import AtPositions
-from saccade.engine.token_order import TokenOrder
+from saccade.engine.positions import positioned_mask
+from saccade.engine.positions.position_index import TokenOrder
+from saccade.engine.positions.positioned_mask import AtPositions
 from saccade.plan import ALL, Box, Groups
 
 LEN = 8
@@ -57,7 +57,7 @@ GROUPS = [(first, last) for first in range(LEN) for last in range(first, LEN)]
 
 @pytest.fixture(autouse=True)
 def _tables_are_always_looked_at(monkeypatch):
-    monkeypatch.setattr(at_positions, "_FEWEST", 0)
+    monkeypatch.setattr(positioned_mask, "_FEWEST", 0)
 
 
 def _made(mask, name: str) -> tuple[AtPositions, np.ndarray]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import positions
-from saccade.engine.bias_terms import DenseTerm, HidingTerm, Term
-from saccade.engine.distance_bias import DistanceTerm
+from saccade.engine.bias.relative import DistanceTerm
+from saccade.engine.bias.term import DenseTerm, HidingTerm, Term
 from saccade.masks import Full
 from saccade.plan import Strip, Tile
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from saccade import masks
-from saccade.engine.at_positions import AtPositions
-from saccade.engine.chosen import Chosen, at_positions
+from saccade.engine.block_sparse.selected_blocks import Chosen, at_positions
+from saccade.engine.positions.positioned_mask import AtPositions
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.spans import Universe
+from saccade.plan.key_ranges import Universe
 
 BATCH, HEADS, ROWS, COLUMNS, SLOTS = 2, 4, 5, 11, 3
 RULES = {"all": masks.Full(), "causal": masks.Causal(), "window": masks.Window(3, 1)}

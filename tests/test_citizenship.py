@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
 from saccade import masks
-from saccade.masks.program import encode
+from saccade.masks.convert.serialize import encode
 from saccade.testing import oracle
 
 MASK = masks.Causal() & (masks.Window(3, 0) | masks.Global([0]))

@@ -96,7 +96,7 @@ def test_kernel_and_blocks_drop_the_same_weights(mask: masks.Mask | None, monkey
     matrix = sc.AttentionMatrix(q, k, mask)
     whole = matrix.matmul(v, dropout_p=0.3, seed=5)
     torch.testing.assert_close(sc.Matrix.matmul(matrix, v, dropout_p=0.3, seed=5), whole)
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", 64)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 64)
     torch.testing.assert_close(sc.Matrix.matmul(matrix, v, dropout_p=0.3, seed=5), whole)
     assert not torch.equal(matrix.matmul(v, dropout_p=0.3, seed=6), whole)
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import saccade as sc
-from saccade import errors, masks, nn
+from saccade import masks, nn
 from saccade.mechanisms import Softmax
+from saccade.support import errors
 
 Call = Callable[[], object]
 
@@ -228,8 +229,8 @@ def test_bad_input_gets_a_sentence(sentence: str, call: Call, monkeypatch: pytes
     def working(*args: object, **kwargs: object) -> None:
         pytest.fail("work began before the input was refused")
 
-    monkeypatch.setattr("saccade.engine.kernels.aten.forward", working)
-    monkeypatch.setattr("saccade.engine.tiles.scores_of", working)
+    monkeypatch.setattr("saccade.engine.kernels.aten_flash.forward", working)
+    monkeypatch.setattr("saccade.engine.tiles.tile_scores.scores_of", working)
     with pytest.raises((ValueError, TypeError), match=re.escape(sentence)) as caught:
         call()
     first, *rest = str(caught.value).split("\n")

@@ -6,7 +6,7 @@ import torch
 
 import saccade as sc
 from saccade import masks, mechanisms, positions, scores
-from saccade.masks.program import encode
+from saccade.masks.convert.serialize import encode
 
 TWO = np.int64(2)
 PAIRS = [

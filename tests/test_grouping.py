@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from saccade.engine.grouping import at, groups_of, joined, product, take, transposed_product
+from saccade.engine.tiles.grouped_heads import at, groups_of, joined, product, take, transposed_product
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import saccade as sc
 from saccade import masks, scores
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.moving import moved
-from saccade.engine.product import product
+from saccade.engine.dispatch import product
+from saccade.engine.inputs import Ingredients
+from saccade.engine.to_device import moved
 from saccade.plan import make
 
 B, H, L, S, D = 2, 3, 4, 5, 6

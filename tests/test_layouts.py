@@ -9,8 +9,8 @@ from tests.masks.test_masks import _covered
 
 from saccade import masks
 from saccade.plan import ALL, Box, Groups, Triangle, make
-from saccade.plan.layouts import Layout, Sizes
-from saccade.plan.spans import Spans, Universe
+from saccade.plan.key_ranges import Spans, Universe
+from saccade.plan.row_grouping import Layout, Sizes
 
 ODD = masks.Predicate(lambda b, h, q, kv: (q + kv + b) % 3 != 0)
 
@@ -73,7 +73,7 @@ def test_only_rules_of_several_terms_overlap() -> None:
 def test_causal_tiles_need_no_residual(
     monkeypatch: pytest.MonkeyPatch, mask: masks.Mask, shape: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("saccade.plan.layouts._MAX_RESIDUAL", 100)
+    monkeypatch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", 100)
     tiles = list(mask.plan(*shape).tiles)
     assert len(tiles) == max(step for step, _ in mask.terms())
     for tile in tiles:
@@ -86,7 +86,7 @@ def test_no_residual_is_larger_than_the_largest() -> None:
         some = masks.Blocks(torch.rand(heads, 4, 4) < 0.5, 25)
         plan = (some & masks.Predicate(lambda b, h, q, kv: q >= kv)).plan(100, heads=5)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("saccade.plan.layouts._MAX_RESIDUAL", 2500)
+            patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", 2500)
             sizes = [
                 tile.height * len(strip.keys) * heads
                 for tile in plan.tiles
@@ -138,14 +138,14 @@ def test_pairs_are_whole_numbers_however_many() -> None:
 
 @pytest.mark.parametrize("rows", [8, 9, 10])
 def test_few_tiles_are_kept_and_many_are_made_anew(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr("saccade.plan.layouts._MAX_RESIDUAL", 1)
+    monkeypatch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", 1)
     monkeypatch.setattr("saccade.plan.plan._KEPT_TILES", 9)
-    monkeypatch.setattr("saccade.plan.layouts._WRITTEN_OUT", 2)
+    monkeypatch.setattr("saccade.plan.row_grouping._WRITTEN_OUT", 2)
     plan = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)
     one, other = list(plan.tiles), list(plan.tiles)
     assert one == other
     assert len(one) == rows
     assert [tile is again for tile, again in zip(one, other, strict=True)] == [rows <= 9] * rows
-    monkeypatch.setattr("saccade.plan.layouts._WRITTEN_OUT", 9)
+    monkeypatch.setattr("saccade.plan.row_grouping._WRITTEN_OUT", 9)
     (layout,) = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)._layouts
     assert (layout.tiles() is layout.tiles()) == (rows <= 9)

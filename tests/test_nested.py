@@ -9,8 +9,8 @@ from torch import nn
 
 import saccade as sc
 from saccade import caches, masks, mechanisms, positions
-from saccade.errors import UnsupportedError
 from saccade.nn import AttentionPool, DifferentialAttention, EncoderLayer, FeedForward, MultiHeadAttention, Recurrence
+from saccade.support.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 

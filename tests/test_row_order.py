@@ -11,7 +11,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine import row_order
+from saccade.engine.positions import row_permutation
 
 HEIGHT, WIDTH = 17, 19  # neither a square nor made of squares
 N = HEIGHT * WIDTH
@@ -31,7 +31,7 @@ MASKS = {
 
 @pytest.fixture(autouse=True)
 def small_grids_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_order, "_TILE", 0)
+    monkeypatch.setattr(row_permutation, "_TILE", 0)
 
 
 def _inputs(n: int, q_len: int | None = None, kv_heads: int = 2) -> list[Tensor]:
@@ -109,7 +109,7 @@ def test_fewer_queries_than_keys(q_len: int) -> None:
 
 
 def test_functions_are_told_where_the_rows_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_order, "_PAIR", 0)
+    monkeypatch.setattr(row_permutation, "_PAIR", 0)
     late, first = 200, 40
     inputs = _inputs(N, late)
     part = [inputs[0], inputs[1][:, :, first:], inputs[2][:, :, first:]]
@@ -122,7 +122,7 @@ def test_functions_are_told_where_the_rows_stand(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 0)], ids=["no items", "no heads"])
 def test_nobody_is_in_squares(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]) -> None:
-    monkeypatch.setattr(row_order, "_PAIR", 0)
+    monkeypatch.setattr(row_permutation, "_PAIR", 0)
     batch, heads, kv_heads = shape
     query, key = torch.randn(batch, heads, N, 8), torch.randn(batch, kv_heads, N, 8)
     assert sc.attention(query, key, key, NEAR).shape == query.shape
@@ -176,7 +176,7 @@ def test_dropout_and_lse_do_not_depend_on_the_order(monkeypatch: pytest.MonkeyPa
         return [out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), inputs)]
 
     squares = all_of_it()
-    monkeypatch.setattr(row_order, "_PAIR", 1e9)
+    monkeypatch.setattr(row_permutation, "_PAIR", 1e9)
     assert not _runs_in_squares(sc.AttentionMatrix(*inputs[:2], masks.Neighborhood(HEIGHT, WIDTH, 2), impl="tiled"))
     natural = sc.AttentionMatrix(*inputs[:2], NEAR, sink_logit=matrix.ingredients.sink_logit, impl="reference")
     expected = natural.matmul(inputs[2], dropout_p=0.3, seed=5)

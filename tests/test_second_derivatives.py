@@ -12,7 +12,7 @@ import saccade as sc
 import saccade.integrations.transformers
 from saccade import masks
 from saccade.engine.kernels import tiled_blocks
-from saccade.engine.memory import counted
+from saccade.engine.memory_accounting import counted
 from saccade.mechanisms import Softmax
 from saccade.nn import MultiHeadAttention
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.engine.sink import with_sink
+from saccade.engine.bias.sink_logit import with_sink
 
 
 def _written(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.plan.spans import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Spans, Universe
 
 PLACES = st.integers(-3, 12)
 
@@ -145,7 +145,7 @@ def test_sets_of_several_ranges_are_joined_range_by_range() -> None:
 
 
 def test_many_groups_are_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.plan.spans._AT_ONCE", 2)
+    monkeypatch.setattr("saccade.plan.key_ranges._AT_ONCE", 2)
     spans, _ = _sets(*[[(i, i + 1), (i + 3, 12)] for i in range(5)])
     _is(spans, [{i, *range(i + 3, 12)} for i in range(5)])
 

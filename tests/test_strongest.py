@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from saccade.engine.strongest import strongest
+from saccade.engine.tiles.stable_topk import strongest
 
 ROWS = torch.tensor(
     [

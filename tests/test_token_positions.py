@@ -13,10 +13,10 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.caches import KVCache, padded_positions
-from saccade.engine.at_positions import AtPositions
+from saccade.engine.positions.positioned_mask import AtPositions
 from saccade.mechanisms import Softmax
 from saccade.plan import Triangle, make
-from saccade.positions.tokens import Positions
+from saccade.positions.token_positions import Positions
 
 CPU = torch.device("cpu")
 
@@ -117,10 +117,12 @@ def _check_a_random_table(data: st.DataObject) -> None:
     query, key, value = (torch.randn(shape[0], 2, length, 4) for length in (shape[2], shape[3], shape[3]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("saccade.plan.plan._ROW_BLOCKS", blocks)
-        patch.setattr("saccade.plan.layouts.TILE_PRICE", price)
-        patch.setattr("saccade.engine.at_positions._FEW_ROWS", few)
-        patch.setattr("saccade.engine.at_positions._FEWEST", 0)
-        patch.setattr("saccade.engine.token_order._MOST_RUNS", data.draw(st.sampled_from([1, 16]), label="runs"))
+        patch.setattr("saccade.plan.row_grouping.TILE_PRICE", price)
+        patch.setattr("saccade.engine.positions.positioned_mask._FEW_ROWS", few)
+        patch.setattr("saccade.engine.positions.positioned_mask._FEWEST", 0)
+        patch.setattr(
+            "saccade.engine.positions.position_index._MOST_RUNS", data.draw(st.sampled_from([1, 16]), label="runs")
+        )
         assert torch.equal(_covered(AtPositions(mask, q, kv), shape)[:, 0], expected)
         out = sc.attention(query, key, value, anywhere(mask), q_positions=q, kv_positions=kv)
     torch.testing.assert_close(out.double(), _attended(query, key, value, expected), atol=1e-5, rtol=1e-5)
@@ -154,8 +156,8 @@ def test_gaps_and_repetitions_are_not_taken_for_tokens(mask: masks.Mask, price: 
     """The items span the same positions, in which other ones are missing or stand twice."""
     table = torch.tensor([[0, 1, 3, 4, 5, 9, 10, 12], [0, 2, 3, 4, 8, 9, 11, 12], [0, 0, 1, 5, 6, 6, 6, 12]])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.plan.layouts.TILE_PRICE", price)
-        patch.setattr("saccade.engine.at_positions._FEWEST", 0)
+        patch.setattr("saccade.plan.row_grouping.TILE_PRICE", price)
+        patch.setattr("saccade.engine.positions.positioned_mask._FEWEST", 0)
         for items in (slice(0, 3), slice(0, 1), slice(1, 2), slice(2, 3)):
             own = table[items]
             got = _covered(AtPositions(mask, own, own), (len(own), 1, 8, 8))

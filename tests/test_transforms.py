@@ -8,7 +8,7 @@ from saccade.caches import KVCache
 from saccade.masks import Causal
 from saccade.mechanisms import Softmax
 from saccade.positions import Rotary
-from saccade.transforms import is_plain, is_transformed
+from saccade.support.torch_modes import is_plain, is_transformed
 
 
 def test_what_is_plain() -> None:

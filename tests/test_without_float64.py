@@ -23,7 +23,7 @@ class WithoutFloat64(TorchDispatchMode):
 
 @pytest.fixture
 def without_float64(monkeypatch):
-    monkeypatch.setattr("saccade.finite._WITHOUT_FLOAT64", frozenset(["cpu"]))
+    monkeypatch.setattr("saccade.support.numerics._WITHOUT_FLOAT64", frozenset(["cpu"]))
     with WithoutFloat64():
         yield
 

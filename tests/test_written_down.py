@@ -11,7 +11,7 @@ from tests.masks.test_masks import ATOMS
 
 import saccade as sc
 from saccade import masks, scores
-from saccade.masks.program import decode, encode
+from saccade.masks.convert.serialize import decode, encode
 from saccade.scores.base import Prepared
 
 GRIDS = [
@@ -125,7 +125,7 @@ def test_a_class_that_is_defined_again_is_another_one() -> None:
 @pytest.mark.slow
 def test_a_program_of_another_process_names_what_is_not_there() -> None:
     written = encode(Mirror(3, masks.Causal()))
-    code = f"from saccade.masks.program import decode; decode({written[0]}, [])"
+    code = f"from saccade.masks.convert.serialize import decode; decode({written[0]}, [])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"it was made with Mirror of {__name__}, which is not defined in this process" in done.stderr
     done = subprocess.run(

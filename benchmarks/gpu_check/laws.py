@@ -18,7 +18,7 @@ from benchmarks.gpu_check.steps import ROOT, Context
 from saccade import masks, testing
 from saccade.masks import Causal, Documents, Padding
 from saccade.positions import ALiBi
-from saccade.testing import Case, rules
+from saccade.testing import Case, shared_masks
 from saccade.testing.laws import Law
 from saccade.testing.subject import OPTIONS
 
@@ -26,11 +26,11 @@ __all__ = ["CASES", "DTYPES", "KERNELS", "LAWS", "OneKernel", "broken", "measure
 
 _SHAPE: dict[str, Any] = {"batch": 2, "num_heads": 4, "num_kv_heads": 2, "q_len": 130, "kv_len": 130}
 _SHAPE |= {"head_dim": 64, "value_dim": 64}
-_FOUR, _LENGTHS = rules.document_of(70, 1, 59), (130, 60)
+_FOUR, _LENGTHS = shared_masks.document_of(70, 1, 59), (130, 60)
 CASES = (
-    Case("causal", *rules.CAUSAL, **_SHAPE),
+    Case("causal", *shared_masks.CAUSAL, **_SHAPE),
     Case("full", masks.Full(), lambda b, h, q, kv: True, **_SHAPE | {"num_kv_heads": 1}),
-    Case("window", *rules.window(40, 0), **_SHAPE),
+    Case("window", *shared_masks.window(40, 0), **_SHAPE),
     Case(
         "documents",
         Documents((70, 1, 59), rule=Causal()),
@@ -38,12 +38,12 @@ CASES = (
         **_SHAPE,
     ),
     Case("padding", Padding(_LENGTHS) & Causal(), lambda b, h, q, kv: kv <= q and kv < _LENGTHS[b], **_SHAPE),
-    Case("longformer", *rules.streaming(40, 0), **_SHAPE),
-    Case("softcap", *rules.CAUSAL, softcap=5.0, **_SHAPE),
-    Case("ALiBi", *rules.CAUSAL, relative=ALiBi(4), **_SHAPE),
-    Case("bias of keys", *rules.CAUSAL, bias=(1, 4, 1, 130), **_SHAPE),
-    Case("sink", *rules.CAUSAL, sink=True, **_SHAPE),
-    Case("decode", *rules.CAUSAL, **_SHAPE | {"q_len": 1, "kv_len": 200}),
+    Case("longformer", *shared_masks.streaming(40, 0), **_SHAPE),
+    Case("softcap", *shared_masks.CAUSAL, softcap=5.0, **_SHAPE),
+    Case("ALiBi", *shared_masks.CAUSAL, relative=ALiBi(4), **_SHAPE),
+    Case("bias of keys", *shared_masks.CAUSAL, bias=(1, 4, 1, 130), **_SHAPE),
+    Case("sink", *shared_masks.CAUSAL, sink=True, **_SHAPE),
+    Case("decode", *shared_masks.CAUSAL, **_SHAPE | {"q_len": 1, "kv_len": 200}),
 )
 KERNELS = ("sdpa", "varlen", "tiled", "flex")
 _NOT_HERE = ("declined", "offered", "gradcheck")  # about declarations, and about float64

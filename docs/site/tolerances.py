@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from saccade.auditing.noise import FACTOR
-from saccade.engine.first_use import comparing
+from saccade.auditing.rounding_noise import FACTOR
+from saccade.engine.kernel_check import compare
 from saccade.testing import TOLERANCES
 from saccade.theory.measurement import SIGMAS, equal
 
@@ -87,7 +87,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _elsewhere(language: str) -> str:
-    first = ", ".join(f"{_name(dtype)} {limit:g}" for dtype, limit in comparing._LIMITS.items())
+    first = ", ".join(f"{_name(dtype)} {limit:g}" for dtype, limit in compare._LIMITS.items())
     rounding = f"{inspect.signature(equal).parameters['tolerance'].default:.0e}"
     rows = {
         "en": [

@@ -6,10 +6,9 @@ The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`
 from typing import TYPE_CHECKING
 
 from saccade import masks, positions, scores, statistics
-from saccade.attention import AttentionMatrix, attention, attention_with_lse
-from saccade.errors import UnsupportedError
-from saccade.lazily import lazily
-from saccade.matrix import Matrix
+from saccade.matrix import AttentionMatrix, Matrix, attention, attention_with_lse
+from saccade.support.errors import UnsupportedError
+from saccade.support.lazy_imports import lazily
 
 if TYPE_CHECKING:
     from saccade import auditing as auditing
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from saccade import theory as theory
     from saccade.auditing.audit import audit
     from saccade.costs.cost import Cost, cost
-    from saccade.integrations.replacing import Replaced, replace_attention
-    from saccade.mechanisms.comparison import compare
-    from saccade.packing import Packed, pack
+    from saccade.integrations.replace_attention import Replaced, replace_attention
+    from saccade.masks.convert.packing import Packed, pack
+    from saccade.mechanisms.compare import compare
     from saccade.recording.record import record
     from saccade.recording.recording import Recording
 else:  # half of the package, which a product of attention does not need
@@ -34,9 +33,9 @@ else:  # half of the package, which a product of attention does not need
         "theory vision viz",
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
-        "integrations.replacing": "Replaced replace_attention",
-        "mechanisms.comparison": "compare",
-        "packing": "Packed pack",
+        "integrations.replace_attention": "Replaced replace_attention",
+        "mechanisms.compare": "compare",
+        "masks.convert.packing": "Packed pack",
         "recording.record": "record",
         "recording.recording": "Recording",
     }

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.sameness import Pair
+from saccade.auditing.equivalence import Pair
 from saccade.models import Decoder, DecoderConfig, Encoder, EncoderConfig
 
 SIZES: dict[str, Any] = {"vocab_size": 101, "hidden_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}

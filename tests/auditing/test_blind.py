@@ -7,9 +7,9 @@ from tests.auditing.small import Layer, Mixer, small
 from torch import nn
 
 from saccade import audit, masks
-from saccade.auditing.blind import Probe
 from saccade.auditing.by_layer import ByLayer
-from saccade.auditing.subject import Subject
+from saccade.auditing.model_under_test import Subject
+from saccade.auditing.zero_gradients import Probe
 
 WIDTH, LENGTH = 24, 64
 CAUSAL = masks.Causal()

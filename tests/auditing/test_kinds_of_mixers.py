@@ -7,7 +7,7 @@ from torch import nn
 
 import saccade as sc
 from saccade import audit, masks
-from saccade.auditing.attends import attends, reaching_others
+from saccade.auditing.is_attention import attends, reaching_others
 
 WIDTH, CAUSAL = 24, masks.Causal()
 

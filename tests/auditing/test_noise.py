@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.float64 import TrueFloat64, float64_copy
-from saccade.auditing.noise import jitter, relative, row_differences
+from saccade.auditing.rounding_noise import jitter, relative, row_differences
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from saccade import audit, masks, models
-from saccade.auditing.pair_rules import joint_rules
-from saccade.auditing.pair_subject import PairSubject
-from saccade.auditing.reach import Reach
+from saccade.auditing.encoder_decoder_rules import joint_rules
+from saccade.auditing.encoder_decoder_subject import PairSubject
+from saccade.auditing.reachability import Reach
 
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 LAYERS = {"vocab_size": 101, "d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 64}

@@ -5,7 +5,7 @@ import torch
 
 from saccade import masks
 from saccade.auditing import Reach
-from saccade.auditing.sets import combs, separating
+from saccade.auditing.probe_sets import combs, separating
 
 RULES = {
     "one rule": [masks.Causal() & masks.Window(2, 0)] * 3,

@@ -11,7 +11,7 @@ from tests.auditing.stepping import Small, SmallRunner
 from torch import Tensor, nn
 
 from saccade import masks
-from saccade.auditing.sameness import sameness
+from saccade.auditing.equivalence import sameness
 
 
 @pytest.fixture(autouse=True)

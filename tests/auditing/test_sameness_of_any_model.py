@@ -11,8 +11,8 @@ import torch
 from tests.auditing import model_zoo as zoo
 from torch import Tensor, nn
 
+from saccade.auditing.equivalence import sameness
 from saccade.auditing.runner import Runner
-from saccade.auditing.sameness import sameness
 
 
 @pytest.fixture(autouse=True)

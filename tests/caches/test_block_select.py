@@ -285,7 +285,7 @@ def test_heads_that_are_read_a_few_at_a_time_are_those_read_together(
     qkv, outs = _qkv(33), []
     positions = padded_positions([31, 9], side="left") if kind == "ragged" else None
     for limit in (1 << 23, 3 * 20 * DIM * 8, 1):  # bytes of keys: all, three of four heads, one
-        monkeypatch.setattr("saccade.caches.block_reading._AT_ONCE", limit)
+        monkeypatch.setattr("saccade.caches.block_read._AT_ONCE", limit)
         cache = BlockSelectCache(SIZE, 20)
         cache.attend(Softmax(), *(x[:, :, :31] for x in qkv), mask=CAUSAL, positions=positions)
         new = [x[:, :, 31:32].clone().requires_grad_(kind == "gradients") for x in qkv]

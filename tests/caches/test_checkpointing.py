@@ -19,11 +19,11 @@ from saccade.caches import (
     LayerCache,
     RecurrentCache,
 )
-from saccade.errors import UnsupportedError
 from saccade.mechanisms import CompressiveMemory, Linear, Mechanism, Softmax, TopK
 from saccade.mechanisms.scorers import LightningIndexer
 from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention
+from saccade.support.errors import UnsupportedError
 
 CAUSAL = masks.Causal()
 KINDS: dict[str, Callable[[], LayerCache]] = kinds.KINDS | {

@@ -25,9 +25,9 @@ from saccade.caches import (
     SegmentCache,
     SinkWindowCache,
     SnapKVCache,
+    buffers,
     files,
     load_cache,
-    memory,
     padded_positions,
     save_cache,
 )
@@ -225,7 +225,7 @@ def test_what_no_cache_wrote_is_refused_before_anything_is_made(
         raise AssertionError("memory was taken")
 
     monkeypatch.setattr("saccade.caches.kv_cache.empty", no_room)
-    monkeypatch.setattr(memory, "empty", no_room)
+    monkeypatch.setattr(buffers, "empty", no_room)
     with pytest.raises(
         ValueError, match=r"^load_cache: path must be a file of a cache, as save_cache writes it; got "
     ) as e:

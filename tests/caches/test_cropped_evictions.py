@@ -8,8 +8,8 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches import EvictingCache, HeavyHitterCache, Held, SnapKVCache, load_cache, padded_positions, save_cache
-from saccade.errors import UnsupportedError
 from saccade.mechanisms import Softmax
+from saccade.support.errors import UnsupportedError
 
 CAUSAL = masks.Causal()
 

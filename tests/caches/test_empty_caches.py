@@ -15,10 +15,10 @@ from saccade.caches import (
     SegmentCache,
     SinkWindowCache,
 )
-from saccade.caches.call import Call
+from saccade.caches.attend_call import Call
+from saccade.caches.next_position import Upcoming
 from saccade.caches.recurrent import Memory
-from saccade.caches.upcoming import Upcoming
-from saccade.positions.tokens import Positions
+from saccade.positions.token_positions import Positions
 
 SOFTMAX, CAUSAL = mechanisms.Softmax(), masks.Causal()
 

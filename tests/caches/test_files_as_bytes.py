@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from saccade.caches import Cache, CrossCache, KVCache, PrefixStore, files, load_cache, save_cache
-from saccade.caches.files.block_folder import BlockFolder
+from saccade.caches.files.block_store import BlockFolder
 
 RULE = "test: path must be a file of a text, whole and undamaged; got "
 

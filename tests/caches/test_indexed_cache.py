@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from saccade import caches, masks, mechanisms
-from saccade.errors import UnsupportedError
 from saccade.mechanisms.scorers import BlockMeans, LightningIndexer
+from saccade.support.errors import UnsupportedError
 
 
 def _integers(*shape: int) -> Tensor:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from saccade.caches import KVCache, memory
-from saccade.caches.memory import empty, reused, usable
+from saccade.caches import KVCache, buffers
+from saccade.caches.buffers import empty, reused, usable
 
 HUGE = 2 << 20
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8)
@@ -39,7 +39,7 @@ def test_it_begins_with_a_huge_page_and_asks_for_whole_ones(size: int) -> None:
             super().madvise(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory.mmap, "mmap", Room)
+        patch.setattr(buffers.mmap, "mmap", Room)
         made = empty(torch.empty(0), (size // 4,))
     assert made.data_ptr() % HUGE == 0
     (advice, start, length), *others = asked
@@ -55,7 +55,7 @@ def test_it_begins_with_a_huge_page_and_asks_for_whole_ones(size: int) -> None:
 
 @needs_advice
 def test_what_is_smaller_than_a_huge_page_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.mmap, "mmap", None)
+    monkeypatch.setattr(buffers.mmap, "mmap", None)
     assert empty(torch.empty(0), (HUGE // 4 - 1,)).numel() == HUGE // 4 - 1
 
 
@@ -65,13 +65,13 @@ def test_a_system_without_huge_pages_gives_ordinary_ones(monkeypatch: pytest.Mon
         def madvise(self, *args: int) -> None:
             raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(memory.mmap, "mmap", Room)
+    monkeypatch.setattr(buffers.mmap, "mmap", Room)
     assert empty(torch.empty(0), (HUGE,)).fill_(1.0).sum().item() == HUGE
 
 
 def test_where_no_advice_can_be_given_torch_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_ADVICE", None)
-    monkeypatch.setattr(memory.mmap, "mmap", None)
+    monkeypatch.setattr(buffers, "_ADVICE", None)
+    monkeypatch.setattr(buffers.mmap, "mmap", None)
     assert empty(torch.empty(0), (HUGE,)).numel() == HUGE
 
 
@@ -121,12 +121,12 @@ def test_a_tensor_is_copied_only_where_its_mode_is_over() -> None:
 
 @pytest.fixture
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_MINE", memory._Kept())
+    monkeypatch.setattr(buffers, "_MINE", buffers._Kept())
 
 
 @pytest.mark.usefixtures("_nothing_kept")
 def test_memory_is_used_again_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_KEPT", 48)
+    monkeypatch.setattr(buffers, "_KEPT", 48)
     like = torch.empty(0)
     made = reused("test", (2, 5), like)
     assert (made.shape, made.dtype) == ((2, 5), like.dtype)
@@ -144,7 +144,7 @@ def test_memory_is_used_again_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("_nothing_kept")
 @pytest.mark.parametrize("kept", [0, 1 << 26])
 def test_memory_that_is_used_again_stands_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    monkeypatch.setattr(memory, "_KEPT", kept)
+    monkeypatch.setattr(buffers, "_KEPT", kept)
     like = torch.empty(0)
     with torch.device("meta"):
         made = reused("where", (3,), like)
@@ -158,4 +158,4 @@ def test_memory_that_was_taken_in_inference_mode_is_of_use_outside_of_it() -> No
         reused("mode", (3,), like)
     assert reused("mode", (3,), like).fill_(2.0).sum() == 6
     # Torch takes a view as another dtype for an ordinary tensor; what it is a view of shall be one, too.
-    assert not memory._MINE.pieces["mode", like.device].is_inference()
+    assert not buffers._MINE.pieces["mode", like.device].is_inference()

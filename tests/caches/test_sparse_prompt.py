@@ -8,9 +8,9 @@ import torch
 
 from saccade import masks
 from saccade.caches import BlockSelectCache, BoundScorer, MeanScorer, load_cache, save_cache
-from saccade.caches.sparse_prompt import set_against
-from saccade.errors import UnsupportedError
+from saccade.caches.sparse_prefill import set_against
 from saccade.mechanisms import Linear, Softmax
+from saccade.support.errors import UnsupportedError
 
 CAUSAL = masks.Causal()
 
@@ -42,7 +42,7 @@ def test_any_split_is_one_token_at_a_time(cuts, ends, scorer, kv_heads):
 def test_blocks_are_chosen_for_a_few_tokens_at_a_time(monkeypatch, rows):
     tensors = [torch.randn(2, h, 70, 4, dtype=torch.float64) for h in (4, 2, 2)]
     expected = _run(BlockSelectCache(4, 20, prompt="sparse"), tensors, [0, 33, 70], Softmax())
-    monkeypatch.setattr("saccade.caches.sparse_prompt._ENTRIES", rows * 2 * 4 * 17 + 5)
+    monkeypatch.setattr("saccade.caches.sparse_prefill._ENTRIES", rows * 2 * 4 * 17 + 5)
     own = _run(BlockSelectCache(4, 20, prompt="sparse"), tensors, [0, 33, 70], Softmax())
     torch.testing.assert_close(own, expected)
 

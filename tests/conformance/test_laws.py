@@ -10,11 +10,11 @@ from tests.sampled import MANY
 import saccade
 from benchmarks.gpu_check import laws as gpu_laws
 from saccade import testing
-from saccade.engine import product
+from saccade.engine import dispatch
 from saccade.engine.kernels.block_mask import blocks_of
 from saccade.engine.kernels.flex import Flex, _modified
-from saccade.testing.ingredients import INGREDIENTS, LARGE_INGREDIENTS
-from saccade.testing.patterns import PATTERNS
+from saccade.testing.pattern_cases import PATTERNS
+from saccade.testing.score_and_bias_cases import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.subject import OPTIONS
 
 HALF = (torch.bfloat16, torch.float16)
@@ -40,7 +40,7 @@ class Executed:
 
     @property
     def lacks_lse(self):
-        return any(kernel.name == self.impl and kernel.reasons_of_lse(None) for kernel in product.KERNELS)
+        return any(kernel.name == self.impl and kernel.reasons_of_lse(None) for kernel in dispatch.KERNELS)
 
     def __call__(self, *tensors, **options):
         self.said |= set(self.reasons(*tensors, **options))
@@ -52,7 +52,7 @@ class Executed:
 
     def reasons(self, query, key, value, mask, *, dropout_p=0.0, **options):
         """Of the kernel that is asked for by name, whether it is the first that would be asked or not."""
-        named = [kernel for kernel in product.KERNELS if kernel.name == self.impl]
+        named = [kernel for kernel in dispatch.KERNELS if kernel.name == self.impl]
         given = saccade.AttentionMatrix(query, key, mask, **options).ingredients
         if not named:
             return ()
@@ -202,7 +202,7 @@ def test_forward_laws_of_compiled_flex_attention(case, monkeypatch):
     """What a compiler makes of masks, biases and softcaps keeps all laws that ask for neither gradients nor lse."""
     torch.compiler.reset()
     kernel, wide = CompiledForward(), dataclasses.replace(case, head_dim=16, value_dim=16, key_dim=None)
-    monkeypatch.setattr(product, "KERNELS", (kernel,))
+    monkeypatch.setattr(dispatch, "KERNELS", (kernel,))
     laws = [law for law in testing.LAWS if law.name in ("oracle", "softcap", "relative", "empty_rows", "heads")]
     with torch.no_grad():
         assert list(Executed("flex").faults(laws, [wide], [torch.float32])) == []

@@ -12,9 +12,9 @@ import saccade as sc
 from saccade import testing
 from saccade.positions import ALiBi
 from saccade.scores import Additive, Modified
-from saccade.testing import definitions, rules
+from saccade.testing import definitions, shared_masks
 from saccade.testing.case import Case
-from saccade.testing.ingredients import EVICTED, RAGGED
+from saccade.testing.score_and_bias_cases import EVICTED, RAGGED
 from saccade.testing.seeded import seeded
 
 
@@ -40,20 +40,39 @@ def _faded(function: Any, scores: Tensor, q: Tensor, kv: Tensor) -> Tensor:
 definitions.define(Fading, _faded)
 
 CASES = (
-    Case("modified", *rules.CAUSAL, score=Modified(Fading())),
-    Case("modified-extend", *rules.window(2, 1), q_len=3, kv_len=9, score=Modified(Fading()), softcap=1.5, scale=0.7),
-    Case("modified-evicted-cache", *rules.CAUSAL, score=Modified(Fading()), relative=ALiBi(4), sink=True, **EVICTED),
-    Case("modified-ragged", *rules.CAUSAL, score=Modified(Fading()), bias=(2, 4, 3, 5), **RAGGED),
+    Case("modified", *shared_masks.CAUSAL, score=Modified(Fading())),
+    Case(
+        "modified-extend",
+        *shared_masks.window(2, 1),
+        q_len=3,
+        kv_len=9,
+        score=Modified(Fading()),
+        softcap=1.5,
+        scale=0.7,
+    ),
+    Case(
+        "modified-evicted-cache",
+        *shared_masks.CAUSAL,
+        score=Modified(Fading()),
+        relative=ALiBi(4),
+        sink=True,
+        **EVICTED,
+    ),
+    Case("modified-ragged", *shared_masks.CAUSAL, score=Modified(Fading()), bias=(2, 4, 3, 5), **RAGGED),
     Case(
         "modified-twice",
-        *rules.window(1, 1),
+        *shared_masks.window(1, 1),
         q_len=9,
         kv_len=4,
         key_dim=5,
         score=Modified(Fading(), Modified(Fading(), seeded(lambda: Additive(8, 5, 4)))),
     ),
 )
-LARGE = (Case("large-modified-streaming", *rules.streaming(70, 0, 300), score=Modified(Fading()), **rules.LARGE),)
+LARGE = (
+    Case(
+        "large-modified-streaming", *shared_masks.streaming(70, 0, 300), score=Modified(Fading()), **shared_masks.LARGE
+    ),
+)
 GENERAL = [law for law in testing.LAWS if law.cases is None and law.dtypes is None]
 OFFERS = ["bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative", "q_positions", "kv_positions"]
 

@@ -10,7 +10,7 @@ from tests.kernels.native import needs_half, needs_native
 from torch import Tensor
 
 from saccade import testing
-from saccade.testing.patterns import PATTERNS
+from saccade.testing.pattern_cases import PATTERNS
 
 NAMES = (
     *("q", "k", "v", "starts", "runs", "spans", "bits", "visible", "bias", "by_distance", "scale", "softcap"),

@@ -8,8 +8,8 @@ import torch
 
 import saccade as sc
 from saccade import caches, masks, mechanisms
+from saccade.engine.dispatch import KERNELS
 from saccade.engine.kernels import native
-from saccade.engine.product import KERNELS
 
 DOCS = Path(__file__).parents[2] / "docs"
 with pytest.MonkeyPatch.context() as patch:

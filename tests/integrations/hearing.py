@@ -2,7 +2,7 @@
 
 import torch
 
-from saccade.integrations.taps import tapped
+from saccade.integrations.capture_all import tapped
 
 
 def heard(model, *args, grad=False, **kwargs):

@@ -12,9 +12,9 @@ from torch import nn
 
 import saccade as sc
 from saccade import masks, mechanisms
-from saccade.errors import UnsupportedError
 from saccade.integrations import lazy_weights
 from saccade.integrations.lazy_weights import LazyWeights
+from saccade.support.errors import UnsupportedError
 
 B, L = 2, 7
 

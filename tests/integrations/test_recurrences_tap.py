@@ -18,9 +18,9 @@ from transformers.models.mamba2 import modeling_mamba2 as mamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 import saccade as sc
-from saccade.integrations import recurrences_tap
-from saccade.integrations.taps import tapped
-from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
+from saccade.integrations import recurrences_capture
+from saccade.integrations.capture_all import tapped
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 
 
 def close(ours, theirs):
@@ -146,8 +146,8 @@ RELATIVES = {
 def test_relatives_call_the_same_functions(name):
     kind, checked = RELATIVES[name]
     home = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    own = [one for one in recurrences_tap.FUNCTIONS if one in vars(checked)]
-    assert {one for _, one in recurrences_tap._places_in_files(getattr(home, kind))} == set(own)
+    own = [one for one in recurrences_capture.FUNCTIONS if one in vars(checked)]
+    assert {one for _, one in recurrences_capture._places_in_files(getattr(home, kind))} == set(own)
     for one in own:
         sources = [inspect.getsource(inspect.unwrap(getattr(file, one))) for file in (home, checked)]
         assert sources[0] == sources[1]
@@ -251,7 +251,7 @@ def test_keys_are_held_as_long_as_their_cache_lives():
     network, ids, held = zoo.model("mamba2"), zoo.batch()["input_ids"], []
     with torch.no_grad(), tapped(network, lambda name, make: make()) as valve:
         cache = network(ids, use_cache=True).cache_params
-        held = recurrences_tap._pasts[valve]._held
+        held = recurrences_capture._pasts[valve]._held
         assert len(held) == 1
         network(ids[:, :1], cache_params=cache)
         assert len(held) == 1
@@ -263,6 +263,6 @@ def test_keys_are_held_as_long_as_their_cache_lives():
 def test_a_model_without_recurrences_is_left_as_it_is():
     network = model_zoo.model("llama", "sdpa")
     with tapped(network, lambda *_: None):
-        assert not recurrences_tap._stand_ins
+        assert not recurrences_capture._stand_ins
         kinds = {vars(one)["forward"].kind for one in network.modules() if "forward" in vars(one)}
-        assert not {kind for kind in kinds if kind.__module__ == recurrences_tap.__name__}
+        assert not {kind for kind in kinds if kind.__module__ == recurrences_capture.__name__}

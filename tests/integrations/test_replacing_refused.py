@@ -9,7 +9,7 @@ from torch import nn
 
 import saccade as sc
 from saccade import mechanisms
-from saccade.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError
 
 
 class OwnForward(nn.MultiheadAttention):

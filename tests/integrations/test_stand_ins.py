@@ -11,7 +11,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import saccade as sc
 from saccade import masks
-from saccade.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError
 
 B, L = 2, 7
 PATTERN = masks.Window(2, 0)

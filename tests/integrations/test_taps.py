@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 
 import saccade as sc
 from saccade import caches, masks
-from saccade.integrations.taps import tapped
+from saccade.integrations.capture_all import tapped
 
 
 @pytest.mark.parametrize("name", zoo.ALL)
@@ -64,7 +64,7 @@ def test_a_mask_of_the_same_size_is_not_taken_for_another():
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "saccade"])
 def test_a_mask_that_is_written_into_says_what_was_written(implementation, guard, small, monkeypatch):
-    monkeypatch.setattr("saccade.integrations.transformers_tap._SMALL", small)
+    monkeypatch.setattr("saccade.integrations.transformers_capture._SMALL", small)
     sc.integrations.transformers.install()
     network, inputs, found = zoo.model("llama", implementation), zoo.batch("llama"), []
     embeddings = torch.zeros(2, 11, 32)
@@ -229,7 +229,7 @@ def test_block_masks(known, monkeypatch):
     network, inputs, found = zoo.model("mistral"), zoo.batch("mistral"), []
     network.config._attn_implementation_internal = "flex_attention"
     if not known:
-        monkeypatch.setattr("saccade.integrations.transformers_tap._tapped_mask", lambda function: function)
+        monkeypatch.setattr("saccade.integrations.transformers_capture._tapped_mask", lambda function: function)
     with torch.no_grad(), tapped(network, lambda name, make: found.append(make())):
         network(**inputs)
     assert ("Predicate" in str(found[0].mask)) != known

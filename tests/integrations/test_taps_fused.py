@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import saccade as sc
 from saccade import masks
-from saccade.integrations.taps import tapped
+from saccade.integrations.capture_all import tapped
 
 
 class Fused(nn.Module):

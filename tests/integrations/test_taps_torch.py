@@ -8,8 +8,8 @@ from tests.integrations.hearing import close, heard
 from torch import nn
 
 from saccade import masks
-from saccade.errors import UnsupportedError
-from saccade.integrations.taps import tapped
+from saccade.integrations.capture_all import tapped
+from saccade.support.errors import UnsupportedError
 
 
 def additive(hidden):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.kernels import aten, fused_threads
+from saccade.engine.kernels import aten_flash, fused_threads
 
 __all__ = ["MASK", "N", "Seen", "alone", "assert_same", "inputs", "results", "sharing"]
 
@@ -61,7 +61,7 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
         monkeypatch.setattr(fused_threads, name, 0)
     monkeypatch.setattr(fused_threads._disturbance, "is_seen", found.is_busy)
     for name in ("forward", "backward"):
-        monkeypatch.setattr(aten, name, found.of(getattr(aten, name)))
+        monkeypatch.setattr(aten_flash, name, found.of(getattr(aten_flash, name)))
     torch.set_num_threads(2)
     yield found
     torch.set_num_threads(before)

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.product import route_of
+from saccade.engine.dispatch import route_of
 
 PACKED = masks.Documents([[1000, 3096], [4096]], rule=masks.Causal())
 SINK = {"sink_logit": (4,)}

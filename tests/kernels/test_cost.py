@@ -19,10 +19,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import saccade as sc
 from saccade import masks, positions
-from saccade.engine.kernels import aten, fused_threads, tiled
+from saccade.engine.kernels import aten_flash, fused_threads, tiled
 from saccade.engine.kernels.native import Native, abilities
-from saccade.engine.memory import counted
-from saccade.masks import plans as kept_plans
+from saccade.engine.memory_accounting import counted
+from saccade.masks import plan_cache as kept_plans
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 
@@ -80,7 +80,7 @@ def _pairs_of_panels(q: Tensor, k: Tensor, starts: Tensor, runs: Tensor, spans: 
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     """Counts at the operations themselves, and where the tiled kernel has made a block."""
-    count, forward, made = Counted(), aten._forward, tiled._made
+    count, forward, made = Counted(), aten_flash._forward, tiled._made
     compiled = None if abilities() is None else torch.ops.saccade_cpu.forward
 
     def called(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool, **options: Any) -> Any:
@@ -100,7 +100,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     with monkeypatch.context() as patch:
         if compiled is not None:
             patch.setattr(torch.ops.saccade_cpu, "forward", run)
-        patch.setattr(aten, "_forward", called)
+        patch.setattr(aten_flash, "_forward", called)
         patch.setattr(tiled, "_made", block)
         yield count
 

@@ -5,7 +5,7 @@ import torch
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Backward
 from saccade.engine.kernels.tiled import Tiled
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.kernels import aten
+from saccade.engine.kernels import aten_flash
 from saccade.positions import ALiBi
 from saccade.testing import oracle
 
@@ -66,13 +66,13 @@ def test_few_rows_are_the_definition(
 @pytest.mark.usefixtures("without_native")
 def test_rows_are_folded_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
-    original = aten._forward
+    original = aten_flash._forward
 
     def watched(q: torch.Tensor, *args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
         shapes.append(tuple(q.shape))
         return original(q, *args, **kwargs)
 
-    monkeypatch.setattr(aten, "_forward", watched)
+    monkeypatch.setattr(aten_flash, "_forward", watched)
     k = torch.randn(1, 2, 100, 8)
     sc.attention(torch.randn(1, 8, 1, 8), k, k, masks.Causal())
     sc.attention(torch.randn(1, 8, 20, 8), k, k)

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import saccade as sc
 from saccade import masks, positions
-from saccade.engine.first_use import records
-from saccade.engine.kernels import aten, native, native_plan
+from saccade.engine.kernel_check import registry
+from saccade.engine.kernels import aten_flash, native, native_plan
 from saccade.engine.kernels.tiled import Tiled
-from saccade.masks import plans
+from saccade.masks import plan_cache
 from saccade.mechanisms import Performer
 
 MASKS = {
@@ -55,10 +55,16 @@ class Operations(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def _nothing_cached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a fresh process."""
-    cached = (aten.is_available, aten.reads_groups, native.abilities, native_plan._whole, plans._kept_plan)
+    cached = (
+        aten_flash.is_available,
+        aten_flash.reads_groups,
+        native.abilities,
+        native_plan._whole,
+        plan_cache._kept_plan,
+    )
     for function in cached:
         function.cache_clear()
-    monkeypatch.setattr(records, "_RECORDS", {})
+    monkeypatch.setattr(registry, "_RECORDS", {})
     yield
     for function in cached:
         function.cache_clear()

@@ -13,7 +13,7 @@ import saccade as sc
 from saccade import masks
 from saccade.engine.kernels.flex import Flex, _compiled
 from saccade.integrations.flex import block_mask
-from saccade.masks.key_ranges import KeyRanges
+from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.testing import CASES, Case
 
 EDGES = np.sort(np.random.default_rng(0).permuted(np.tile(np.arange(97), (2, 96, 1)), axis=-1)[..., :6])

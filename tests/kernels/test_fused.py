@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.kernels import aten
+from saccade.engine.kernels import aten_flash
 from saccade.testing import oracle as definition
 
 MASKS = [
@@ -57,7 +57,7 @@ def _agrees(mask: masks.Mask, *, q_len: int = 21, impl: str = "fused") -> None:
 def test_groups_written_out_where_torch_cannot_read_them(
     mask: masks.Mask, q_len: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aten, "reads_groups", lambda: False)
+    monkeypatch.setattr(aten_flash, "reads_groups", lambda: False)
     _agrees(mask, q_len=q_len)
 
 
@@ -66,8 +66,8 @@ def test_groups_written_out_where_torch_cannot_read_them(
 def test_parts_of_a_tile_merge(mask: masks.Mask, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.kernels.fused_calls._WIDE", wide)
     monkeypatch.setattr("saccade.plan.plan._ROW_BLOCKS", (4, 1))
-    monkeypatch.setattr("saccade.plan.layouts.TILE_PRICE", 0)
-    monkeypatch.setattr("saccade.masks.plans._kept_plan", sc.masks.plans._kept_plan.__wrapped__)
+    monkeypatch.setattr("saccade.plan.row_grouping.TILE_PRICE", 0)
+    monkeypatch.setattr("saccade.masks.plan_cache._kept_plan", sc.masks.plans._kept_plan.__wrapped__)
     _agrees(mask)
 
 
@@ -76,9 +76,9 @@ def test_without_the_private_operation_another_kernel_runs(mask: masks.Mask, mon
     def removed(*args: object, **kwargs: object) -> None:
         pytest.fail("the private operation was called although it is not available")
 
-    monkeypatch.setattr(aten, "_forward", removed)
-    monkeypatch.setattr(aten, "_backward", removed)
-    monkeypatch.setattr(aten, "is_available", lambda: False)
+    monkeypatch.setattr(aten_flash, "_forward", removed)
+    monkeypatch.setattr(aten_flash, "_backward", removed)
+    monkeypatch.setattr(aten_flash, "is_available", lambda: False)
     _agrees(mask, impl="auto")
     q, k, _ = _inputs()
     explanation = sc.AttentionMatrix(q, k, mask).explain()
@@ -90,15 +90,17 @@ def test_without_the_private_operation_another_kernel_runs(mask: masks.Mask, mon
 
 @pytest.mark.parametrize("missing", ["_forward", "_backward"])
 def test_the_probe_notices_a_missing_operation(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert aten.is_available()
-    monkeypatch.setattr(aten, missing, None)
-    assert not aten.is_available.__wrapped__()
+    assert aten_flash.is_available()
+    monkeypatch.setattr(aten_flash, missing, None)
+    assert not aten_flash.is_available.__wrapped__()
 
 
 def test_the_probe_notices_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = aten._forward
-    monkeypatch.setattr(aten, "_forward", lambda *args, **kwargs: tuple(1.1 * x for x in original(*args, **kwargs)))
-    assert not aten.is_available.__wrapped__()
+    original = aten_flash._forward
+    monkeypatch.setattr(
+        aten_flash, "_forward", lambda *args, **kwargs: tuple(1.1 * x for x in original(*args, **kwargs))
+    )
+    assert not aten_flash.is_available.__wrapped__()
 
 
 @pytest.mark.parametrize("dim", [1, 3, 8, 80, 256, 512])

@@ -5,8 +5,8 @@ import torch
 
 import saccade as sc
 from saccade import masks, positions
+from saccade.engine.kernels.fused_bias import hidden_key
 from saccade.engine.kernels.fused_calls import Call
-from saccade.engine.kernels.fused_terms import hidden_key
 from saccade.plan import Strip, Tile
 from saccade.testing import oracle
 
@@ -107,7 +107,7 @@ def test_gradients_of_a_row_in_several_tiles_are_summed_before_they_are_rounded(
         part = 256.0 if q.shape[2] == 40 else 1.0
         return torch.full_like(q, part), torch.zeros_like(k), torch.zeros_like(v)
 
-    monkeypatch.setattr("saccade.engine.kernels.aten.backward", backward)
+    monkeypatch.setattr("saccade.engine.kernels.aten_flash.backward", backward)
     query, key, value = inputs(q_len=40, kv_len=40, dtype=torch.bfloat16)
     out = sc.attention(query, key, value, masks.Strided(3) | masks.Strided(5) | masks.Window(2, 2), impl="fused")
     (found,) = torch.autograd.grad(out.sum(), query)

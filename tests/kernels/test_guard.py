@@ -7,7 +7,7 @@ import torch
 
 import saccade as sc
 from saccade import masks, scores
-from saccade.engine import guard
+from saccade.engine import nonfinite
 from saccade.engine.kernels.kernel import Kernel
 
 KERNELS = pytest.mark.parametrize("impl", ["tiled", "fused", "reference"])
@@ -35,7 +35,7 @@ def test_results_stand_unless_nan_could_flow_back_to_what_is_hidden(mask, is_spo
         out[0, 0, 2, 0] = math.nan
     out.requires_grad_(is_recorded)
     given = sc.AttentionMatrix(query, query, mask).ingredients
-    found = guard.forward_if_clean(Prepared(out, None), given, query)
+    found = nonfinite.forward_if_clean(Prepared(out, None), given, query)
     assert (found is None) == (is_recorded and is_spoilt and mask is not None)
     assert found is None or (found[0] is out and found[1] is None)
 
@@ -46,7 +46,7 @@ def test_what_flows_back_to_rows_that_see_nothing_ends_there(mask):
     out[0, 0, 0] = 0.0
     lse = torch.tensor([[[-math.inf, 0.5, 1.0]]])
     given = sc.AttentionMatrix(query, query, mask).ingredients
-    found = guard.forward_if_clean(Prepared(out.requires_grad_(), lse.requires_grad_()), given, query)
+    found = nonfinite.forward_if_clean(Prepared(out.requires_grad_(), lse.requires_grad_()), given, query)
     assert found is not None
     assert torch.equal(found[0], out)
     assert torch.equal(found[1], lse)
@@ -138,7 +138,7 @@ def test_an_infinite_query_whose_scores_are_capped_moves_no_key(impl):
 
 @KERNELS
 def test_nan_is_seen_by_some_heads_and_items_and_not_by_others(impl, monkeypatch):
-    monkeypatch.setattr(guard, "_PAIRS_AT_ONCE", 40)
+    monkeypatch.setattr(nonfinite, "_PAIRS_AT_ONCE", 40)
     allowed = torch.rand(2, 4, 12, 12, generator=torch.Generator().manual_seed(2)) < 0.3
     tensors = [torch.randn(2, heads, 12, 4, dtype=torch.float64) for heads in (4, 2, 2)]
     want = sc.attention(*tensors, allowed, impl=impl)
@@ -156,16 +156,16 @@ def test_of_a_long_matrix_only_bad_columns_are_looked_at(monkeypatch):
     mask[3, 5] = False
     query, key, value = inputs()
     key[:, :, [1, 2, 9]], value[:, :, 4] = math.nan, math.inf
-    looked, scores_of = [], guard.scores_of
+    looked, scores_of = [], nonfinite.scores_of
 
     def seen(given, tile):
         looked.extend(tile.spans)
         return scores_of(given, tile)
 
-    monkeypatch.setattr(guard, "scores_of", seen)
+    monkeypatch.setattr(nonfinite, "scores_of", seen)
     given = sc.AttentionMatrix(query, key, mask).ingredients
     assert len(list(given.row_plan.tiles)) == 1
-    isolated = guard.isolate(given, value)
+    isolated = nonfinite.isolate(given, value)
     assert looked == [range(1, 3), range(4, 5), range(9, 10)]
     assert isolated.in_scores.all()
 
@@ -174,7 +174,7 @@ def test_what_is_hidden_can_be_asked_for_pair_by_pair():
     query, key, value = inputs()
     query[0, 1, 3], key[0, 1, 5] = math.nan, math.inf
     given = sc.AttentionMatrix(query, key, masks.Causal()).ingredients
-    isolated = guard.isolate(given, value)
+    isolated = nonfinite.isolate(given, value)
     want = torch.zeros(1, 4, 12, 12)
     want[0, 1, 3] = want[0, 2:, :, 5] = -math.inf
     places = torch.arange(4)[:, None, None], torch.arange(12)[:, None], torch.arange(12)

@@ -7,7 +7,7 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels import tiled_blocks as blocks
 from saccade.testing import oracle
 
@@ -58,7 +58,7 @@ def test_a_rule_that_is_a_value_is_asked_once():
 @pytest.mark.parametrize("room", [0, 60, 1000])
 @pytest.mark.usefixtures("small_blocks")
 def test_no_more_is_kept_than_there_is_room_for(room, monkeypatch):
-    monkeypatch.setattr("saccade.engine.tiles.ROOM_FOR_HIDDEN", room)
+    monkeypatch.setattr("saccade.engine.tiles.tile_scores.ROOM_FOR_HIDDEN", room)
     tensors, mask = [x.detach() for x in inputs()], ForEach(3 + room)
     for _ in range(2):
         sc.attention(*tensors, mask, impl="tiled")

@@ -6,7 +6,7 @@ from tests.kernels.native import needs_native
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.product import KERNELS
+from saccade.engine.dispatch import KERNELS
 
 STEPS = masks.Causal() & (masks.Window(127, 0) | masks.Strided(64) | masks.Prefix(4))
 

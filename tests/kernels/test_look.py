@@ -193,7 +193,7 @@ def test_blocks_are_made_only_where_they_are_needed(monkeypatch: pytest.MonkeyPa
         with pytest.raises(AssertionError, match="asked for blocks"):
             NoBlocks(x.to(dtype), x.to(dtype), **told).ask(*kept.values())
     for is_on in (False, True):
-        monkeypatch.setattr("saccade.engine.kernels.native_look.is_on", lambda is_on=is_on: is_on)
+        monkeypatch.setattr("saccade.engine.kernels.native_statistics.is_on", lambda is_on=is_on: is_on)
         if is_on:
             assert NoBlocks(x, x).entropy().isfinite().all()
         else:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.native import Native, abilities
 from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan, kept_bits
-from saccade.masks.found import found
+from saccade.masks.convert.recognise_tensor import found
 
 SIZES = [(5, 5), (70, 70), (130, 130), (7, 200), (200, 64), (1, 129)]
 RULES = [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine import product
+from saccade.engine import dispatch
 
 
 class Result(NamedTuple):
@@ -41,7 +41,7 @@ def results(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, impl: str, 
 
 
 # The kernels by name, each in the dtypes that it is tried in, and how far the same rows may then differ.
-KERNELS = {kernel.name: kernel for kernel in product.KERNELS}
+KERNELS = {kernel.name: kernel for kernel in dispatch.KERNELS}
 TRIED = {
     "torch": [(name, torch.float64) for name in ("reference", "tiled", "fused")],
     "native": [("native", torch.float32), ("native", torch.bfloat16)],

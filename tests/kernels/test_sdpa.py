@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import saccade as sc
 from saccade import masks, scores
-from saccade.transforms import is_transformed
+from saccade.support.torch_modes import is_transformed
 
 
 @pytest.fixture(autouse=True)

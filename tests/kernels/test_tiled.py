@@ -6,7 +6,7 @@ import torch
 import saccade as sc
 from saccade import masks, positions, scores
 from saccade.engine import dropout
-from saccade.engine.distance_bias import DistanceTerm
+from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.kernels import tiled_blocks as blocks
 
 MASKS = [
@@ -64,7 +64,7 @@ def test_few_rows_of_many_keys_are_cut_between_groups(heads, q_len, entries, mon
     k[1, :, 3] = torch.nan  # so that queries that cannot see it are looked for, in pieces too
     want = sc.attention(q, k, v, masks.Causal() & masks.Window(30, 0), impl="reference")
     monkeypatch.setattr(blocks, "_ENTRIES", entries)
-    monkeypatch.setattr("saccade.engine.guard._PAIRS_AT_ONCE", entries)
+    monkeypatch.setattr("saccade.engine.nonfinite._PAIRS_AT_ONCE", entries)
     for impl in ("tiled", "fused"):
         got = sc.attention(q, k, v, masks.Causal() & masks.Window(30, 0), impl=impl)
         torch.testing.assert_close(got, want, equal_nan=True)

@@ -8,7 +8,7 @@ from torch.nn.attention import varlen
 import saccade as sc
 from saccade import masks, testing
 from saccade.engine.kernels import varlen as kernel
-from saccade.masks.packed import packed_of
+from saccade.masks.convert.varlen import packed_of
 
 N = 50
 MASKS = {
@@ -63,7 +63,7 @@ def stand_in(
 def on_cpu(monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
     monkeypatch.setattr(kernel.Varlen, "devices", ("cpu",))
-    monkeypatch.setattr("saccade.engine.first_use.records._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.kernel_check.registry._RECORDS", {})
 
 
 @pytest.mark.usefixtures("on_cpu")

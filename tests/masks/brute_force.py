@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from saccade import masks
-from saccade.masks.key_ranges import KeyRanges
+from saccade.masks.rules.key_ranges import KeyRanges
 
 Rule = Callable[[int, int, int], bool]
 

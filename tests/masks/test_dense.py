@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.masks.grid.grid import Squares
-from saccade.masks.grid.squares import Grounds, InOrder, RowOrder
+from saccade.masks.grid.row_order import Grounds, InOrder, RowOrder
 
 SIZES = [
     (1, 1, 1, 1),
@@ -36,7 +36,7 @@ def _entry(table: Tensor, b: int, h: int, q: int, kv: int) -> bool:
 def test_every_entry_is_read_where_it_stands(
     sizes: tuple[int, int, int, int], many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.masks.dense._MANY", many)
+    monkeypatch.setattr("saccade.masks.rules.dense._MANY", many)
     generator = torch.Generator().manual_seed(0)
     tables = [torch.ones(sizes, dtype=torch.bool), torch.rand(sizes, generator=generator) < 0.5]
     for table in tables:
@@ -58,7 +58,7 @@ def test_a_tensor_without_entries_allows_nothing(shape: tuple[int, int]) -> None
 
 
 def test_large_answers_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.masks.dense._MANY", 1)
+    monkeypatch.setattr("saccade.masks.rules.dense._MANY", 1)
     table = torch.rand(6, 6, generator=torch.Generator().manual_seed(0)) < 0.5
     mask, zero, kv = masks.Dense(table), torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.arange(6).view(1, 1, 1, 6)
     rows = torch.arange(6).view(3, 1, 1, 2, 1)
@@ -93,7 +93,7 @@ def test_entries_that_stand_together_are_read_as_others_are(data: st.DataObject)
         index.append(own.reshape([-1 if other == axis else 1 for other in range(4)]))
     expected = mask.allows(*index)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.masks.dense._MANY", 1)
+        patch.setattr("saccade.masks.rules.dense._MANY", 1)
         found = mask.allows(*index)
     assert torch.equal(*torch.broadcast_tensors(found, expected))
     assert found.untyped_storage().data_ptr() != mask.allowed.untyped_storage().data_ptr() or not found.numel()

@@ -8,7 +8,7 @@ import torch
 from tests.masks import brute_force
 
 from saccade import masks
-from saccade.masks.documents import with_facts
+from saccade.masks.rules.documents import with_facts
 
 TEXTS = [[2, 0, 3], [4, 1], [1]]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.masks import found as finding
+from saccade.masks.convert.as_mask import recognise_tensor as finding
 from saccade.testing import oracle
 
 N = 12
@@ -93,7 +93,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The tensors that were looked at."""
     seen: list[Tensor] = []
     look = finding._look
-    monkeypatch.setattr("saccade.masks.found._look", lambda x: (seen.append(x), look(x))[1])
+    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._look", lambda x: (seen.append(x), look(x))[1])
     return seen
 
 
@@ -332,7 +332,7 @@ def test_explanations_say_what_was_found() -> None:
 
 
 def test_small_products_are_not_worth_a_look(monkeypatch: pytest.MonkeyPatch, looks: list[Tensor]) -> None:
-    monkeypatch.setattr("saccade.masks.found._FEWEST", N * N + 1)
+    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._FEWEST", N * N + 1)
     mask = TRIL.clone()  # of which nothing is kept yet
     tensors = _inputs(mask)
     sc.attention(*tensors, mask)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.masks import found as finding
+from saccade.masks.convert.as_mask import recognise_tensor as finding
 
 pytestmark = pytest.mark.usefixtures("however_small")
 N = 12
@@ -49,7 +49,7 @@ def test_what_is_alike_is_told_once(name: str) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7, 13, 30, 100])
 def test_tensors_are_read_piece_by_piece(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.masks.found._AT_ONCE", at_once)
+    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._AT_ONCE", at_once)
     rows = torch.arange(6)[:, None]
     first, last = (rows * torch.tensor([1, 2, 0])[:, None, None] % 5 for _ in range(2))
     allowed = ((torch.arange(7) >= first) & (torch.arange(7) <= last + 1))[:, None]

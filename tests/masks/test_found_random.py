@@ -10,7 +10,7 @@ from tests.masks.test_masks import _covered
 from torch import Tensor
 
 from saccade import masks
-from saccade.masks import found as finding
+from saccade.masks.convert.as_mask import recognise_tensor as finding
 
 pytestmark = pytest.mark.usefixtures("however_small")
 
@@ -48,11 +48,13 @@ def _check_any_tensor(data: st.DataObject) -> None:
     rule = _rule(allowed)
     assert torch.equal(_dense(rule, allowed), allowed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.masks.found._AT_ONCE", data.draw(st.sampled_from([1, 64, 200, 1 << 22])))
+        patch.setattr(
+            "saccade.masks.convert.recognise_tensor._AT_ONCE", data.draw(st.sampled_from([1, 64, 200, 1 << 22]))
+        )
         again = finding._look(allowed)
         assert (again is None and isinstance(rule, masks.Dense)) or again == rule
         patch.setattr("saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192), (16, 7, 1), (1,)])))
-        patch.setattr("saccade.plan.layouts.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.row_grouping.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
         assert torch.equal(_covered(rule, tuple(allowed.shape)), allowed)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.spans import Universe
+from saccade.plan.key_ranges import Universe
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -86,8 +86,8 @@ def test_plans_of_any_combination_cover_what_is_allowed(data: st.DataObject) -> 
         patch.setattr(
             "saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
         )
-        patch.setattr("saccade.plan.layouts.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
-        patch.setattr("saccade.plan.layouts._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
+        patch.setattr("saccade.plan.row_grouping.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
         got = _covered(mask, (1, 1, q_len, n))
     assert torch.equal(mask.to_dense(q_len, n)[0, 0], expected[n - q_len :])
     assert torch.equal(got[0, 0], expected[n - q_len :])

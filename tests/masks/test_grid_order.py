@@ -12,9 +12,9 @@ from tests.masks.test_masks import _covered
 
 from saccade import masks
 from saccade.masks.grid.grid import Squares
-from saccade.masks.grid.squares import Grounds, InOrder, RowOrder, in_order, wanted_order
+from saccade.masks.grid.row_order import Grounds, InOrder, RowOrder, in_order, wanted_order
 from saccade.plan import ALL, Box, Groups, make
-from saccade.plan.spans import Universe
+from saccade.plan.key_ranges import Universe
 
 
 def test_squares_follow_one_another() -> None:
@@ -94,8 +94,8 @@ def _check_plans(data: st.DataObject) -> None:
         patch.setattr(
             "saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
         )
-        patch.setattr("saccade.plan.layouts.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
-        patch.setattr("saccade.plan.layouts._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
+        patch.setattr("saccade.plan.row_grouping.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
         got = _written(in_order(mask, order), q_len, kv_first, kv_len)
     q, kv = torch.from_numpy(order.rows) + q_first, torch.arange(kv_first, kv_first + kv_len)
     assert torch.equal(got, mask.to_dense(q_len, kv_len, batch=1, q_positions=q, kv_positions=kv)[0, 0])

@@ -12,7 +12,7 @@ from tests.masks.test_masks import ATOMS
 from tests.masks.written_out import universe_of, written
 
 from saccade import masks
-from saccade.masks.key_ranges import KeyRanges
+from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.plan import ALL, Box, Groups, Triangle
 
 FIRST, LEN, BATCH = -3, 12, 2  # rows before position 0 are those of more queries than keys

@@ -13,7 +13,7 @@ from tests.masks.expressions import MAX_LEN, expressions
 import saccade as sc
 from saccade import masks
 from saccade.plan import ALL, Groups, Triangle, make
-from saccade.plan.spans import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Spans, Universe
 
 ATOMS = [
     masks.Full(),
@@ -195,8 +195,8 @@ def _check_random_expression(data: st.DataObject) -> None:
     most = data.draw(st.sampled_from([1 << 22, 100, 1]), label="largest residual")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("saccade.plan.plan._ROW_BLOCKS", blocks)
-        patch.setattr("saccade.plan.layouts.TILE_PRICE", price)
-        patch.setattr("saccade.plan.layouts._MAX_RESIDUAL", most)
+        patch.setattr("saccade.plan.row_grouping.TILE_PRICE", price)
+        patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", most)
         got = _covered(mask, (batch, 1, q_len, kv_len))
     expected = brute_force.dense(mask, batch, q_len, kv_len)
     assert torch.equal(mask.to_dense(q_len, kv_len, batch=batch)[:, 0], expected)

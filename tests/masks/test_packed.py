@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from saccade import masks
-from saccade.masks.packed import packed_of
+from saccade.masks.convert.varlen import packed_of
 
 PACKED = [
     (masks.Documents([3, 4]), 7, None, None),

@@ -9,7 +9,7 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.masks.plans import plan_of
+from saccade.masks.plan_cache import plan_of
 
 
 @pytest.mark.parametrize("whole_rows", [False, True])

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.masks import brute_force
 
 from saccade import masks
-from saccade.errors import UnsupportedError
 from saccade.masks import (
     Causal,
     Dense,
@@ -29,6 +28,7 @@ from saccade.masks import (
     sparse_transformer,
     streaming,
 )
+from saccade.support.errors import UnsupportedError
 
 MOST = 24
 TEXTS = Documents([5, 1, 7, 11])

@@ -10,8 +10,8 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.masks import program as written
-from saccade.masks.program import decode, encode
+from saccade.masks.convert.as_mask import serialize as written
+from saccade.masks.convert.serialize import decode, encode
 
 
 @dataclasses.dataclass(frozen=True)

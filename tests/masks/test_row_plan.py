@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.masks.expressions import expressions
 
 from saccade import masks
-from saccade.masks.plans import plan_of
+from saccade.masks.plan_cache import plan_of
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.last_row import RowPlan, RowsAhead
-from saccade.plan.spans import Bounds, Universe
+from saccade.plan.decode_plan import RowPlan, RowsAhead
+from saccade.plan.key_ranges import Bounds, Universe
 
 
 def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tensor:

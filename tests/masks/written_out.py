@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from saccade.plan.spans import Spans, Universe
+from saccade.plan.key_ranges import Spans, Universe
 
 __all__ = ["universe_of", "written"]
 

@@ -8,7 +8,7 @@ import torch
 
 import saccade as sc
 from saccade import masks, mechanisms, positions, scores
-from saccade.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError
 
 B, H, L, S, D = 2, 4, 6, 9, 8
 MASKS = [None, masks.Causal(), masks.Window(2, 1), masks.Window(1, 0) | masks.Global([0, 4]), ~masks.Full()]

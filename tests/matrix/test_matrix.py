@@ -27,7 +27,7 @@ def _matrix(**options: object) -> tuple[sc.AttentionMatrix, torch.Tensor, torch.
 def test_every_question_agrees_with_the_definition(
     entries: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", entries)
     matrix, expected, lse = _matrix(**options)
     torch.testing.assert_close(matrix.to_dense(), expected)
     torch.testing.assert_close(matrix.mT.to_dense(), expected.mT)

@@ -140,7 +140,7 @@ class Executed:
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of any size go block by block."""
-    monkeypatch.setattr(sys.modules["saccade.attention.selected"], "_SMALLEST", 2)
+    monkeypatch.setattr(sys.modules["saccade.matrix.block_sparse"], "_SMALLEST", 2)
 
 
 @pytest.mark.ci

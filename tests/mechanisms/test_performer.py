@@ -11,8 +11,8 @@ import saccade as sc
 from saccade.caches import KVCache, RecurrentCache
 from saccade.masks import Causal, Documents, Full, Mask, Padding
 from saccade.mechanisms import Linear, Mechanism, Performer
-from saccade.mechanisms.features import matrix as feature_matrix
-from saccade.mechanisms.features.random import KINDS, directions, random_features
+from saccade.mechanisms.features import feature_matrix
+from saccade.mechanisms.features.random_features import KINDS, directions, random_features
 
 F64 = torch.float64
 D, M = 8, 8

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from saccade import masks, mechanisms, statistics
 from saccade.caches import RecurrentCache
 from saccade.caches.recurrent import Memory
-from saccade.errors import UnsupportedError
-from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.support.errors import UnsupportedError
 
 BATCH, HEADS, WIDTH, VALUE = 2, 2, 4, 3
 CAUSAL = masks.Causal()

@@ -8,7 +8,7 @@ import torch
 from scipy.signal import cont2discrete
 
 from saccade import masks, mechanisms
-from saccade.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError
 
 CHANNELS, BATCH, LENGTH = 3, 2, 61
 CAUSAL = masks.Causal()

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from saccade import masks, mechanisms
-from saccade.engine.chosen import Chosen
-from saccade.engine.kernels.by_block import ByBlock
-from saccade.engine.kernels.gathered import Gathered
+from saccade.engine.block_sparse.by_key import ByBlock
+from saccade.engine.block_sparse.gather import Gathered
+from saccade.engine.block_sparse.selected_blocks import Chosen
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.strongest import strongest
-from saccade.errors import UnsupportedError
+from saccade.engine.tiles.stable_topk import strongest
 from saccade.mechanisms.scorers import BlockMeans, DotProducts, LightningIndexer, Scorer
+from saccade.support.errors import UnsupportedError
 
 TORCH = torch.float64
 

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from saccade import masks, positions
-from saccade.errors import UnsupportedError
 from saccade.models import Decoder, DecoderConfig
+from saccade.support.errors import UnsupportedError
 
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from transformers import CLIPConfig, CLIPModel
 
 from saccade import masks
-from saccade.errors import UnsupportedError
 from saccade.models import Decoder, DecoderConfig, DualEncoder, VisionTransformer, VisionTransformerConfig
+from saccade.support.errors import UnsupportedError
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 END, LENGTH = 49, 12

@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from saccade.caches import padded_positions
-from saccade.errors import UnsupportedError
 from saccade.models import Decoder, EncoderDecoder, EncoderDecoderConfig, beam_search, generate
 from saccade.nn import to_torch
+from saccade.support.errors import UnsupportedError
 
 SIZES = {
     "vocab_size": 20,

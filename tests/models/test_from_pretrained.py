@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
-from saccade.errors import UnsupportedError
 from saccade.masks import Padding
 from saccade.models import Encoder, EncoderConfig
+from saccade.support.errors import UnsupportedError
 
 SMALL = {
     "vocab_size": 50,

@@ -7,8 +7,8 @@ import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import saccade as sc
-from saccade.errors import UnsupportedError
 from saccade.models import Decoder, Encoder, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
+from saccade.support.errors import UnsupportedError
 
 LENGTH = 9
 SIZES = {

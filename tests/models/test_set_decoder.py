@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
 from transformers.loss.loss_for_object_detection import HungarianMatcher, center_to_corners_format, generalized_box_iou
 
-from saccade.errors import UnsupportedError
 from saccade.models import Found, Objects, SetDecoder, SetDecoderConfig, match_sets, set_loss
-from saccade.models.set_matching import overlap
+from saccade.models.hungarian_loss import overlap
+from saccade.support.errors import UnsupportedError
 
 SIZES = {
     "channels": 20,

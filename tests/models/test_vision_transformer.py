@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from transformers import CLIPVisionConfig, CLIPVisionModel, ViTConfig, ViTForImageClassification, ViTModel
 
 from saccade import masks
-from saccade.errors import UnsupportedError
 from saccade.models import VisionTransformer, VisionTransformerConfig
 from saccade.positions import Sinusoidal
+from saccade.support.errors import UnsupportedError
 
 SIZES = {"embed_dim": 16, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 24}
 CONFIG = {"image_size": (8, 12), "patch_size": 4, **SIZES}

@@ -5,7 +5,7 @@ import pytest
 from saccade import masks
 from saccade.masks import Causal, Mask, Window
 from saccade.models import DecoderConfig
-from saccade.models.file_format import window_of
+from saccade.models.checkpoint_format import window_of
 
 SIZES = {"vocab_size": 9, "max_len": 8, "embed_dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
 

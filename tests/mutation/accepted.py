@@ -1,7 +1,7 @@
 """Mutants that may survive, in lists: a reason, and under it what it holds for.
 
     == speed: a union is computed once more
-    plan/spans.py Bounds.both
+    plan/key_ranges.py Bounds.both
     - both_exact = self.is_exact and other.is_exact
     + both_exact = None
 

@@ -41,7 +41,7 @@ def survivors(scratch: Path) -> Iterator[Survivor]:
 
 
 def function_of(name: str) -> str:
-    """``saccade.plan.spans.xǁSpansǁat__mutmut_3`` is ``Spans.at``."""
+    """``saccade.plan.key_ranges.xǁSpansǁat__mutmut_3`` is ``Spans.at``."""
     last = name.rpartition(".")[2].partition("__mutmut")[0]
     return last[2:].replace("ǁ", ".") if last.startswith("xǁ") else last.removeprefix("x_")
 

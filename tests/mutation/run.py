@@ -91,11 +91,11 @@ PACKAGES = {
     ),
     "positions": Package(
         (
-            "engine/at_positions.py",
-            "engine/token_order.py",
-            "engine/row_order.py",
-            "engine/chosen.py",
-            "engine/distance_bias.py",
+            "engine/positions/positioned_mask.py",
+            "engine/positions/position_index.py",
+            "engine/positions/row_permutation.py",
+            "engine/block_sparse/selected_blocks.py",
+            "engine/bias/relative.py",
         ),
         ("engine",),
         (

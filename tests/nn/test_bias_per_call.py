@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional as F
 
 from saccade import masks, mechanisms
-from saccade.errors import UnsupportedError
 from saccade.nn import AttentionBlock, DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward
 from saccade.nn import MultiHeadAttention as Attention
 from saccade.positions import ALiBi
 from saccade.recording import record
 from saccade.statistics import Pooled
+from saccade.support.errors import UnsupportedError
 
 
 def inputs():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import saccade as sc
 from saccade import masks, mechanisms, nn
 from saccade.caches import RecurrentCache, load_cache, save_cache
-from saccade.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError
 
 WIDTH, HEADS = 8, 2
 MECHANISMS = {

@@ -5,8 +5,8 @@ import torch
 
 import saccade as sc
 from saccade import masks
+from saccade.recording.derived_matrices import JoinedMatrices, chosen_heads
 from saccade.recording.kept_matrices import KeptMatrices
-from saccade.recording.matrices import JoinedMatrices, chosen_heads
 
 
 def matrix_of(query, key):

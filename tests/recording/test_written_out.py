@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import saccade as sc
 from saccade import masks
-from saccade.integrations.sdpa_tap import _softmax_products
+from saccade.integrations.sdpa_capture import _softmax_products
 from saccade.recording import UnheardLayersWarning, record
 
 X = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(1))

@@ -9,8 +9,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import saccade as sc
 from saccade import masks, mechanisms, scores
-from saccade.engine.modification import Modification
-from saccade.errors import UnsupportedError
+from saccade.engine.bias.score_mod import Modification
+from saccade.support.errors import UnsupportedError
 
 IMPLS = ["auto", "tiled", "reference"]
 

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(params=["blocks", pytest.param("sweep", marks=pytest.mark.native)])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.kernels.native_look.is_on", lambda: request.param == "sweep")
+    monkeypatch.setattr("saccade.engine.kernels.native_statistics.is_on", lambda: request.param == "sweep")

@@ -95,7 +95,7 @@ def test_distances_of_heads_are_their_definition(name, between, monkeypatch) -> 
     case = next(case for case in EVERY if case.name == name)
     want = definition(dense_of(case), between)
     torch.testing.assert_close(head_distances(matrix_of(case), between), want, rtol=1e-9, atol=1e-7)
-    monkeypatch.setattr("saccade.statistics.between_heads._ENTRIES", 50)
+    monkeypatch.setattr("saccade.statistics.head_similarity._ENTRIES", 50)
     torch.testing.assert_close(head_distances(matrix_of(case), between), want, rtol=1e-9, atol=1e-7)
 
 

@@ -111,7 +111,7 @@ def check_coverage(case: Case) -> None:
 @pytest.mark.parametrize("entries", [1 << 18, 20])
 @pytest.mark.parametrize("case", sampled(EVERY, 4), ids=str)
 def test_every_statistic_is_its_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", entries)
     check(case, torch.float64, 1e-10)
     check(case, torch.float32, 1e-4)
     check_lags(case, torch.float64, 1e-10)
@@ -120,7 +120,7 @@ def test_every_statistic_is_its_definition(case: Case, entries: int, monkeypatch
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
 def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", 1 << 12)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 1 << 12)
     check(case, torch.float64, 1e-10)
     check_coverage(case)
     matrix, dense = matrix_of(case), dense_of(case)

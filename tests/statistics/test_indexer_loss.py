@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from saccade import masks, mechanisms
-from saccade.errors import UnsupportedError
 from saccade.mechanisms.scorers import LightningIndexer
 from saccade.statistics import Entropy, IndexerLoss, Outline
+from saccade.support.errors import UnsupportedError
 
 
 def _definition(weights, scores, seen):

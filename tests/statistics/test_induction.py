@@ -33,7 +33,7 @@ def repeated(length, kinds):
 @pytest.mark.parametrize("kinds", [1, 3, 1000])
 @pytest.mark.parametrize("case", sampled([case for case in EVERY if 0 < case.q_len <= case.kv_len], 4), ids=str)
 def test_it_is_its_definition(case, kinds, entries, monkeypatch):
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", entries)
     tokens, dense = repeated(case.kv_len, kinds), dense_of(case)
     (found,) = matrix_of(case).ask(InductionMass(tokens))
     want = [[by_loop(head, tokens) for head in item] for item in dense]
@@ -67,7 +67,7 @@ def test_of_other_matrices(mechanism):
 )
 def test_looking_pairs_up_says_what_comparing_all_weights_does(mask, gather, monkeypatch):
     monkeypatch.setattr("saccade.statistics.induction._GATHER", gather)
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", 200)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 200)
     q, k = torch.randn(1, 2, 30, 4, dtype=torch.float64), torch.randn(1, 2, 41, 4, dtype=torch.float64)
     matrix, tokens = sc.AttentionMatrix(q, k, mask), repeated(41, 6)
     want = torch.tensor([by_loop(head, tokens) for head in matrix.to_dense()[0]], dtype=torch.float64)

@@ -55,7 +55,7 @@ def even(p: Tensor) -> Tensor:
 @pytest.mark.parametrize("entries", [1 << 18, 20])
 @pytest.mark.parametrize("case", sampled(EVERY, 4), ids=str)
 def test_parts_are_their_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", entries)
     dense, where = dense_of(case), lags_of(case)
     wanted = [divided(dense, *where, of) for of in SETTINGS]
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
@@ -72,7 +72,7 @@ def test_parts_are_their_definition(case: Case, entries: int, monkeypatch: pytes
 @pytest.mark.parametrize("pairs", [1 << 20, 30])
 @pytest.mark.parametrize("case", sampled([LARGE_CASES[0], *EVERY], 4), ids=str)
 def test_a_summary_tells_them_beside_uniform_attention(case: Case, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.statistics.uniform._PAIRS", pairs if case in EVERY else 1 << 14)
+    monkeypatch.setattr("saccade.statistics.uniform_baseline._PAIRS", pairs if case in EVERY else 1 << 14)
     dense, where, of = dense_of(case), lags_of(case), Parts(1, 2, 2, 2)
     summary = matrix_of(case).summary(of)
     sees = dense.sum(-1) > 0

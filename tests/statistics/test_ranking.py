@@ -5,7 +5,7 @@ from math import log
 import pytest
 import torch
 
-from saccade.statistics.ranking import position_information, rank_heads, unexplained_information
+from saccade.statistics.head_ranking import position_information, rank_heads, unexplained_information
 
 
 def test_position_information_of_known_heads():

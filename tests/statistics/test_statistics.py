@@ -62,14 +62,14 @@ def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
 @pytest.mark.parametrize("entries", [1 << 18, 20])
 @pytest.mark.parametrize("case", sampled(EVERY, 4), ids=str)
 def test_every_question_is_its_definition(case: Case, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", entries)
     check(case, torch.float64, 1e-10)
     check(case, torch.float32, 1e-4)
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
 def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", 1 << 12)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 1 << 12)
     matrix, dense = matrix_of(case), dense_of(case)
     strongest, received, mean = matrix.ask(TopK(5), Received(), Pooled(32))
     torch.testing.assert_close(matrix.to_dense(), dense)
@@ -84,7 +84,7 @@ def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest
 
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_blocks_hold_each_row_once_and_products_follow(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", 20)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 20)
     matrix, dense = matrix_of(case), dense_of(case)
     torch.testing.assert_close(matrix.to_dense(), dense)
     x = torch.randn(*dense.shape[:3], 2, dtype=torch.float64)
@@ -365,7 +365,7 @@ def test_memory_is_that_of_the_answers_and_a_block(mask: masks.Mask | None) -> N
 
 
 def test_very_long_rows_make_low_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.engine.pieces._BLOCK_ENTRIES", 1 << 10)
+    monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 1 << 10)
     matrix = sc.AttentionMatrix(torch.randn(1, 1, 40, 4), torch.randn(1, 1, 60_000, 4))
     assert [len(block.rows) for block in matrix.blocks()] == [1] * 40
 

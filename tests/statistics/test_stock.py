@@ -5,7 +5,7 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.engine import stock
+from saccade.engine import statistics_from_products
 from saccade.statistics import Entropy, Received, TopK
 from saccade.testing import CASES, LARGE_CASES
 
@@ -13,7 +13,7 @@ from saccade.testing import CASES, LARGE_CASES
 @pytest.fixture
 def by_products(monkeypatch):
     """As on a GPU: processors have sweeps of their own."""
-    monkeypatch.setattr(stock, "_KERNELS", ("fused",))
+    monkeypatch.setattr(statistics_from_products, "_KERNELS", ("fused",))
 
 
 def matrix_of(case, dtype):
@@ -28,15 +28,17 @@ def test_they_are_those_of_a_sweep(dtype):
     for case in (*CASES, *LARGE_CASES):
         matrix = matrix_of(case, dtype)
         given = matrix.ingredients.current()
-        if not stock.can_ask(given, "auto"):
+        if not statistics_from_products.can_ask(given, "auto"):
             continue
-        found = stock.numbers(given, "auto", stock.NAMES)
+        found = statistics_from_products.numbers(given, "auto", statistics_from_products.NAMES)
         received, entropy = matrix.ask(Received(), Entropy())
         torch.testing.assert_close(found["entropy"], entropy.float(), atol=2e-5, rtol=1e-5)
         tried.add("entropy")
         if "received" in found:
             torch.testing.assert_close(found["received"], received.float(), atol=2e-5, rtol=1e-5)
-            torch.testing.assert_close(stock.numbers(given, "auto", {"received"})["received"], found["received"])
+            torch.testing.assert_close(
+                statistics_from_products.numbers(given, "auto", {"received"})["received"], found["received"]
+            )
             tried.add(str(given.rule))
     assert len(tried) > 20
 
@@ -46,7 +48,7 @@ def test_who_cannot_be_asked():
     query, key = torch.randn(2, 1, 2, 30, 16)
 
     def can(*tensors, **options):
-        return stock.can_ask(sc.AttentionMatrix(*tensors, **options).ingredients, "auto")
+        return statistics_from_products.can_ask(sc.AttentionMatrix(*tensors, **options).ingredients, "auto")
 
     assert can(query, key)
     assert not can(query, key, softcap=2.0)
@@ -57,7 +59,7 @@ def test_who_cannot_be_asked():
     spoilt = key.clone()
     spoilt[0, 0, 3, 0] = torch.nan
     assert not can(query, spoilt, masks.Causal())
-    assert not stock.can_ask(sc.AttentionMatrix(query, key).ingredients, "tiled")
+    assert not statistics_from_products.can_ask(sc.AttentionMatrix(query, key).ingredients, "tiled")
 
 
 @pytest.mark.gpu

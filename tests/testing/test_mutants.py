@@ -5,7 +5,7 @@ import torch
 
 from saccade import testing
 from saccade.testing.mutants import Stepwise, subject_of
-from saccade.testing.patterns import PATTERNS
+from saccade.testing.pattern_cases import PATTERNS
 
 DTYPES = (torch.float64, torch.float32)
 CASES = [case for case in testing.CASES if case not in PATTERNS]  # told to them like any other, by a tensor

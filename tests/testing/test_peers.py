@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from saccade import testing
 from saccade.testing.peers import LIBRARIES, PEERS, command, find, written
 from saccade.testing.peers.__main__ import main
-from saccade.testing.peers.local import LOCAL_ATTENTION
+from saccade.testing.peers.local_attention import LOCAL_ATTENTION
 from saccade.testing.peers.torch_attention import TORCH, across, within
 from saccade.text.generated import generated, with_generated
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from saccade.text import spelled
-from saccade.text.spelling import is_special
+from saccade.text.detokenize import is_special
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())

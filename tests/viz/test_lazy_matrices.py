@@ -8,7 +8,7 @@ import saccade as sc
 from saccade import masks, viz
 from saccade.matrix import Matrix
 from saccade.mechanisms import Linear, Nystrom
-from saccade.recording.matrices import ChosenHeads, JoinedMatrices
+from saccade.recording.derived_matrices import ChosenHeads, JoinedMatrices
 from saccade.scores import Gaussian
 
 BATCH, HEADS, LEN, WIDTH = 2, 3, 1700, 8  # longer than the 750 pixels of a map

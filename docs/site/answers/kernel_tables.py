@@ -7,7 +7,7 @@ from answers.inputs import inputs
 from answers.kernels import kernels_of_inputs, kernels_of_masks
 from answers.markdown import code, joined, table
 from answers.words import WORDS, in_language
-from saccade.engine.product import KERNELS
+from saccade.engine.dispatch import KERNELS
 
 
 def _merged(answers: dict[str, dict[str, tuple[str, ...]]]) -> list[list[str]]:

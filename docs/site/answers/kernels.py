@@ -15,10 +15,10 @@ from torch import Tensor
 from answers.examples import MASKS, TOKENS, WIDTH
 from answers.inputs import Input, inputs
 from answers.making import mask_named
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.dispatch import KERNELS
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels import native
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.product import KERNELS
 from saccade.masks import Mask
 
 

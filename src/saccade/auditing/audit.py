@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer
+from saccade.auditing.bug_script import script_of
 from saccade.auditing.by_layer import ByLayer, mixers
 from saccade.auditing.compiled_subject import CompiledSubject, bare, eagerly, is_compiled
-from saccade.auditing.declared import Declared, from_config, rules_of
+from saccade.auditing.declared_rules import Declared, from_config, rules_of
+from saccade.auditing.default_inputs import check_still, rows_judged, texts, without_cache
+from saccade.auditing.encoder_decoder_rules import joint_rules, pair_from_config
+from saccade.auditing.encoder_decoder_subject import PairSubject, is_pair
 from saccade.auditing.end_to_end import EndToEnd
+from saccade.auditing.equivalence import sameness
 from saccade.auditing.finding import Finding, Judged, Verdict
 from saccade.auditing.float64 import TrueFloat64
-from saccade.auditing.given import check_still, rows_judged, texts, without_cache
 from saccade.auditing.inputs import InputFormat
-from saccade.auditing.noise import FACTOR, jitter, relative, undisturbed
-from saccade.auditing.pair_rules import joint_rules, pair_from_config
-from saccade.auditing.pair_subject import PairSubject, is_pair
-from saccade.auditing.place import first_module
-from saccade.auditing.reach import Reach
+from saccade.auditing.leak_location import first_module
+from saccade.auditing.model_under_test import NoGradientError, Subject, rows_of
+from saccade.auditing.multi_process import replicated
+from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
-from saccade.auditing.sameness import sameness
-from saccade.auditing.script import script_of
-from saccade.auditing.subject import NoGradientError, Subject, rows_of
-from saccade.auditing.together import replicated
-from saccade.calls import answers
-from saccade.errors import value_error
+from saccade.auditing.rounding_noise import FACTOR, jitter, relative, undisturbed
 from saccade.masks import Mask, parse
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

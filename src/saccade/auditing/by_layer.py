@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.attends import attends, reaching_others
-from saccade.auditing.axes import tensors_of
-from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding, Kind
-from saccade.auditing.noise import row_differences
-from saccade.auditing.sets import LONG
-from saccade.auditing.subject import Subject
-from saccade.auditing.together import agreed, shared
+from saccade.auditing.is_attention import attends, reaching_others
+from saccade.auditing.model_under_test import Subject
+from saccade.auditing.multi_process import agreed, shared
+from saccade.auditing.probe_sets import LONG
+from saccade.auditing.rounding_noise import row_differences
+from saccade.auditing.token_axes import tensors_of
+from saccade.auditing.zero_gradients import Doubts, Probe, Unseen, looked_at_again
 
 __all__ = ["ByLayer", "mixers"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.inputs import InputFormat
-from saccade.auditing.subject import Subject, rows_of
-from saccade.errors import value_error
+from saccade.auditing.model_under_test import Subject, rows_of
+from saccade.support.errors import value_error
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -9,12 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from saccade.auditing.blind import Doubts, Probe, Unseen, looked_at_again
 from saccade.auditing.finding import Finding
-from saccade.auditing.noise import row_differences
-from saccade.auditing.reach import Reach
-from saccade.auditing.sets import LONG, PULLED, Rows, combs, separating
-from saccade.auditing.subject import NoGradientError, Subject
+from saccade.auditing.model_under_test import NoGradientError, Subject
+from saccade.auditing.probe_sets import LONG, PULLED, Rows, combs, separating
+from saccade.auditing.reachability import Reach
+from saccade.auditing.rounding_noise import row_differences
+from saccade.auditing.zero_gradients import Doubts, Probe, Unseen, looked_at_again
 
 __all__ = ["EndToEnd"]
 

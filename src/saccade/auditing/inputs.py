@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import flag, instance
-from saccade.errors import shown, type_error, value_error
+from saccade.support.errors import shown, type_error, value_error
+from saccade.support.validation import flag, instance
 
 __all__ = ["InputFormat", "found_tokens", "is_turned"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from saccade.errors import missing_extra, value_error
+from saccade.support.errors import missing_extra, value_error
 
 __all__ = ["model_of", "quiet_transformers"]
 

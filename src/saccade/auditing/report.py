@@ -10,8 +10,8 @@ from torch import Tensor
 
 from saccade.auditing.figure import drawn
 from saccade.auditing.finding import Finding, Judged
-from saccade.auditing.sets import LONG, PULLED
-from saccade.errors import value_error
+from saccade.auditing.probe_sets import LONG, PULLED
+from saccade.support.errors import value_error
 from saccade.text import visible
 from saccade.text.labels import shorten
 

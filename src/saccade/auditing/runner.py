@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.float64 import said
-from saccade.auditing.subject import rows_of
-from saccade.errors import kind, value_error
+from saccade.auditing.model_under_test import rows_of
+from saccade.support.errors import kind, value_error
 
 __all__ = ["Beside", "Outputs", "PlainRunner", "Runner", "Side", "Unanswered", "WrongArgument", "without_dropout"]
 

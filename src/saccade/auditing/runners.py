@@ -7,8 +7,8 @@ from torch import nn
 from saccade.auditing.runner import Outputs, PlainRunner, Runner
 from saccade.auditing.saccade_runner import SaccadeRunner
 from saccade.auditing.transformers_runner import TransformersRunner
-from saccade.errors import kind, type_error
 from saccade.models import Decoder, Encoder
+from saccade.support.errors import kind, type_error
 
 __all__ = ["runner_of"]
 

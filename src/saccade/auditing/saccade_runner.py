@@ -12,7 +12,7 @@ from saccade.auditing.runner import Beside, Runner, Side, Unanswered
 from saccade.caches import padded_positions
 from saccade.masks import Documents, Padding
 from saccade.models import Decoder, Encoder
-from saccade.models.file_format import window_of
+from saccade.models.checkpoint_format import window_of
 
 __all__ = ["SaccadeRunner"]
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from saccade.auditing.declared import is_causal
-from saccade.auditing.noise import relative
+from saccade.auditing.declared_rules import is_causal
+from saccade.auditing.model_under_test import can_cache
+from saccade.auditing.rounding_noise import relative
 from saccade.auditing.runner import Beside, Runner, Side, Unanswered, WrongArgument, without_dropout
-from saccade.auditing.subject import can_cache
-from saccade.errors import value_error
 from saccade.integrations.transformers import install
 from saccade.masks import Documents
+from saccade.support.errors import value_error
 
 __all__ = ["TransformersRunner"]
 

@@ -8,23 +8,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from saccade.arguments import Shapes, instance, integer, one_of
-from saccade.caches.block_reading import Reading, Seen
-from saccade.caches.by_head import attend_by_head
+from saccade.caches.attend_call import Call, Traffic
+from saccade.caches.block_read import Reading, Seen
+from saccade.caches.block_scorers import BlockScorer, BoundScorer
 from saccade.caches.cache import Leaf
-from saccade.caches.call import Call, Traffic
-from saccade.caches.files.contents import Contents
+from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
-from saccade.caches.scorers import BlockScorer, BoundScorer
-from saccade.caches.sparse_prompt import Selecting, blocks_of_prompt, check_prompt, set_against
+from saccade.caches.per_head import attend_by_head
+from saccade.caches.sparse_prefill import Selecting, blocks_of_prompt, check_prompt, set_against
 from saccade.engine.kernels import native
 from saccade.engine.kernels.native_plan import PANEL
-from saccade.engine.strongest import strongest
-from saccade.errors import value_error
-from saccade.finite import wide_dtype
-from saccade.masks.key_ranges import KeyRanges
+from saccade.engine.tiles.stable_topk import strongest
+from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.matrix import Matrix
-from saccade.transforms import is_plain as is_plain_tensor
+from saccade.support.errors import value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import is_plain as is_plain_tensor
+from saccade.support.validation import Shapes, instance, integer, one_of
 
 __all__ = ["BlockSelectCache"]
 

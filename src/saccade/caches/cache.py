@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from saccade.arguments import integer
-from saccade.caches.call import Call, Like, MakesMatrix, Traffic
-from saccade.caches.checks import check_call, check_crop, check_tensors, checked_rows
+from saccade.caches.attend_call import Call, Like, MakesMatrix, Traffic
+from saccade.caches.next_position import Upcoming
 from saccade.caches.replays import OUTSIDE, Region, refuse_replay
-from saccade.caches.upcoming import Upcoming
-from saccade.calls import AnswersCalls
-from saccade.errors import type_error, unsupported, value_error
+from saccade.caches.validation import check_call, check_crop, check_tensors, checked_rows
 from saccade.masks import Mask, as_mask
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.validation import integer
 
 if TYPE_CHECKING:
-    from saccade.caches.files.contents import Contents
+    from saccade.caches.files.record import Contents
 
 __all__ = ["LayerCache", "Leaf"]
 

@@ -7,14 +7,14 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
+from saccade.caches.attend_call import Call, Traffic
+from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.call import Call, Traffic
-from saccade.caches.files.contents import Contents
-from saccade.caches.memory import usable
-from saccade.caches.upcoming import Upcoming
-from saccade.errors import unsupported
-from saccade.positions.tokens import Positions
+from saccade.caches.files.record import Contents
+from saccade.caches.next_position import Upcoming
+from saccade.positions.token_positions import Positions
+from saccade.support.errors import unsupported
+from saccade.support.validation import integer
 
 __all__ = ["CompressiveCache", "RemembersSegments"]
 

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from saccade.arguments import Shapes
+from saccade.caches.attend_call import Like, MakesMatrix, Traffic
+from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.call import Like, MakesMatrix, Traffic
-from saccade.caches.checks import check_call
-from saccade.caches.files.contents import Contents
-from saccade.caches.memory import usable
-from saccade.errors import value_error
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.caches.files.record import Contents
+from saccade.caches.validation import check_call
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.errors import value_error
+from saccade.support.validation import Shapes
 
 __all__ = ["CrossCache"]
 

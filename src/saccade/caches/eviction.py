@@ -7,18 +7,18 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import Shapes, integer
-from saccade.caches.by_head import attend_by_head
+from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.call import Call, Traffic
-from saccade.caches.files.contents import Contents
+from saccade.caches.files.record import Contents
+from saccade.caches.next_position import Upcoming
+from saccade.caches.per_head import attend_by_head
 from saccade.caches.recent_rows import MOST, GivenByEach, by_kv_head, with_rows
-from saccade.caches.upcoming import Upcoming
-from saccade.errors import value_error
-from saccade.finite import wide_dtype
 from saccade.matrix import Matrix
-from saccade.positions.tokens import Positions
+from saccade.positions.token_positions import Positions
 from saccade.statistics import Fold, Received
+from saccade.support.errors import value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import Shapes, integer
 
 __all__ = ["EvictingCache", "Held"]
 

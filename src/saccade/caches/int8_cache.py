@@ -7,14 +7,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
-from saccade.caches.by_head import attend_by_head
+from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.call import Call, Traffic
-from saccade.caches.files.contents import Contents
-from saccade.errors import value_error
-from saccade.finite import is_finite, not_finite, wide_dtype
-from saccade.positions.tokens import Positions
+from saccade.caches.files.record import Contents
+from saccade.caches.per_head import attend_by_head
+from saccade.positions.token_positions import Positions
+from saccade.support.errors import value_error
+from saccade.support.numerics import is_finite, not_finite, wide_dtype
+from saccade.support.validation import integer
 
 __all__ = ["Int8Cache", "Rounded"]
 

@@ -7,15 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
-from saccade.attention import AttentionMatrix
+from saccade.caches.attend_call import Call, Like, Traffic
+from saccade.caches.buffers import empty
 from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.call import Call, Like, Traffic
-from saccade.caches.files.contents import Contents
-from saccade.caches.memory import empty
-from saccade.errors import unsupported, value_error
-from saccade.matrix import Matrix
-from saccade.positions.tokens import Positions
+from saccade.caches.files.record import Contents
+from saccade.matrix import AttentionMatrix, Matrix
+from saccade.positions.token_positions import Positions
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import integer
 
 __all__ = ["KVCache", "check_softmax"]
 

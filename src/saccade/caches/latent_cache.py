@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
+from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import Leaf
-from saccade.caches.call import Call, Traffic
-from saccade.caches.files.contents import Contents
+from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache
-from saccade.errors import value_error
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 __all__ = ["LatentCache"]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from saccade.caches.attend_call import Traffic
 from saccade.caches.cache import LayerCache
-from saccade.caches.call import Traffic
-from saccade.caches.checks import check_crop
 from saccade.caches.cross_cache import CrossCache
-from saccade.errors import type_error, value_error
+from saccade.caches.validation import check_crop
+from saccade.support.errors import type_error, value_error
 
 __all__ = ["Cache"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.statistics import Block, Fold
-from saccade.statistics.block import as_slice
 from saccade.statistics.fold import Outline
+from saccade.statistics.row_block import as_slice
 
 __all__ = ["MOST", "GivenByEach", "by_kv_head", "with_rows"]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
+from saccade.caches.attend_call import Call, Like, Traffic
+from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.call import Call, Like, Traffic
-from saccade.caches.memory import usable
-from saccade.errors import unsupported
+from saccade.support.errors import unsupported
+from saccade.support.validation import integer
 
 if TYPE_CHECKING:
-    from saccade.caches.files.contents import Contents
+    from saccade.caches.files.record import Contents
 
 __all__ = ["Memory", "Recurrent", "RecurrentCache"]
 

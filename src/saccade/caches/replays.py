@@ -6,7 +6,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
-from saccade.errors import unsupported
+from saccade.support.errors import unsupported
 
 __all__ = ["OUTSIDE", "Region", "refuse_replay"]
 

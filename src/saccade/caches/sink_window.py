@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.arguments import instance, integer
-from saccade.attention import AttentionMatrix
+from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import Leaf
-from saccade.caches.call import Call, Traffic
-from saccade.caches.files.contents import Contents
-from saccade.caches.ring import RingCache
-from saccade.errors import unsupported, value_error
+from saccade.caches.files.record import Contents
+from saccade.caches.ring_buffer import RingCache
+from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import instance, integer
 
 __all__ = ["SinkWindowCache"]
 

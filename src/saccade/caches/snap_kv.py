@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.arguments import integer
 from saccade.caches.eviction import EvictingCache, Held
-from saccade.errors import value_error
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 __all__ = ["SnapKVCache"]
 

@@ -9,9 +9,9 @@ from saccade import __version__
 from saccade.cli.audit import audit
 from saccade.cli.compare import compare
 from saccade.cli.cost import cost
+from saccade.cli.exits import STATUSES
 from saccade.cli.generate import generate
 from saccade.cli.look import look
-from saccade.cli.refusal import STATUSES
 from saccade.cli.verify import verify
 
 __all__ = ["app"]

@@ -12,9 +12,9 @@ from saccade.auditing import audit as run
 from saccade.auditing.float64 import said
 from saccade.auditing.loading import model_of
 from saccade.auditing.report import DRAWN
+from saccade.cli.exits import fail, loaded, refuse, refuse_beside
 from saccade.cli.loading import NAMED, load
-from saccade.cli.refusal import fail, loaded, refuse, refuse_beside
-from saccade.cli.writing import put
+from saccade.cli.output_files import put
 from saccade.masks import Mask, parse
 
 __all__ = ["audit"]

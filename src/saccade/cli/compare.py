@@ -8,15 +8,15 @@ import typer
 from torch import Tensor
 
 from saccade import viz
-from saccade.attention import AttentionMatrix
+from saccade.cli.exits import loaded, refuse, refuse_beside
 from saccade.cli.learn import learn
 from saccade.cli.loading import FittingModel, fitting_name, load, shown_name
-from saccade.cli.refusal import loaded, refuse, refuse_beside
-from saccade.cli.writing import put
+from saccade.cli.output_files import put
 from saccade.learning.training import DEFAULT
 from saccade.masks import Mask
+from saccade.matrix import AttentionMatrix
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
-from saccade.mechanisms.comparison import compare as compare_tensors
+from saccade.mechanisms.compare import compare as compare_tensors
 from saccade.models import Decoder, Encoder
 from saccade.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
 from saccade.text import visible

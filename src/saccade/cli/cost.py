@@ -8,10 +8,10 @@ import torch
 import typer
 
 from saccade.cli.cost_here import here
-from saccade.cli.refusal import refuse, refuse_beside, refuse_without
-from saccade.cli.writing import put
-from saccade.distributed import drawing, exchange
-from saccade.distributed.exchange import Exchange
+from saccade.cli.exits import refuse, refuse_beside, refuse_without
+from saccade.cli.output_files import put
+from saccade.distributed import exchange_plan, figures
+from saccade.distributed.exchange_plan import Exchange
 from saccade.masks import parse
 
 __all__ = ["cost"]
@@ -104,16 +104,16 @@ def cost(
     except (TypeError, ValueError) as error:
         refuse("cost", f"RULE: {error}")
     try:
-        plan = exchange(
+        plan = exchange_plan(
             mask, tokens, heads, kv_heads, head_dim, _DTYPES[dtype], ranks, layout=layout, strategy=strategy
         )
     except (TypeError, ValueError, NotImplementedError) as error:
         refuse("cost", str(error).removeprefix("exchange: "))
     typer.echo(json.dumps(_told(plan), indent=2, allow_nan=False) if as_json else str(plan))
     if picture:
-        typer.echo("\n" + drawing.picture(plan))
+        typer.echo("\n" + figures.picture(plan))
     if out is not None:
-        put("cost", drawing.figure(plan), out)
+        put("cost", figures.figure(plan), out)
 
 
 def _told(plan: Exchange) -> dict[str, object]:

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade import viz
+from saccade.cli.exits import refuse
+from saccade.cli.output_files import put, writing
 from saccade.cli.progress import progress
-from saccade.cli.refusal import refuse
-from saccade.cli.writing import put, writing
 from saccade.learning import MIXERS, QUESTIONS, Outcome, Run, Settings, planned, run_all
 from saccade.learning.table import legend, names, rows, shares
 from saccade.text import visible

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from torch import nn
 
-from saccade.errors import value_error
-from saccade.finite import is_finite
 from saccade.models import Decoder, Encoder, chinese_encoder, minilm, small_decoder
-from saccade.models.folder import read_config
+from saccade.models.checkpoint_folder import read_config
+from saccade.support.errors import value_error
+from saccade.support.numerics import is_finite
 
 __all__ = [
     "MINILM",

@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 
 from saccade import viz
+from saccade.cli.exits import fail, loaded, refuse, refuse_beside
+from saccade.cli.figures import MOST_WINDOWS, figures, whole
 from saccade.cli.loading import FittingModel, fitting_name, shown_name
-from saccade.cli.pictures import MOST_WINDOWS, figures, whole
+from saccade.cli.model_reading import Model, Subject, load_model, subject_of
+from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
-from saccade.cli.reading import Model, Subject, load_model, subject_of
-from saccade.cli.refusal import fail, loaded, refuse, refuse_beside
 from saccade.cli.report import (
     PARTS_OF_A_TEXT,
     Format,
@@ -28,9 +29,8 @@ from saccade.cli.report import (
     which_window,
     written,
 )
-from saccade.cli.writing import all_or_none, folder_for, writing
-from saccade.finite import is_finite
 from saccade.statistics import Head, rank_heads
+from saccade.support.numerics import is_finite
 from saccade.text import Word, merge, visible
 
 __all__ = ["look"]

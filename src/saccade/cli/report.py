@@ -18,8 +18,8 @@ from torch import Tensor
 from saccade.cli.windows import Window
 from saccade.matrix import Matrix
 from saccade.statistics import Head, Parts, Summary
-from saccade.statistics.parts import PARTS
-from saccade.statistics.ranking import position_information, unexplained_information
+from saccade.statistics.head_ranking import position_information, unexplained_information
+from saccade.statistics.mass_breakdown import PARTS
 from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from saccade.attention import AttentionMatrix
 from saccade.auditing.loading import quiet_transformers
-from saccade.errors import unsupported, value_error
-from saccade.matrix import Matrix
-from saccade.models.folder import read_config, read_weights
+from saccade.matrix import AttentionMatrix, Matrix
+from saccade.models.checkpoint_folder import read_config, read_weights
 from saccade.recording import record
+from saccade.support.errors import unsupported, value_error
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

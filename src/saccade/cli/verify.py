@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.text import Text
 
 from saccade import viz
+from saccade.cli.exits import refuse, refuse_beside
+from saccade.cli.output_files import all_or_none, folder_for
 from saccade.cli.progress import progress
-from saccade.cli.refusal import refuse, refuse_beside
-from saccade.cli.writing import all_or_none, folder_for
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
 from saccade.theory.claims import CONDITION, sections, table
-from saccade.theory.documents import DOCUMENTS, Document, listed, tables
 from saccade.theory.pictures import PICTURES
 from saccade.theory.pictures_in_chinese import PICTURES_IN_CHINESE
+from saccade.theory.tutorials import DOCUMENTS, Document, listed, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from saccade.errors import value_error
+from saccade.support.errors import value_error
 from saccade.text import Word
 
 __all__ = ["Window", "windows_of"]

@@ -8,14 +8,14 @@ import os
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from saccade.arguments import instance, integer, is_number
-from saccade.calls import answers
+from saccade.costs.cases import Inputs, Sizes, Subject, held_tensors, made
 from saccade.costs.dry_run import refuse_dry
 from saccade.costs.machine import Machine, this_machine
 from saccade.costs.passes import Pass, decoding, forward, training
-from saccade.costs.seconds import Seconds
-from saccade.costs.subjects import Inputs, Sizes, Subject, held_tensors, made
-from saccade.errors import type_error, value_error
+from saccade.costs.time_estimate import Seconds
+from saccade.support.argument_hints import answers
+from saccade.support.errors import type_error, value_error
+from saccade.support.validation import instance, integer, is_number
 
 __all__ = ["Cost", "cost"]
 

@@ -18,14 +18,14 @@ from torch.nn.modules import transformer
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from saccade.costs.step import Step
-from saccade.engine import tracing
+from saccade.costs.operation import Step
+from saccade.engine import custom_op
+from saccade.engine.dispatch import route_of
 from saccade.engine.explanation import Explanation
 from saccade.engine.kernels.kernel import KernelByHand
-from saccade.engine.memory import Watch
-from saccade.engine.product import route_of
-from saccade.errors import unsupported
-from saccade.mechanisms.contents import taken_as_clean
+from saccade.engine.memory_accounting import Watch
+from saccade.mechanisms.value_access import taken_as_clean
+from saccade.support.errors import unsupported
 
 __all__ = ["DryRun", "dry", "stand_in"]
 
@@ -82,7 +82,7 @@ class DryRun(Watch):
 
     def _attend(self, arguments: Any, made: Any, *, is_backward: bool) -> None:
         with _for_real():
-            given, value_dim, dropout_p, impl = tracing.asked([stand_in(x) for x in arguments])
+            given, value_dim, dropout_p, impl = custom_op.asked([stand_in(x) for x in arguments])
             if self._past and given.shape[2] == given.shape[3]:
                 given = _after(given, self._past)
             route = route_of(given, dropout_p, impl, by_hand=is_backward)

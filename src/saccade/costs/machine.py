@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from saccade.costs.dry_run import DryRun, dry
-from saccade.costs.machine_file import MachineFile
-from saccade.costs.samples import (
+from saccade.costs.machine_cache import MachineFile
+from saccade.costs.microbenchmarks import (
     ELEMENTWISE,
     SIZES,
     attention_samples,
@@ -22,8 +22,8 @@ from saccade.costs.samples import (
     streams,
     timed,
 )
-from saccade.costs.step import Step
-from saccade.errors import unsupported
+from saccade.costs.operation import Step
+from saccade.support.errors import unsupported
 
 __all__ = ["FACTOR", "Machine", "this_machine"]
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.costs.cases import Subject, held_tensors
 from saccade.costs.dry_run import DryRun, dry
-from saccade.costs.step import Step
-from saccade.costs.subjects import Subject, held_tensors
+from saccade.costs.operation import Step
 
 __all__ = ["Pass", "Share", "decoding", "forward", "training"]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from saccade.distributed.exchange import Exchange
-from saccade.engine.at_positions import AtPositions
-from saccade.errors import unsupported
+from saccade.distributed.exchange_plan import Exchange
+from saccade.engine.positions.positioned_mask import AtPositions
 from saccade.masks import Causal, Full, Mask
-from saccade.masks.packed import packed_of
-from saccade.positions.tokens import Positions
+from saccade.masks.convert.varlen import packed_of
+from saccade.positions.token_positions import Positions
+from saccade.support.errors import unsupported
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

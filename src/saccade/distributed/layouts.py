@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.plan.spans import Ints
+from saccade.plan.key_ranges import Ints
 
 __all__ = ["NAMES", "Layout", "Turn", "balanced", "chunk_size", "layout_of", "numbers"]
 

@@ -6,15 +6,15 @@ from typing import TypeVar
 
 from torch import nn
 
-from saccade.arguments import instance
 from saccade.distributed import transformers_ranks as theirs
-from saccade.distributed.context import ContextParallel
-from saccade.distributed.spread import SpreadMechanism
-from saccade.errors import unsupported
+from saccade.distributed.context_parallel import ContextParallel
+from saccade.distributed.parallel_mechanism import SpreadMechanism
 from saccade.masks import Mask
 from saccade.nn import AttentionPool, DecoderLayer
-from saccade.nn.attention_layer import AttentionLayer
-from saccade.nn.table_attention import TableAttention
+from saccade.nn.base_layer import AttentionLayer
+from saccade.nn.row_column_attention import TableAttention
+from saccade.support.errors import unsupported
+from saccade.support.validation import instance
 
 __all__ = ["parallelize"]
 

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from saccade.arguments import instance, integer
-from saccade.errors import unsupported
 from saccade.masks import Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.spans import Ints, Universe
+from saccade.plan.key_ranges import Ints, Universe
+from saccade.support.errors import unsupported
+from saccade.support.validation import instance, integer
 
 __all__ = ["QKRanges", "qk_ranges"]
 

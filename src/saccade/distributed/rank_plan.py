@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from saccade.distributed.layouts import numbers
-from saccade.plan.spans import Ints
+from saccade.plan.key_ranges import Ints
 
 __all__ = ["RankPlan"]
 

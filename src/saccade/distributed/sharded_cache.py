@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from saccade.arguments import instance, integer
-from saccade.attention import AttentionMatrix
-from saccade.attention.matrix import from_ingredients
 from saccade.caches import Cache, KVCache
-from saccade.caches.call import Call, Traffic
-from saccade.distributed.context import ContextParallel
-from saccade.distributed.transfer import agree, guarded
-from saccade.errors import unsupported
+from saccade.caches.attend_call import Call, Traffic
+from saccade.distributed.collectives import agree, guarded
+from saccade.distributed.context_parallel import ContextParallel
+from saccade.matrix import AttentionMatrix
+from saccade.matrix.attention_matrix import from_ingredients
 from saccade.mechanisms import Softmax
-from saccade.positions.tokens import Positions
+from saccade.positions.token_positions import Positions
+from saccade.support.errors import unsupported
+from saccade.support.validation import instance, integer
 
 __all__ = ["ShardedCache", "sharded_cache"]
 

@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from saccade.arguments import instance, integer
-from saccade.errors import unsupported
 from saccade.nn import FeedForward, MultiHeadAttention
-from saccade.nn.attention_layer import AttentionLayer
+from saccade.nn.base_layer import AttentionLayer
+from saccade.support.errors import unsupported
+from saccade.support.validation import instance, integer
 
 __all__ = ["SharedHead", "tp_plan"]
 

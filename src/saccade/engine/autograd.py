@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine import guard, second_order
+from saccade.engine import nonfinite, second_order
 from saccade.engine.dropout import Dropped
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
 from saccade.engine.kernels.tiled import Tiled
-from saccade.errors import unsupported
-from saccade.transforms import has_values, is_transformed, level_left
+from saccade.support.errors import unsupported
+from saccade.support.torch_modes import has_values, is_transformed, level_left
 
 __all__ = [
     "differentiable",
@@ -118,7 +118,7 @@ def _run(kernel: Kernel, given: Ingredients, dropped: Dropped | None, *tensors: 
     own, value = given.of_sources(tensors)
     if not has_values(value):
         return results_like(own, value)
-    out, lse = guard.forward(kernel, own, value, dropped)
+    out, lse = nonfinite.forward(kernel, own, value, dropped)
     assert lse is not None  # by hand, there is one
     return out, lse
 
@@ -170,7 +170,7 @@ class _Gradients(torch.autograd.Function):
         if not has_values(results.out):
             return _like(sources, wanted)
         own, value = given.of_sources(sources)
-        grads = guard.backward(kernel, own, value, dropped, results, wanted)
+        grads = nonfinite.backward(kernel, own, value, dropped, results, wanted)
         return tuple(
             grad if grad is None or x is None or grad.dtype == x.dtype else grad.to(x.dtype)
             for grad, x in zip(grads, sources, strict=True)

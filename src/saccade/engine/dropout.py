@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer, is_number
-from saccade.engine.grouping import take
-from saccade.errors import type_error, unsupported, value_error
+from saccade.engine.tiles.grouped_heads import take
 from saccade.plan import Ranges
-from saccade.transforms import mapped_levels
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.torch_modes import mapped_levels
+from saccade.support.validation import is_integer, is_number
 
 __all__ = ["Dropped", "Words", "check", "check_seed", "draw", "draw_seed", "drop_", "dropped", "keep"]
 

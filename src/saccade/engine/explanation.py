@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from saccade.engine import first_use, guard
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.memory import Cost, Ledger
-from saccade.engine.product import Route
-from saccade.engine.sink import bytes_of_sink
+from saccade.engine import kernel_check, nonfinite
+from saccade.engine.bias.sink_logit import bytes_of_sink
+from saccade.engine.dispatch import Route
+from saccade.engine.inputs import Ingredients
+from saccade.engine.memory_accounting import Cost, Ledger
 from saccade.masks import Mask
 
 __all__ = ["Explanation"]
@@ -67,7 +67,7 @@ class Explanation:
             route.kernel.name,
             route.passed_over,
             given.shape,
-            first_use.seen(route.kernel, given),
+            kernel_check.seen(route.kernel, given),
             str(mask) if str(mask) == str(given.rule) else f"{mask}, the same as {given.rule}",
             cost.tiles,
             cost.pairs,
@@ -98,7 +98,7 @@ def _extra_bytes(given: Ingredients, route: Route, cost: Cost, value_dim: int) -
     (batch, heads, q_len, kv_len), query, wide = given.shape, given.query, given.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    look = guard.bytes_of_look(route.kernel, given, value_dim)
+    look = nonfinite.bytes_of_look(route.kernel, given, value_dim)
     if query.dtype != given.dtype:  # scores are computed in float32 or wider, and some are prepared in it
         ledger.take(batch * given.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
     bias = None if given.bias is None or given.bias.source.shape[2] == 1 else given.bias.source

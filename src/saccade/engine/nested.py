@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.at_positions import check_domain
-from saccade.errors import unsupported, value_error
+from saccade.engine.positions.positioned_mask import check_domain
 from saccade.masks import Documents, Full, Mask, Predicate, as_mask
 from saccade.positions import Bias
 from saccade.scores import Modified, Score
+from saccade.support.errors import unsupported, value_error
 
 __all__ = ["Nested", "check_dense", "check_nested", "is_nested"]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from saccade.engine.autograd import folded_into_batch, into_batch
-from saccade.engine.ingredients import Ingredients
-from saccade.errors import unsupported
-from saccade.transforms import is_mapped
+from saccade.engine.inputs import Ingredients
+from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_mapped
 
 __all__ = ["are_mapped", "of_all_samples"]
 

@@ -13,15 +13,15 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from saccade.engine.bias_terms import HidingTerm, Term
+from saccade.engine.bias.term import HidingTerm, Term
 from saccade.engine.dropout import Dropped
-from saccade.engine.grouping import add_at, at, groups_of, joined, take
-from saccade.engine.guard import contained
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Tensors
 from saccade.engine.kernels.reference import weighted
 from saccade.engine.kernels.tiled_blocks import blocks_of
-from saccade.engine.tiles import allowed, visible_scores
+from saccade.engine.nonfinite import contained
+from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, joined, take
+from saccade.engine.tiles.tile_scores import allowed, visible_scores
 from saccade.plan import Tile
 
 __all__ = ["Backward", "derivatives"]

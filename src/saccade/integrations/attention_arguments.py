@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from saccade.errors import unsupported
 from saccade.integrations.lazy_mask import Placed
+from saccade.support.errors import unsupported
 
 __all__ = ["ENDS", "SUPPORTED", "UNSUPPORTED", "WITHOUT_EFFECT", "check_ends", "check_supported"]
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from saccade.attention import AttentionMatrix
-from saccade.errors import unsupported
 from saccade.integrations.attention_arguments import ENDS, check_ends, check_supported
 from saccade.integrations.lazy_mask import LazyMask, Placed, dense_at
 from saccade.integrations.pattern_in_texts import with_pattern
 from saccade.integrations.tensor_masks import both, mask_of_tensor
 from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_padding_mask
+from saccade.matrix import AttentionMatrix
+from saccade.support.errors import unsupported
 
 __all__ = ["AttentionCall"]
 

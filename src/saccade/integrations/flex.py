@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from saccade.arguments import integer
 from saccade.engine.kernels.block_mask import blocks_of
-from saccade.errors import value_error
 from saccade.masks import Mask
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 __all__ = ["block_mask"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.attention import AttentionMatrix
-from saccade.errors import unsupported
-from saccade.integrations.torch_calls import projected, rule_of
+from saccade.integrations.mha_inputs import projected, rule_of
+from saccade.matrix import AttentionMatrix
+from saccade.support.errors import unsupported
 
 __all__ = ["function_matrix", "layer_matrix"]
 

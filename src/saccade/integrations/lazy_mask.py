@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.overrides import enable_reentrant_dispatch
 from torch.utils._pytree import tree_iter, tree_map
 
-from saccade.errors import unsupported
 from saccade.masks import Dense, Mask
+from saccade.support.errors import unsupported
 
 __all__ = ["LazyMask", "Placed", "dense_at"]
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from saccade.engine.nested import Nested
-from saccade.errors import unsupported
-from saccade.finite import wide_dtype
 from saccade.matrix import DENSE_LIMIT, Matrix
-from saccade.statistics.block import as_slice
+from saccade.statistics.row_block import as_slice
+from saccade.support.errors import unsupported
+from saccade.support.numerics import wide_dtype
 
 __all__ = ["LazyWeights", "weights_of"]
 

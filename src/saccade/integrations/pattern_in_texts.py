@@ -9,12 +9,12 @@ from typing import TypeGuard
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from saccade.errors import unsupported
 from saccade.integrations.lazy_mask import Placed
 from saccade.integrations.tensor_masks import both
 from saccade.masks import Dense, Documents, Mask, Padding, PerItem
 from saccade.masks.algebra import And
-from saccade.masks.documents import with_facts
+from saccade.masks.rules.documents import with_facts
+from saccade.support.errors import unsupported
 
 __all__ = ["with_pattern"]
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.errors import unsupported
-from saccade.finite import wide_dtype
 from saccade.masks import Causal
-from saccade.mechanisms.delta import Delta
+from saccade.mechanisms.delta_rule import Delta
 from saccade.mechanisms.gated_linear import GatedLinear
-from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.support.errors import unsupported
+from saccade.support.numerics import wide_dtype
 
 __all__ = ["ATTRIBUTES", "FUNCTIONS", "Function", "Tokens", "lightning_tokens"]
 

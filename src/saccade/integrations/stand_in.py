@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from saccade.errors import unsupported
 from saccade.masks import Full, Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.support.errors import unsupported
 
 __all__ = ["StandIn", "put_in", "tried"]
 

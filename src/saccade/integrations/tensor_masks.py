@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import check_holds_values
 from saccade.masks import Dense, Full, Mask
+from saccade.support.validation import check_holds_values
 
 __all__ = ["both", "mask_of_tensor", "rule_of_tensor"]
 

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance
-from saccade.errors import kind, missing_extra, type_error, unsupported, value_error
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.mask_dtype import mask_dtype
 from saccade.integrations.mask_functions import MaskFunction, place
+from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.run_matrices import report_matrix
 from saccade.integrations.transformers_layers import from_transformers
-from saccade.integrations.weights_asked import check_no_weights
 from saccade.masks import Full, Mask
+from saccade.support.errors import kind, missing_extra, type_error, unsupported, value_error
+from saccade.support.validation import instance
 
 __all__ = ["MaskOfLayer", "from_transformers", "install"]
 

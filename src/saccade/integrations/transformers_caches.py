@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from saccade.arguments import instance
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
-from saccade.errors import missing_extra, unsupported
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
+from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.transformers import Attention, check, registered
-from saccade.integrations.weights_asked import check_no_weights
 from saccade.masks import Full
 from saccade.mechanisms import Softmax
+from saccade.support.errors import missing_extra, unsupported
+from saccade.support.validation import instance
 
 if TYPE_CHECKING:
     from transformers import Cache as TransformersCache

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance
-from saccade.errors import type_error, unsupported
 from saccade.masks import Causal
-from saccade.models.rope import rope_base, rope_reasons, rope_scaling
+from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling
 from saccade.nn import DifferentialAttention, LatentAttention
 from saccade.nn.projections import reasons_against_plain
 from saccade.positions import Rotary
+from saccade.support.errors import type_error, unsupported
+from saccade.support.validation import instance
 
 __all__ = ["from_transformers"]
 

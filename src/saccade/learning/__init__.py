@@ -2,8 +2,8 @@
 
 from saccade.learning.learner import Learner
 from saccade.learning.mixers import MIXERS, Mixer
-from saccade.learning.questions import QUESTIONS, Question
 from saccade.learning.runs import Run, planned, run_all
+from saccade.learning.task_presets import QUESTIONS, Question
 from saccade.learning.training import SOLVED, Outcome, Settings, train
 
 __all__ = [

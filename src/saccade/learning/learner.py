@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from saccade.arguments import integer
-from saccade.errors import value_error
 from saccade.learning.convolutions import ShortConvolution
 from saccade.learning.mixers import Mixer
 from saccade.nn import FeedForward
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 __all__ = ["Learner"]
 

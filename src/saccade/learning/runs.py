@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import torch
 
-from saccade.arguments import integer
-from saccade.errors import value_error
 from saccade.learning.mixers import MIXERS
-from saccade.learning.questions import QUESTIONS
+from saccade.learning.task_presets import QUESTIONS
 from saccade.learning.training import DEFAULT, Outcome, Settings, train
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 __all__ = ["Run", "planned", "run_all"]
 

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from saccade.learning.questions import QUESTIONS
 from saccade.learning.runs import Run
+from saccade.learning.task_presets import QUESTIONS
 from saccade.learning.training import SOLVED, Outcome
 from saccade.tasks import IGNORED
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from saccade.arguments import integer, number
-from saccade.errors import value_error
 from saccade.learning.learner import Learner
 from saccade.learning.mixers import Mixer
-from saccade.learning.questions import Question
+from saccade.learning.task_presets import Question
+from saccade.support.errors import value_error
+from saccade.support.validation import integer, number
 from saccade.tasks import IGNORED, Recall
 
 __all__ = ["DEFAULT", "SOLVED", "Outcome", "Settings", "train"]

@@ -2,17 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from saccade.lazily import lazily
+from saccade.support.lazy_imports import lazily
 
 if TYPE_CHECKING:
     from saccade.masks.algebra import After, And, Not, Or
-    from saccade.masks.blocks import Blocks
-    from saccade.masks.causal import Causal
-    from saccade.masks.coarse import Coarse
-    from saccade.masks.convert import as_mask
-    from saccade.masks.dense import Dense
-    from saccade.masks.documents import Documents
-    from saccade.masks.from_others import (
+    from saccade.masks.convert.as_mask import as_mask
+    from saccade.masks.convert.interop import (
         from_attention_mask,
         from_block_mask,
         from_cu_seqlens,
@@ -20,19 +15,11 @@ if TYPE_CHECKING:
         from_position_ids,
         from_sliding_window,
     )
-    from saccade.masks.full import Full
-    from saccade.masks.global_tokens import Global
+    from saccade.masks.convert.parse import parse
     from saccade.masks.grid.axial import Axial
     from saccade.masks.grid.neighborhood import Neighborhood
     from saccade.masks.grid.windows import ShiftedWindows
     from saccade.masks.mask import Mask
-    from saccade.masks.padding import Padding
-    from saccade.masks.parsing import parse
-    from saccade.masks.per_item import PerItem
-    from saccade.masks.power import through_layers as through_layers  # what Mask.__pow__ calls
-    from saccade.masks.predicate import Predicate
-    from saccade.masks.prefix import Prefix
-    from saccade.masks.random_blocks import Random
     from saccade.masks.recipes import (
         bigbird,
         image_columns,
@@ -44,38 +31,51 @@ if TYPE_CHECKING:
         sparse_transformer,
         streaming,
     )
-    from saccade.masks.segments import Segments
-    from saccade.masks.strided import Strided
-    from saccade.masks.window import Window
+    from saccade.masks.rules.block_coarse import Coarse
+    from saccade.masks.rules.blocks import Blocks
+    from saccade.masks.rules.causal import Causal
+    from saccade.masks.rules.dense import Dense
+    from saccade.masks.rules.documents import Documents
+    from saccade.masks.rules.full import Full
+    from saccade.masks.rules.global_tokens import Global
+    from saccade.masks.rules.padding import Padding
+    from saccade.masks.rules.per_batch_item import PerItem
+    from saccade.masks.rules.predicate import Predicate
+    from saccade.masks.rules.prefix import Prefix
+    from saccade.masks.rules.random_blocks import Random
+    from saccade.masks.rules.segments import Segments
+    from saccade.masks.rules.strided import Strided
+    from saccade.masks.rules.window import Window
+    from saccade.masks.through_layers import through_layers as through_layers  # what Mask.__pow__ calls
 else:
     _HOMES = {
         "algebra": "After And Not Or",
-        "blocks": "Blocks",
-        "causal": "Causal",
-        "coarse": "Coarse",
-        "convert": "as_mask",
-        "dense": "Dense",
-        "documents": "Documents",
-        "from_others": "from_attention_mask from_block_mask from_cu_seqlens from_key_padding_mask from_position_ids "
-        "from_sliding_window",
-        "full": "Full",
-        "global_tokens": "Global",
+        "rules.blocks": "Blocks",
+        "rules.causal": "Causal",
+        "rules.block_coarse": "Coarse",
+        "convert.as_mask": "as_mask",
+        "rules.dense": "Dense",
+        "rules.documents": "Documents",
+        "convert.interop": "from_attention_mask from_block_mask from_cu_seqlens from_key_padding_mask "
+        "from_position_ids from_sliding_window",
+        "rules.full": "Full",
+        "rules.global_tokens": "Global",
         "grid.axial": "Axial",
         "grid.neighborhood": "Neighborhood",
         "grid.windows": "ShiftedWindows",
         "mask": "Mask",
-        "padding": "Padding",
-        "parsing": "parse",
-        "per_item": "PerItem",
-        "power": "through_layers",
-        "predicate": "Predicate",
-        "prefix": "Prefix",
-        "random_blocks": "Random",
+        "rules.padding": "Padding",
+        "convert.parse": "parse",
+        "rules.per_batch_item": "PerItem",
+        "through_layers": "through_layers",
+        "rules.predicate": "Predicate",
+        "rules.prefix": "Prefix",
+        "rules.random_blocks": "Random",
         "recipes": "bigbird image_columns image_neighbors image_rows longformer prefix_lm sliding_window "
         "sparse_transformer streaming",
-        "segments": "Segments",
-        "strided": "Strided",
-        "window": "Window",
+        "rules.segments": "Segments",
+        "rules.strided": "Strided",
+        "rules.window": "Window",
     }
     __getattr__, __dir__ = lazily(__name__, _HOMES)
 

@@ -12,13 +12,13 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from saccade.arguments import instance
-from saccade.errors import kind, type_error, value_error
-from saccade.masks.arguments import SIZE_BITS, check_field, items_of
 from saccade.masks.domain import Domain
 from saccade.masks.mask import Mask
+from saccade.masks.validation import SIZE_BITS, check_field, items_of
 from saccade.plan import Box, Groups
-from saccade.plan.spans import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.errors import kind, type_error, value_error
+from saccade.support.validation import instance
 
 __all__ = ["After", "And", "Not", "Or"]
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from saccade.masks.mask import Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.spans import Spans, Universe
-from saccade.positions.tokens import Positions
+from saccade.plan.key_ranges import Spans, Universe
+from saccade.positions.token_positions import Positions
 
 __all__ = ["sees_later"]
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.errors import kind, type_error, value_error
-from saccade.masks.arguments import size_of, written_out
-from saccade.masks.arithmetic import NoArithmetic
 from saccade.masks.domain import EVERYWHERE, Domain
-from saccade.masks.plans import plan_of
+from saccade.masks.no_arithmetic import NoArithmetic
+from saccade.masks.plan_cache import plan_of
+from saccade.masks.validation import size_of, written_out
 from saccade.plan import Box, Groups, Plan
-from saccade.plan.spans import Bounds, Ints, Universe
-from saccade.positions.tokens import GivenPositions
+from saccade.plan.key_ranges import Bounds, Ints, Universe
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import kind, type_error, value_error
 
 __all__ = ["Mask"]
 
@@ -269,8 +269,8 @@ class Mask(NoArithmetic, ABC):
         >>> Window(3, 1) ** 4, (Window(3, 3) | Global([0])) ** 2
         (Window(left=12, right=4), Full())
 
-        Exact at every length, in O(parts of the rule): `saccade.masks.power` lists the forms. A rule without one raises
-        `UnsupportedError`, and ``layers`` that is no int of at least 1 a ``ValueError``.
+        Exact at every length, in O(parts of the rule): `saccade.masks.through_layers` lists the forms. A rule
+        without one raises `UnsupportedError`, and ``layers`` that is no int of at least 1 a ``ValueError``.
         """
         return masks.through_layers(self, layers)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from saccade.arguments import integer
-from saccade.calls import answers
-from saccade.errors import value_error
-from saccade.masks.arguments import POSITION_BITS, SIZE_BITS
-from saccade.masks.causal import Causal
-from saccade.masks.coarse import Coarse
-from saccade.masks.global_tokens import Global, global_positions
 from saccade.masks.grid.axial import Axial
 from saccade.masks.grid.neighborhood import Neighborhood, radii_of
 from saccade.masks.mask import Mask
-from saccade.masks.prefix import Prefix
-from saccade.masks.random_blocks import DRAW_BITS, SEED_BITS, Random
-from saccade.masks.strided import Strided
-from saccade.masks.window import Window
+from saccade.masks.rules.block_coarse import Coarse
+from saccade.masks.rules.causal import Causal
+from saccade.masks.rules.global_tokens import Global, global_positions
+from saccade.masks.rules.prefix import Prefix
+from saccade.masks.rules.random_blocks import DRAW_BITS, SEED_BITS, Random
+from saccade.masks.rules.strided import Strided
+from saccade.masks.rules.window import Window
+from saccade.masks.validation import POSITION_BITS, SIZE_BITS
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 __all__ = [
     "bigbird",

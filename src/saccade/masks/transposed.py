@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from saccade.masks.algebra import And, Not, Or
-from saccade.masks.causal import Causal
-from saccade.masks.documents import Documents
-from saccade.masks.full import Full
-from saccade.masks.global_tokens import Global
 from saccade.masks.mask import Mask
-from saccade.masks.strided import Strided
-from saccade.masks.window import Window
+from saccade.masks.rules.causal import Causal
+from saccade.masks.rules.documents import Documents
+from saccade.masks.rules.full import Full
+from saccade.masks.rules.global_tokens import Global
+from saccade.masks.rules.strided import Strided
+from saccade.masks.rules.window import Window
 
 __all__ = ["transposed"]
 

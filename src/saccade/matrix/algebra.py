@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_number
-from saccade.errors import kind, type_error, unsupported, value_error
 from saccade.matrix.matrix import Matrix
 from saccade.plan import Ranges
-from saccade.statistics.block import Block, as_slice
+from saccade.statistics.row_block import Block, as_slice
+from saccade.support.errors import kind, type_error, unsupported, value_error
+from saccade.support.validation import is_number
 
 __all__ = ["Chain", "Sum"]
 

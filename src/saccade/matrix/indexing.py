@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
-from saccade.errors import kind, type_error, value_error
-from saccade.finite import wide_dtype
 from saccade.statistics.sparse import DENSE_LIMIT
+from saccade.support.errors import kind, type_error, value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import is_integer
 
 if TYPE_CHECKING:
     from saccade.matrix.matrix import Matrix

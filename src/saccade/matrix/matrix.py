@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from saccade import statistics
-from saccade.arguments import instance, is_integer
 from saccade.engine import dropout
-from saccade.engine.checks import autocast
-from saccade.engine.grouping import groups_of, product, take
-from saccade.engine.moving import moved, target_of
-from saccade.errors import describe, kind, type_error, unsupported, value_error
-from saccade.finite import wide_dtype
+from saccade.engine.tiles.grouped_heads import groups_of, product, take
+from saccade.engine.to_device import moved, target_of
+from saccade.engine.validation import autocast
 from saccade.matrix.indexing import Index, part_of
 from saccade.matrix.operators import Operators
 from saccade.plan import Ranges
-from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline, blocks_for
+from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
 from saccade.statistics.transposed import Transposed
-from saccade.transforms import without_autocast
+from saccade.support.errors import describe, kind, type_error, unsupported, value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import without_autocast
+from saccade.support.validation import instance, is_integer
 
 if TYPE_CHECKING:
     from saccade.statistics.pooled import How

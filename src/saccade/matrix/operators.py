@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance
-from saccade.errors import kind, type_error
+from saccade.support.errors import kind, type_error
+from saccade.support.validation import instance
 
 if TYPE_CHECKING:
     from saccade.matrix.matrix import Matrix

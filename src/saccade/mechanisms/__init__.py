@@ -2,7 +2,7 @@
 
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.compressive import CompressiveMemory
-from saccade.mechanisms.delta import Delta
+from saccade.mechanisms.delta_rule import Delta
 from saccade.mechanisms.differential import Differential
 from saccade.mechanisms.gated_linear import GatedLinear
 from saccade.mechanisms.linear import Linear

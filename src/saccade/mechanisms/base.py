@@ -8,12 +8,12 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from saccade.caches import KVCache, LayerCache
-from saccade.calls import AnswersCalls
-from saccade.errors import unsupported
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import unsupported
 
 __all__ = ["Mechanism"]
 

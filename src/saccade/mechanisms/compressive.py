@@ -7,19 +7,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance, integer, number, one_of
-from saccade.attention import AttentionMatrix
 from saccade.caches.compressive_cache import CompressiveCache
-from saccade.errors import unsupported, value_error
-from saccade.finite import wide_dtype
 from saccade.masks import Causal, Full, Mask, Segments
+from saccade.matrix import AttentionMatrix
 from saccade.matrix.algebra import Sum
-from saccade.mechanisms.approximate import Approximate, Inputs, parts_of
-from saccade.mechanisms.contents import is_readable
-from saccade.mechanisms.features.visible import Visible
-from saccade.mechanisms.segments.matrix import EarlierSegments
-from saccade.mechanisms.segments.tokens import Tokens
+from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
+from saccade.mechanisms.features.mask_support import Visible
+from saccade.mechanisms.segments.segment_layout import Tokens
+from saccade.mechanisms.segments.segment_matrix import EarlierSegments
+from saccade.mechanisms.value_access import is_readable
 from saccade.positions import Rotary
+from saccade.support.errors import unsupported, value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import instance, integer, number, one_of
 
 __all__ = ["CompressiveMatrix", "CompressiveMemory"]
 
@@ -43,7 +43,7 @@ class CompressiveMatrix(Sum):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """The product where ``memory`` stands for all tokens before these, and what is to be remembered.
 
-        See `saccade.mechanisms.segments.matrix.EarlierSegments.advance_segments`.
+        See `saccade.mechanisms.segments.segment_matrix.EarlierSegments.advance_segments`.
         """
         (rest, own), (gate, earlier) = self.terms
         assert isinstance(earlier, EarlierSegments)

@@ -7,14 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer, number
-from saccade.attention import AttentionMatrix
-from saccade.errors import unsupported, value_error
-from saccade.finite import wide_dtype
-from saccade.matrix import Matrix
+from saccade.matrix import AttentionMatrix, Matrix
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import unsupported, value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import integer, number
 
 __all__ = ["Differential"]
 

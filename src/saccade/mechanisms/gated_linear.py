@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance, integer, register_tensor
-from saccade.errors import value_error
-from saccade.mechanisms.approximate import Inputs
-from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
+from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.recurrences.mechanism import GatedRecurrence
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.support.errors import value_error
+from saccade.support.validation import instance, integer, register_tensor
 
 __all__ = ["GatedLinear"]
 

@@ -8,10 +8,10 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.arguments import instance, number, one_of
-from saccade.errors import kind, type_error, value_error
-from saccade.mechanisms.features.matrix import Features
+from saccade.mechanisms.features.feature_matrix import Features
 from saccade.mechanisms.features.mechanism import FeatureMechanism
+from saccade.support.errors import kind, type_error, value_error
+from saccade.support.validation import instance, number, one_of
 
 __all__ = ["Linear"]
 

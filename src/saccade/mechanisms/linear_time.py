@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine import dropout
 from saccade.matrix import Matrix
-from saccade.transforms import without_autocast
+from saccade.support.torch_modes import without_autocast
 
 __all__ = ["LinearTimeMatrix"]
 

@@ -7,17 +7,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer, number, one_of
-from saccade.engine.grouping import groups_of
-from saccade.errors import value_error
+from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.masks import Mask
-from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
-from saccade.mechanisms.contents import unless_none
-from saccade.mechanisms.landmarks.matrix import LowRankMatrix
-from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
-from saccade.mechanisms.landmarks.tokens import Tokens, why_not_keys_only
-from saccade.positions.tokens import Positions
-from saccade.transforms import without_autocast
+from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
+from saccade.mechanisms.low_rank.key_padding import Tokens, why_not_keys_only
+from saccade.mechanisms.low_rank.low_rank_matrix import LowRankMatrix
+from saccade.mechanisms.low_rank.thin_softmax import NarrowSoftmax
+from saccade.mechanisms.value_access import unless_none
+from saccade.positions.token_positions import Positions
+from saccade.support.errors import value_error
+from saccade.support.torch_modes import without_autocast
+from saccade.support.validation import integer, number, one_of
 
 __all__ = ["Linformer", "LinformerMatrix"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer, number
 from saccade.masks import Mask
-from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
-from saccade.mechanisms.landmarks.matrix import LowRankMatrix
-from saccade.mechanisms.landmarks.narrow import NarrowSoftmax
-from saccade.mechanisms.landmarks.tokens import Tokens, hidden_at, why_not_keys_only
-from saccade.transforms import without_autocast
+from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
+from saccade.mechanisms.low_rank.key_padding import Tokens, hidden_at, why_not_keys_only
+from saccade.mechanisms.low_rank.low_rank_matrix import LowRankMatrix
+from saccade.mechanisms.low_rank.thin_softmax import NarrowSoftmax
+from saccade.support.torch_modes import without_autocast
+from saccade.support.validation import integer, number
 
 __all__ = ["Nystrom", "NystromMatrix", "pseudo_inverse", "segment_means"]
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.arguments import flag, instance, integer, number, one_of, register_tensor
-from saccade.errors import unsupported, value_error
-from saccade.mechanisms.approximate import scale_of
-from saccade.mechanisms.contents import is_readable
-from saccade.mechanisms.features.matrix import Features
+from saccade.mechanisms.checked_mechanism import scale_of
+from saccade.mechanisms.features.feature_matrix import Features
 from saccade.mechanisms.features.mechanism import FeatureMechanism
-from saccade.mechanisms.features.random import KINDS, Kind, drawn, drawn_unread, random_features
-from saccade.transforms import unobserved, without_autocast
+from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_unread, random_features
+from saccade.mechanisms.value_access import is_readable
+from saccade.support.errors import unsupported, value_error
+from saccade.support.torch_modes import unobserved, without_autocast
+from saccade.support.validation import flag, instance, integer, number, one_of, register_tensor
 
 __all__ = ["Performer"]
 

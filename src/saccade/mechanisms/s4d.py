@@ -7,16 +7,16 @@ import math
 import torch
 from torch import nn
 
-from saccade.arguments import integer, number
 from saccade.caches import RecurrentCache
-from saccade.errors import unsupported, value_error
-from saccade.finite import widest_dtype
 from saccade.masks import Mask
-from saccade.mechanisms.approximate import Approximate, Inputs
-from saccade.mechanisms.features.order import Order
-from saccade.mechanisms.features.visible import Visible, why_no_sum
-from saccade.mechanisms.state_spaces.matrix import StateSpaceMatrix
+from saccade.mechanisms.checked_mechanism import Approximate, Inputs
+from saccade.mechanisms.features.mask_support import Visible, why_no_sum
+from saccade.mechanisms.features.sequence_order import Order
 from saccade.mechanisms.state_spaces.modes import Modes
+from saccade.mechanisms.state_spaces.state_space_matrix import StateSpaceMatrix
+from saccade.support.errors import unsupported, value_error
+from saccade.support.numerics import widest_dtype
+from saccade.support.validation import integer, number
 
 __all__ = ["S4D"]
 

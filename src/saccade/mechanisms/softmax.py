@@ -7,16 +7,16 @@ from types import NoneType
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance, is_integer, register_tensor
-from saccade.attention import AttentionMatrix, Impl, from_ingredients
-from saccade.engine.checks import as_score
-from saccade.engine.ingredients import Ingredients
-from saccade.errors import type_error, unsupported, value_error
+from saccade.engine.inputs import Ingredients
+from saccade.engine.validation import as_score
+from saccade.matrix import AttentionMatrix, Impl, from_ingredients
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.validation import instance, is_integer, register_tensor
 
 __all__ = ["Softmax"]
 

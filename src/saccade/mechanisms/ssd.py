@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance, integer
-from saccade.errors import value_error
-from saccade.mechanisms.contents import is_readable
-from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
 from saccade.mechanisms.recurrences.mechanism import Recurrence
-from saccade.positions.tokens import GivenPositions
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.mechanisms.value_access import is_readable
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import value_error
+from saccade.support.validation import instance, integer
 
 __all__ = ["SSD"]
 

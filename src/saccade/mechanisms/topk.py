@@ -8,18 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance, integer
-from saccade.attention import AttentionMatrix
-from saccade.attention.selected import selected
 from saccade.caches import IndexedCache, KVCache, LayerCache
-from saccade.errors import hidden_by_vmap, kind, type_error
+from saccade.matrix import AttentionMatrix
+from saccade.matrix.block_sparse import selected
 from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.block_selection import chosen_blocks
 from saccade.mechanisms.scorers.base import Scorer, ScoreRows
-from saccade.mechanisms.selection import chosen_blocks
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
-from saccade.transforms import is_mapped, without_autocast
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import hidden_by_vmap, kind, type_error
+from saccade.support.torch_modes import is_mapped, without_autocast
+from saccade.support.validation import instance, integer
 
 __all__ = ["TopK"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
 from saccade.models.config import EncoderConfig
-from saccade.models.file_format import ACTIVATIONS, FileFormat
 
 __all__ = ["Bert"]
 

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import value_error
 from saccade.models.decoder import Decoder
 from saccade.models.encoder import Encoder
+from saccade.support.errors import value_error
 
 __all__ = [
     "MINILM_SHA256",

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat, end_tokens_of
 from saccade.models.config import DecoderConfig
-from saccade.models.file_format import ACTIVATIONS, FileFormat, end_tokens_of
 from saccade.models.vision_config import VisionTransformerConfig
 from saccade.models.vit import VisionFormat
 

@@ -6,15 +6,15 @@ import dataclasses
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from saccade.arguments import flag, instance, integer, number, one_of
-from saccade.calls import answers_class
-from saccade.errors import value_error
 from saccade.masks import Causal, Mask
 from saccade.masks.algebra import And
-from saccade.models.words import OF_CONFIGS
+from saccade.models.argument_hints import OF_CONFIGS
 from saccade.nn.feed_forward import Activation
 from saccade.nn.norms import Norm
 from saccade.positions import Scaling
+from saccade.support.argument_hints import answers_class
+from saccade.support.errors import value_error
+from saccade.support.validation import flag, instance, integer, number, one_of
 
 __all__ = ["Config", "DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "Positive", "Probability"]
 

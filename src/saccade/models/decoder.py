@@ -11,25 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import instance
 from saccade.caches import Cache
-from saccade.calls import AnswersCalls
-from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
+from saccade.models.checkpoint_folder import check_types, read_config, write_folder
+from saccade.models.checkpoint_format import DecoderFormat
 from saccade.models.config import DecoderConfig
-from saccade.models.file_format import DecoderFormat
-from saccade.models.folder import check_types, read_config, write_folder
 from saccade.models.gpt2 import GPT2
-from saccade.models.initial_weights import start_small, weaken_parts
+from saccade.models.init import start_small, weaken_parts
 from saccade.models.llama import Llama, Qwen2
 from saccade.models.loading import built, load, words_of
 from saccade.models.saccade_format import SaccadeFormat
-from saccade.models.tokens import check_tokens, in_own_texts
+from saccade.models.token_inputs import check_tokens, in_own_texts
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import instance
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

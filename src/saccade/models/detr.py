@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from saccade.models.file_format import ACTIVATIONS, FileFormat
+from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
 from saccade.models.vision_config import SetDecoderConfig
 
 __all__ = ["Detr"]

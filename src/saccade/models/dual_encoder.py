@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import instance, integer
-from saccade.calls import AnswersCalls
-from saccade.errors import unsupported, value_error
+from saccade.models.checkpoint_folder import check_types, read_config, read_tokenizer, read_weights
 from saccade.models.clip import DEFAULTS, ClipText, ClipVision
 from saccade.models.decoder import Decoder
-from saccade.models.folder import check_types, read_config, read_tokenizer, read_weights
 from saccade.models.loading import built, check_fit, check_tensors, words_of
-from saccade.models.tokens import check_tokens
+from saccade.models.token_inputs import check_tokens
 from saccade.models.vision_transformer import VisionTransformer
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import instance, integer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import Shapes, instance
-from saccade.calls import AnswersCalls
-from saccade.errors import type_error, value_error
 from saccade.masks import Padding
 from saccade.matrix import Matrix
+from saccade.models.attention_figure import figure_of
 from saccade.models.bert import Bert
+from saccade.models.checkpoint_folder import check_types, read_config, write_folder
 from saccade.models.config import EncoderConfig
-from saccade.models.folder import check_types, read_config, write_folder
-from saccade.models.initial_weights import start_small
+from saccade.models.init import start_small
 from saccade.models.loading import built, load, words_of
-from saccade.models.showing import figure_of
-from saccade.models.tokens import check_tokens, in_own_texts
+from saccade.models.token_inputs import check_tokens, in_own_texts
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
-from saccade.positions.tokens import Positions
+from saccade.positions.token_positions import Positions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import type_error, value_error
+from saccade.support.validation import Shapes, instance
 from saccade.text import words
 
 if TYPE_CHECKING:

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import instance
 from saccade.caches import Cache
-from saccade.calls import AnswersCalls
-from saccade.errors import value_error
 from saccade.masks import Causal
 from saccade.matrix import Matrix
+from saccade.models.checkpoint_folder import check_types, read_config, write_folder
+from saccade.models.conditioned_decoder import Given
 from saccade.models.config import EncoderDecoderConfig
-from saccade.models.folder import check_types, read_config, write_folder
-from saccade.models.given import Given
-from saccade.models.initial_weights import start_small, weaken_parts
+from saccade.models.encoder_decoder_format import PairFormat
+from saccade.models.init import start_small, weaken_parts
 from saccade.models.loading import load
-from saccade.models.pair_format import PairFormat
-from saccade.models.tokens import check_tokens, in_own_texts
+from saccade.models.token_inputs import check_tokens, in_own_texts
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import value_error
+from saccade.support.validation import instance
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from saccade.models.checkpoint_format import ACTIVATIONS, DecoderFormat, differences, end_tokens_of
 from saccade.models.config import DecoderConfig
-from saccade.models.file_format import ACTIVATIONS, DecoderFormat, differences, end_tokens_of
 
 __all__ = ["GPT2"]
 

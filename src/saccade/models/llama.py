@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import sliding_window
-from saccade.models.config import DecoderConfig
-from saccade.models.file_format import (
+from saccade.models.checkpoint_format import (
     ACTIVATIONS,
     DecoderFormat,
     differences,
@@ -18,7 +17,8 @@ from saccade.models.file_format import (
     reasons_without_words,
     window_of,
 )
-from saccade.models.rope import rope_base, rope_reasons, rope_scaling, rope_words
+from saccade.models.config import DecoderConfig
+from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 
 __all__ = ["Llama", "Qwen2"]
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance
-from saccade.errors import type_error, unsupported, value_error
-from saccade.models.file_format import Entry, FileFormat
-from saccade.models.folder import check_types, read_tokenizer, read_weights
+from saccade.models.checkpoint_folder import check_types, read_tokenizer, read_weights
+from saccade.models.checkpoint_format import Entry, FileFormat
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.validation import instance
 
 __all__ = ["built", "check_fit", "check_tensors", "load", "words_of"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.masks import sliding_window
+from saccade.models.checkpoint_format import DecoderFormat, reasons_without_words, window_of
 from saccade.models.config import DecoderConfig
-from saccade.models.file_format import DecoderFormat, reasons_without_words, window_of
-from saccade.models.rope import rope_base, rope_reasons, rope_scaling, rope_words
+from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 
 __all__ = ["SaccadeFormat"]
 

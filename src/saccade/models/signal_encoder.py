@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import Shapes, instance, integer
-from saccade.calls import AnswersCalls
-from saccade.errors import describe, shown, value_error
 from saccade.masks import Mask, Padding
 from saccade.matrix import Matrix
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import describe, shown, value_error
+from saccade.support.validation import Shapes, instance, integer
 
 __all__ = ["SignalEncoder"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from saccade.calls import answers_class
-from saccade.errors import value_error
 from saccade.masks import Mask
+from saccade.models.argument_hints import OF_CONFIGS
 from saccade.models.config import Config, Positive, Probability
-from saccade.models.words import OF_CONFIGS
 from saccade.nn.feed_forward import Activation
+from saccade.support.argument_hints import answers_class
+from saccade.support.errors import value_error
 
 __all__ = ["SetDecoderConfig", "VisionTransformerConfig"]
 

@@ -10,20 +10,20 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance
-from saccade.calls import AnswersCalls
-from saccade.errors import unsupported, value_error
 from saccade.matrix import Matrix
+from saccade.models.checkpoint_folder import check_types, read_config, read_weights
 from saccade.models.clip import ClipVision
-from saccade.models.folder import check_types, read_config, read_weights
-from saccade.models.initial_weights import start_small
+from saccade.models.image_inputs import cells, check_map, waves
+from saccade.models.init import start_small
 from saccade.models.loading import built, check_tensors, words_of
-from saccade.models.pictures import cells, check_map, waves
 from saccade.models.vision_config import VisionTransformerConfig
 from saccade.models.vit import VisionFormat, ViT
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Learned
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import instance
 
 __all__ = ["VisionTransformer"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from saccade.models.file_format import ACTIVATIONS, FileFormat
+from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
 from saccade.models.vision_config import VisionTransformerConfig
 
 __all__ = ["VisionFormat", "ViT"]

@@ -1,18 +1,18 @@
 """Layers with parameters."""
 
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.block import AttentionBlock
+from saccade.nn.attention_block import AttentionBlock
+from saccade.nn.attention_pool import AttentionPool
 from saccade.nn.convert import from_torch, to_torch
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.latent_attention import LatentAttention
-from saccade.nn.pool import AttentionPool
 from saccade.nn.recurrence import Recurrence
+from saccade.nn.row_column_attention import ColumnAttention, RowAttention
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.nn.state_space import StateSpace
-from saccade.nn.table_attention import ColumnAttention, RowAttention
 from saccade.nn.triangle_attention import TriangleAttention
 
 __all__ = [

@@ -8,19 +8,19 @@ from typing import NamedTuple, Never
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import flag
 from saccade.caches import CrossCache, LayerCache
-from saccade.calls import unknown as misnamed
 from saccade.engine.nested import Nested, is_nested
-from saccade.errors import unsupported, value_error
 from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn import attention_checks as checks
-from saccade.nn.attention_layer import AttentionLayer
+from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.projections import weight_of
 from saccade.positions import Bias, Rotary
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import flag
 
 __all__ = ["MultiHeadAttention"]
 

@@ -7,16 +7,16 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance, integer
 from saccade.caches import CrossCache, LayerCache
 from saccade.engine import dropout
 from saccade.engine.nested import check_dense, check_nested
-from saccade.errors import describe, value_error
 from saccade.masks import Documents, Mask
 from saccade.masks.causality import sees_later
 from saccade.positions import Bias, Rotary
-from saccade.positions.tokens import Positions, can_be_read
-from saccade.transforms import is_transformed
+from saccade.positions.token_positions import Positions, can_be_read
+from saccade.support.errors import describe, value_error
+from saccade.support.torch_modes import is_transformed
+from saccade.support.validation import instance, integer
 
 __all__ = [
     "check_apart",

@@ -6,8 +6,6 @@ from typing import Literal, get_args, overload
 
 from torch import nn
 
-from saccade.arguments import instance
-from saccade.errors import unsupported, value_error
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.convert_attention import attention_from_torch, attention_to_torch
 from saccade.nn.convert_transformer import (
@@ -21,6 +19,8 @@ from saccade.nn.convert_transformer import (
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.stack import DecoderStack, EncoderStack
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import instance
 
 __all__ = ["from_torch", "to_torch"]
 

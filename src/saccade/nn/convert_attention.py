@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import unsupported
 from saccade.mechanisms import Softmax
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.attention_layer import AttentionLayer
+from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.projections import reasons_against_plain
+from saccade.support.errors import unsupported
 
 __all__ = ["attention_from_torch", "attention_to_torch", "reasons_against_torch"]
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from saccade.errors import unsupported
 from saccade.nn.convert_attention import attention_from_torch, attention_to_torch, reasons_against_torch
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import ACTIVATIONS, Activation, FeedForward
 from saccade.nn.projections import reasons_against_plain
 from saccade.nn.stack import DecoderStack, EncoderStack
+from saccade.support.errors import unsupported
 
 __all__ = ["TorchLayer", "TorchStack", "layer_from_torch", "layer_to_torch", "stack_from_torch", "stack_to_torch"]
 

@@ -7,14 +7,14 @@ from functools import partial
 from torch import Tensor, nn
 
 from saccade.caches import Cache, CrossCache, LayerCache
-from saccade.errors import type_error, value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.attention_layer import AttentionLayer
+from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.norms import Norm
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import type_error, value_error
 
 __all__ = ["DecoderLayer"]
 

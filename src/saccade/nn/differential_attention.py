@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from saccade.arguments import integer, number
-from saccade.errors import value_error
 from saccade.masks import Mask
 from saccade.mechanisms import Differential
 from saccade.nn import attention_checks as checks
 from saccade.nn.attention import MultiHeadAttention
 from saccade.positions import Rotary
+from saccade.support.errors import value_error
+from saccade.support.validation import integer, number
 
 __all__ = ["DifferentialAttention"]
 

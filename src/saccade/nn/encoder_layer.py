@@ -7,17 +7,17 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from saccade.arguments import flag, instance
-from saccade.calls import AnswersCalls
 from saccade.engine import dropout
-from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.attention_layer import AttentionLayer
-from saccade.nn.layer import Layer
+from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.norms import Norm, make_norm
+from saccade.nn.typing import Layer
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import value_error
+from saccade.support.validation import flag, instance
 
 __all__ = ["EncoderLayer", "ResidualLayer"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import flag, integer, one_of
-from saccade.calls import AnswersCalls
 from saccade.engine import dropout
-from saccade.nn.layer import Layer
+from saccade.nn.typing import Layer
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.validation import flag, integer, one_of
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
 

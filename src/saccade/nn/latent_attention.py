@@ -7,20 +7,20 @@ from typing import Never
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import flag, integer, number, one_of
 from saccade.caches import CrossCache, KVCache, LatentCache, LayerCache
-from saccade.calls import unknown as misnamed
 from saccade.engine import dropout
-from saccade.errors import unsupported, value_error
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.nn import attention_checks as checks
-from saccade.nn.attention_layer import AttentionLayer
-from saccade.nn.latent_forms import FORMS, Expanding, Form, LatentSizes, absorbed, released
+from saccade.nn.base_layer import AttentionLayer
+from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorbed, released
 from saccade.nn.projections import reasons_against_plain, weight_of
 from saccade.positions import Bias, Rotary
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import flag, integer, number, one_of
 
 __all__ = ["LatentAttention"]
 

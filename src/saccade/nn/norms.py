@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from saccade.arguments import number, one_of
+from saccade.support.validation import number, one_of
 
 __all__ = ["NORMS", "Norm", "make_norm"]
 

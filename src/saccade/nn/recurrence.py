@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import instance, integer, one_of
-from saccade.errors import value_error
 from saccade.masks import Mask
 from saccade.mechanisms import SSD, Delta, GatedLinear, Mechanism
 from saccade.nn.recurrent_layer import Read, RecurrentLayer
+from saccade.support.errors import value_error
+from saccade.support.validation import instance, integer, one_of
 
 __all__ = ["Recurrence"]
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from saccade.caches import LayerCache
 from saccade.engine.nested import check_dense
-from saccade.errors import unsupported, value_error
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
-from saccade.nn.attention_layer import AttentionLayer
+from saccade.nn.base_layer import AttentionLayer
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions, Positions
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.errors import unsupported, value_error
 
 __all__ = ["Read", "RecurrentLayer"]
 

@@ -8,16 +8,16 @@ from typing import Any, TypedDict, Unpack, cast
 
 from torch import Tensor, nn
 
-from saccade.arguments import instance
 from saccade.caches import Cache, LayerCache
-from saccade.calls import AnswersCalls
-from saccade.errors import value_error
 from saccade.matrix import Matrix
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
-from saccade.nn.layer import Layer
+from saccade.nn.typing import Layer
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import value_error
+from saccade.support.validation import instance
 
 __all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import flag, integer
 from saccade.masks import Mask
 from saccade.mechanisms import S4D
 from saccade.nn.recurrent_layer import Read, RecurrentLayer
+from saccade.support.validation import flag, integer
 
 __all__ = ["StateSpace"]
 

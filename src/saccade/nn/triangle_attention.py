@@ -6,9 +6,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from saccade.arguments import Shapes, one_of
 from saccade.matrix import Matrix
-from saccade.nn.table_attention import TableAttention
+from saccade.nn.row_column_attention import TableAttention
+from saccade.support.validation import Shapes, one_of
 
 __all__ = ["TriangleAttention"]
 

@@ -13,9 +13,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from saccade.plan import layouts
-from saccade.plan.layouts import Layout, Sizes
-from saccade.plan.spans import Ints
+from saccade.plan import row_grouping
+from saccade.plan.key_ranges import Ints
+from saccade.plan.row_grouping import Layout, Sizes
 from saccade.plan.tiles import ALL, Groups, Rule, Tile
 
 __all__ = ["Plan", "make"]
@@ -130,7 +130,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
     batch, least = sizes.shape[0], 0.0
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
         # Apart, each item has a tile at least, and the keys that are sure for all: more than that need not be asked.
-        if min((price for price, _, _ in priced), default=math.inf) <= layouts.TILE_PRICE * len(items) + least:
+        if min((price for price, _, _ in priced), default=math.inf) <= row_grouping.TILE_PRICE * len(items) + least:
             break
         for cuts, could_cut in _ways(rule, step, items, sizes):
             for block in _blocks(step, sizes, cuts):

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from saccade.plan.spans import Bounds, Ints, Universe
+from saccade.plan.key_ranges import Bounds, Ints, Universe
 
 __all__ = ["ALL", "Box", "Groups", "Ranges", "Rule", "Strip", "Tile", "Triangle"]
 

@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from saccade.lazily import lazily
+from saccade.support.lazy_imports import lazily
 
 if TYPE_CHECKING:
     from saccade.positions.alibi import ALiBi
     from saccade.positions.bias import Bias
-    from saccade.positions.clipped import Clipped
-    from saccade.positions.grid_table import GridTable
+    from saccade.positions.clipped_bias import Clipped
+    from saccade.positions.graph_distance import path_lengths
+    from saccade.positions.grid_bias import GridTable
     from saccade.positions.learned import Learned
-    from saccade.positions.paths import path_lengths
-    from saccade.positions.relation_table import RelationTable
+    from saccade.positions.relation_bias import RelationTable
     from saccade.positions.rotary import Rotary
-    from saccade.positions.rotary_given import Frequencies, RotaryTables
+    from saccade.positions.rotary_from_checkpoint import Frequencies, RotaryTables
     from saccade.positions.rotary_scaling import NTK, Linear, Llama3, Scaling, YaRN
     from saccade.positions.shaw_keys import ShawKeys
     from saccade.positions.sinusoidal import Sinusoidal
@@ -22,13 +22,13 @@ else:
     _HOMES = {
         "alibi": "ALiBi",
         "bias": "Bias",
-        "clipped": "Clipped",
-        "grid_table": "GridTable",
+        "clipped_bias": "Clipped",
+        "grid_bias": "GridTable",
         "learned": "Learned",
-        "paths": "path_lengths",
-        "relation_table": "RelationTable",
+        "graph_distance": "path_lengths",
+        "relation_bias": "RelationTable",
         "rotary": "Rotary",
-        "rotary_given": "Frequencies RotaryTables",
+        "rotary_from_checkpoint": "Frequencies RotaryTables",
         "rotary_scaling": "NTK Linear Llama3 Scaling YaRN",
         "shaw_keys": "ShawKeys",
         "sinusoidal": "Sinusoidal",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
-from saccade.finite import wide_dtype
 from saccade.positions.bias import Bias
-from saccade.positions.checks import check_distances
+from saccade.positions.validation import check_distances
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import integer
 
 __all__ = ["ALiBi"]
 

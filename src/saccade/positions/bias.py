@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.calls import AnswersCalls
-from saccade.errors import unsupported
-from saccade.positions.checks import as_positions
+from saccade.positions.validation import as_positions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import unsupported
 
 __all__ = ["Bias"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.arguments import integer
-from saccade.calls import AnswersCalls
-from saccade.positions.checks import as_positions, check_below
+from saccade.positions.validation import as_positions, check_below
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.validation import integer
 
 __all__ = ["Learned"]
 

@@ -9,13 +9,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import instance, integer, number, one_of
-from saccade.calls import AnswersCalls
-from saccade.errors import describe, type_error, unsupported, value_error
-from saccade.finite import wide_dtype
-from saccade.positions.checks import as_positions
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
-from saccade.transforms import is_plain
+from saccade.positions.validation import as_positions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import describe, type_error, unsupported, value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import is_plain
+from saccade.support.validation import instance, integer, number, one_of
 
 __all__ = ["Rotary", "Tables", "paired"]
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from saccade.arguments import flag, integer, number
+from saccade.support.validation import flag, integer, number
 
 __all__ = ["Linear", "Llama3", "NTK", "Scaling", "YaRN", "plain_frequencies"]
 

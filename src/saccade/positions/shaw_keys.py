@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer
-from saccade.errors import describe, shown, value_error
 from saccade.positions.bias import Bias
-from saccade.positions.checks import check_distances
-from saccade.transforms import without_autocast
+from saccade.positions.validation import check_distances
+from saccade.support.errors import describe, shown, value_error
+from saccade.support.torch_modes import without_autocast
+from saccade.support.validation import integer
 
 __all__ = ["ShawKeys"]
 

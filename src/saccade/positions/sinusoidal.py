@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer, number
-from saccade.calls import AnswersCalls
-from saccade.errors import value_error
-from saccade.finite import widest_dtype
-from saccade.positions.checks import as_positions
+from saccade.positions.validation import as_positions
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import value_error
+from saccade.support.numerics import widest_dtype
+from saccade.support.validation import integer, number
 
 __all__ = ["Sinusoidal"]
 

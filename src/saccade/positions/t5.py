@@ -8,10 +8,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import flag, integer
-from saccade.errors import value_error
 from saccade.positions.bias import Bias
-from saccade.positions.checks import check_distances
+from saccade.positions.validation import check_distances
+from saccade.support.errors import value_error
+from saccade.support.validation import flag, integer
 
 __all__ = ["T5"]
 

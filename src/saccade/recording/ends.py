@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from saccade.errors import UnsupportedError
 from saccade.matrix import Matrix
-from saccade.recording.continuation import Mark
-from saccade.recording.run import Run
+from saccade.recording.call_matching import Mark
+from saccade.recording.layer_record import Run
+from saccade.support.errors import UnsupportedError
 
 __all__ = ["Ends"]
 

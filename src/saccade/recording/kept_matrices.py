@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.attention import AttentionMatrix, from_ingredients
-from saccade.errors import unsupported
-from saccade.matrix import Matrix
-from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
-from saccade.recording.continuation import place_of_last
-from saccade.recording.matrices import ChosenHeads, JoinedMatrices
+from saccade.matrix import AttentionMatrix, Matrix, from_ingredients
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.recording.call_matching import place_of_last
+from saccade.recording.derived_matrices import ChosenHeads, JoinedMatrices
+from saccade.support.errors import unsupported
 
 __all__ = ["KeptMatrices"]
 

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from torch import nn
 
-from saccade.arguments import instance
-from saccade.calls import answers
-from saccade.errors import type_error, unsupported, value_error
-from saccade.integrations.taps import tapped
+from saccade.integrations.capture_all import tapped
 from saccade.matrix import Matrix
-from saccade.recording.recorder import Kept, Recorder
+from saccade.recording.collector import Kept, Recorder
+from saccade.recording.layer_selection import Selection
 from saccade.recording.recording import Recording
-from saccade.recording.selection import Selection
 from saccade.statistics import Fold, Pooled, TopK
+from saccade.support.argument_hints import answers
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.validation import instance
 
 __all__ = ["Keep", "UnheardLayersWarning", "record"]
 

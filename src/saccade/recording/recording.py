@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
-from saccade.errors import value_error
-from saccade.recording.run import Run
+from saccade.recording.layer_record import Run
 from saccade.statistics import Fold
+from saccade.support.errors import value_error
+from saccade.support.validation import is_integer
 
 __all__ = ["Recording"]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from saccade.lazily import lazily
+from saccade.support.lazy_imports import lazily
 
 if TYPE_CHECKING:
     from saccade.scores.additive import Additive
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from saccade.scores.cosine import Cosine
     from saccade.scores.dot import Dot
     from saccade.scores.gaussian import Gaussian
-    from saccade.scores.modified import Modified
+    from saccade.scores.score_mod import Modified
 else:
     _HOMES = {
         "additive": "Additive",
@@ -20,7 +20,7 @@ else:
         "cosine": "Cosine",
         "dot": "Dot",
         "gaussian": "Gaussian",
-        "modified": "Modified",
+        "score_mod": "Modified",
     }
     __getattr__, __dir__ = lazily(__name__, _HOMES)
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer
-from saccade.errors import unsupported
-from saccade.finite import widest_dtype
 from saccade.scores.base import Prepared, Score, widened
+from saccade.support.errors import unsupported
+from saccade.support.numerics import widest_dtype
+from saccade.support.validation import integer
 
 __all__ = ["Additive", "compare"]
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.calls import AnswersCalls
-from saccade.errors import describe, value_error
-from saccade.finite import is_finite, not_finite
-from saccade.transforms import is_plain
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import describe, value_error
+from saccade.support.numerics import is_finite, not_finite
+from saccade.support.torch_modes import is_plain
 
 __all__ = ["Prepared", "Score", "ScoreMod", "TileFunction", "prepared", "widened"]
 

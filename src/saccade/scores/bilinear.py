@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer
 from saccade.scores.base import Prepared, Score, widened
+from saccade.support.validation import integer
 
 __all__ = ["Bilinear"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from saccade.arguments import flag
 from saccade.scores.base import Prepared, Score
+from saccade.support.validation import flag
 
 __all__ = ["Dot"]
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import flag, number
 from saccade.scores.base import Prepared, Score, widened
+from saccade.support.validation import flag, number
 
 __all__ = ["Gaussian"]
 

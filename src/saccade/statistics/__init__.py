@@ -2,59 +2,59 @@
 
 from typing import TYPE_CHECKING
 
-from saccade.lazily import lazily
+from saccade.support.lazy_imports import lazily
 
 if TYPE_CHECKING:
     from saccade.statistics.attention_rollout import rollout
-    from saccade.statistics.between_heads import head_distances
-    from saccade.statistics.block import Block
+    from saccade.statistics.concentration import Coverage, LargestWeight, SquaredNorm
     from saccade.statistics.distance import Distance
     from saccade.statistics.entropy import Entropy
     from saccade.statistics.fold import Fold, Outline
+    from saccade.statistics.head_ranking import Head, rank_heads, unexplained_information
+    from saccade.statistics.head_similarity import head_distances
     from saccade.statistics.indexer_loss import IndexerLoss, ScoresRows
     from saccade.statistics.induction import InductionMass
     from saccade.statistics.lag_profile import LagProfile, Lags
-    from saccade.statistics.logits import LargestLogit, LogitVariance
-    from saccade.statistics.masses import LagMass, LocalMass, SinkMass
-    from saccade.statistics.measures import Measure
-    from saccade.statistics.parts import Parts
-    from saccade.statistics.peaks import Coverage, LargestWeight, SquaredNorm
+    from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
+    from saccade.statistics.mass import LagMass, LocalMass, SinkMass
+    from saccade.statistics.mass_breakdown import Parts
     from saccade.statistics.per_row import PerRow
     from saccade.statistics.places import Places
     from saccade.statistics.pooled import Pooled
     from saccade.statistics.position_information import PositionInformation
-    from saccade.statistics.ranking import Head, rank_heads, unexplained_information
     from saccade.statistics.received import Received
+    from saccade.statistics.row_block import Block
     from saccade.statistics.spectrum import Spectrum, StableRank, singular_values, stable_rank
     from saccade.statistics.summary import Summary
+    from saccade.statistics.summary_measures import Measure
     from saccade.statistics.topk import Strongest, TopK
-    from saccade.statistics.uniform import Uniform
+    from saccade.statistics.uniform_baseline import Uniform
 else:
     _HOMES = {
         "attention_rollout": "rollout",
-        "between_heads": "head_distances",
-        "block": "Block",
+        "head_similarity": "head_distances",
+        "row_block": "Block",
         "distance": "Distance",
         "entropy": "Entropy",
         "fold": "Fold Outline",
         "indexer_loss": "IndexerLoss ScoresRows",
         "induction": "InductionMass",
         "lag_profile": "LagProfile Lags",
-        "logits": "LargestLogit LogitVariance",
-        "masses": "LagMass LocalMass SinkMass",
-        "measures": "Measure",
-        "parts": "Parts",
-        "peaks": "Coverage LargestWeight SquaredNorm",
+        "logit_statistics": "LargestLogit LogitVariance",
+        "mass": "LagMass LocalMass SinkMass",
+        "summary_measures": "Measure",
+        "mass_breakdown": "Parts",
+        "concentration": "Coverage LargestWeight SquaredNorm",
         "per_row": "PerRow",
         "places": "Places",
         "pooled": "Pooled",
         "position_information": "PositionInformation",
-        "ranking": "Head rank_heads unexplained_information",
+        "head_ranking": "Head rank_heads unexplained_information",
         "received": "Received",
         "spectrum": "Spectrum StableRank singular_values stable_rank",
         "summary": "Summary",
         "topk": "Strongest TopK",
-        "uniform": "Uniform",
+        "uniform_baseline": "Uniform",
     }
     __getattr__, __dir__ = lazily(__name__, _HOMES)
 

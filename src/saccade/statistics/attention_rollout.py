@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer, number
-from saccade.errors import unsupported, value_error
-from saccade.statistics.matrix_like import MatrixLike
+from saccade.statistics.protocol import MatrixLike
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import integer, number
 
 __all__ = ["rollout"]
 

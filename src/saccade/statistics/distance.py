@@ -8,10 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from saccade.statistics.block import Block
+from saccade.statistics.fused_sweep import Far, Quantity
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
-from saccade.statistics.sweep import Far, Quantity
+from saccade.statistics.row_block import Block
 
 __all__ = ["Distance"]
 

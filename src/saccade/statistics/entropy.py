@@ -6,9 +6,9 @@ import dataclasses
 
 from torch import Tensor
 
-from saccade.statistics.block import Block
+from saccade.statistics.fused_sweep import Quantity
 from saccade.statistics.per_row import PerRow, Placing
-from saccade.statistics.sweep import Quantity
+from saccade.statistics.row_block import Block
 
 __all__ = ["Entropy"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from saccade.finite import widest_dtype
-from saccade.statistics.block import Block
-from saccade.statistics.sweep import Swept
+from saccade.statistics.fused_sweep import Swept
+from saccade.statistics.row_block import Block
+from saccade.support.numerics import widest_dtype
 
 if TYPE_CHECKING:
-    from saccade.statistics.matrix_like import MatrixLike
+    from saccade.statistics.protocol import MatrixLike
 
 __all__ = ["Fold", "Outline", "answers_about", "blocks_for"]
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.statistics.block import Block
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.row_block import Block
+from saccade.support.errors import type_error, value_error
 
 __all__ = ["IndexerLoss", "ScoresRows"]
 

@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from saccade.arguments import is_integer
-from saccade.errors import type_error, value_error
-from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing, RowState
+from saccade.statistics.row_block import Block, as_slice
+from saccade.support.errors import type_error, value_error
+from saccade.support.validation import is_integer
 
 __all__ = ["InductionMass"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.statistics.block import Block
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.per_row import Placing, check_places
 from saccade.statistics.places import Places
+from saccade.statistics.row_block import Block
 
 __all__ = ["LagProfile", "Lags"]
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance
-from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.fused_sweep import Quantity, Swept
 from saccade.statistics.places import Places
-from saccade.statistics.sweep import Quantity, Swept
+from saccade.statistics.row_block import Block, as_slice
+from saccade.support.validation import instance
 
 __all__ = ["PerRow", "Placing", "RowState", "check_places"]
 

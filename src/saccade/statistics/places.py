@@ -7,9 +7,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error, value_error
-from saccade.statistics.block import Block
-from saccade.statistics.matrix_like import MatrixLike
+from saccade.statistics.protocol import MatrixLike
+from saccade.statistics.row_block import Block
+from saccade.support.errors import type_error, value_error
 
 __all__ = ["Places"]
 

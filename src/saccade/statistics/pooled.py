@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer, one_of
-from saccade.engine.grouping import take
-from saccade.statistics.block import Block, as_slice
+from saccade.engine.tiles.grouped_heads import take
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.row_block import Block, as_slice
+from saccade.support.validation import integer, one_of
 
 __all__ = ["How", "Pooled"]
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.block import Block
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.fused_sweep import Swept
 from saccade.statistics.received import Received, ReceivedSums
-from saccade.statistics.sweep import Swept
+from saccade.statistics.row_block import Block
 
 __all__ = ["PositionInformation"]
 

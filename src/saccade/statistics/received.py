@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.sweep import Swept
+from saccade.statistics.fused_sweep import Swept
+from saccade.statistics.row_block import Block, as_slice
 
 __all__ = ["Received", "ReceivedSums"]
 

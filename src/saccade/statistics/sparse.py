@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
-from saccade.errors import value_error
 from saccade.statistics.fold import Outline
-from saccade.statistics.matrix_like import MatrixLike
+from saccade.statistics.protocol import MatrixLike
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 __all__ = ["DENSE_LIMIT", "SPARSE_LIMIT", "sparse_of"]
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer, number
-from saccade.statistics.block import Block, as_slice
+from saccade.statistics.concentration import SquaredNorm
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.matrix_like import MatrixLike
-from saccade.statistics.peaks import SquaredNorm
+from saccade.statistics.protocol import MatrixLike
+from saccade.statistics.row_block import Block, as_slice
+from saccade.support.validation import integer, number
 
 __all__ = ["Spectrum", "StableRank", "singular_values", "stable_rank"]
 

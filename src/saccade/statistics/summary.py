@@ -10,30 +10,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance
-from saccade.engine.ingredients import Ingredients
-from saccade.errors import unsupported
-from saccade.statistics.block import Block
+from saccade.engine.inputs import Ingredients
+from saccade.statistics.concentration import LargestWeight, SquaredNorm
 from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
 from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.logits import LargestLogit, LogitVariance
-from saccade.statistics.matrix_like import MatrixLike
-from saccade.statistics.measures import NEAR, Measure, effective_tokens, measures_of, measures_of_parts
-from saccade.statistics.parts import PARTS, Parts
-from saccade.statistics.peaks import LargestWeight, SquaredNorm
+from saccade.statistics.fused_sweep import Quantity
+from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
+from saccade.statistics.mass_breakdown import PARTS, Parts
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 from saccade.statistics.position_information import PositionInformation
+from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.received import Received
-from saccade.statistics.sweep import Quantity
-from saccade.statistics.uniform import (
+from saccade.statistics.row_block import Block
+from saccade.statistics.summary_measures import NEAR, Measure, effective_tokens, measures_of, measures_of_parts
+from saccade.statistics.uniform_baseline import (
     Uniform,
     even_rows_of_blocks,
     even_rows_of_mask,
     uniform_of_blocks,
     uniform_of_mask,
 )
+from saccade.support.errors import unsupported
+from saccade.support.validation import instance
 
 __all__ = ["Summary", "plain_statistics", "summary_of"]
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer
-from saccade.statistics.block import Block, as_slice
 from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.row_block import Block, as_slice
+from saccade.support.validation import integer
 
 __all__ = ["Strongest", "TopK"]
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from saccade.statistics.matrix_like import MatrixLike
+from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.sparse import DENSE_LIMIT
 
 __all__ = ["Transposed"]

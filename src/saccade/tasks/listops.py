@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from saccade.errors import value_error
+from saccade.support.errors import value_error
 from saccade.tasks.recall import IGNORED, Recall, begin
 
 __all__ = ["listops"]

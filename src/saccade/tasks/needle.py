@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import number
-from saccade.errors import value_error
+from saccade.support.errors import value_error
+from saccade.support.validation import number
 from saccade.tasks.recall import begin
 
 __all__ = ["Needle", "needle"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.arguments import integer
-from saccade.errors import value_error
+from saccade.support.errors import value_error
+from saccade.support.validation import integer
 
 __all__ = ["IGNORED", "Recall", "begin", "induction", "mqar", "passkey"]
 

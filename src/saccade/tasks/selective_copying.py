@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from saccade.errors import value_error
+from saccade.support.errors import value_error
 from saccade.tasks.recall import IGNORED, Recall, begin
 
 __all__ = ["selective_copying"]

@@ -3,47 +3,47 @@
 import torch
 
 from saccade.masks import Causal, Dense, Documents, Full, Global, Padding, PerItem, Window
-from saccade.testing import rules
+from saccade.testing import shared_masks
 from saccade.testing.case import Case
-from saccade.testing.ingredients import EVICTED, INGREDIENTS, LARGE_INGREDIENTS, RAGGED, SHUFFLED
-from saccade.testing.patterns import GRIDS, LARGE_PATTERNS, PATTERNS
+from saccade.testing.pattern_cases import GRIDS, LARGE_PATTERNS, PATTERNS
+from saccade.testing.score_and_bias_cases import EVICTED, INGREDIENTS, LARGE_INGREDIENTS, RAGGED, SHUFFLED
 
 __all__ = ["CASES", "LARGE_CASES"]
 
 _DRAWN = torch.rand(2, 4, 7, 7, generator=torch.Generator().manual_seed(7)) < 0.5
 _DRAWN[:, 1, 3] = False  # one head has a row that sees nothing
 _TABLE = _DRAWN.tolist()
-_TWO = rules.document_of(3, 4)
-_PER_ITEM = (_TWO, rules.document_of(5, 1, 1))
+_TWO = shared_masks.document_of(3, 4)
+_PER_ITEM = (_TWO, shared_masks.document_of(5, 1, 1))
 
 _PLAIN = (
     Case("none"),
     Case("full", Full(), lambda b, h, q, kv: True),
     Case("nothing", ~Full(), lambda b, h, q, kv: False),
-    Case("one-token", *rules.CAUSAL, q_len=1, kv_len=1),
+    Case("one-token", *shared_masks.CAUSAL, q_len=1, kv_len=1),
     Case("one-head", batch=1, num_heads=1, num_kv_heads=1),
     Case("all-heads-share", num_kv_heads=1),
     Case("no-heads-share", num_kv_heads=4),
     Case("thin", head_dim=1, value_dim=1),
-    Case("widths-differ", *rules.CAUSAL, head_dim=3, value_dim=5),
+    Case("widths-differ", *shared_masks.CAUSAL, head_dim=3, value_dim=5),
     Case("more-keys", q_len=5, kv_len=9),
     Case("more-queries", q_len=9, kv_len=4),
 )
 
 _CAUSALS = (
-    Case("causal", *rules.CAUSAL),
-    Case("causal-extend", *rules.CAUSAL, q_len=3, kv_len=9),
-    Case("causal-decode", *rules.CAUSAL, q_len=1, kv_len=9),
-    Case("causal-more-queries", *rules.CAUSAL, q_len=9, kv_len=4),
+    Case("causal", *shared_masks.CAUSAL),
+    Case("causal-extend", *shared_masks.CAUSAL, q_len=3, kv_len=9),
+    Case("causal-decode", *shared_masks.CAUSAL, q_len=1, kv_len=9),
+    Case("causal-more-queries", *shared_masks.CAUSAL, q_len=9, kv_len=4),
 )
 
 _WINDOWS = (
-    Case("window", *rules.window(2, 1)),
-    Case("window-past", *rules.window(2, 0)),
-    Case("window-extend", *rules.window(2, 0), q_len=3, kv_len=9),
-    Case("window-self", *rules.window(0, 0)),
+    Case("window", *shared_masks.window(2, 1)),
+    Case("window-past", *shared_masks.window(2, 0)),
+    Case("window-extend", *shared_masks.window(2, 0), q_len=3, kv_len=9),
+    Case("window-self", *shared_masks.window(0, 0)),
     Case("window-ahead", Window(0, None), lambda b, h, q, kv: kv >= q),
-    Case("window-misses", *rules.window(1, 1), q_len=9, kv_len=4),
+    Case("window-misses", *shared_masks.window(1, 1), q_len=9, kv_len=4),
     Case("not-window", ~Window(1, 1), lambda b, h, q, kv: abs(q - kv) > 1),
 )
 
@@ -52,16 +52,16 @@ _GLOBALS = (
     Case("global-sees", Global((2,), seen=False), lambda b, h, q, kv: q == 2),
     Case("global-seen", Global((2,), sees=False), lambda b, h, q, kv: kv == 2),
     Case("longformer", Window(1, 1) | Global((4,)), lambda b, h, q, kv: abs(q - kv) <= 1 or 4 in (q, kv)),
-    Case("streaming", *rules.streaming(2, 0)),
-    Case("streaming-extend", *rules.streaming(2, 0), q_len=3, kv_len=9),
+    Case("streaming", *shared_masks.streaming(2, 0)),
+    Case("streaming-extend", *shared_masks.streaming(2, 0), q_len=3, kv_len=9),
 )
 
 _BATCHES = (
-    Case("padding", *rules.padding(4, 7)),
-    Case("padding-empty-item", *rules.padding(0, 7)),
-    Case("padding-left", *rules.left_padding(7, 4, 7)),
-    Case("padding-decode", *rules.padding(4, 9), q_len=1, kv_len=9),
-    Case("documents", *rules.documents(3, 4)),
+    Case("padding", *shared_masks.padding(4, 7)),
+    Case("padding-empty-item", *shared_masks.padding(0, 7)),
+    Case("padding-left", *shared_masks.left_padding(7, 4, 7)),
+    Case("padding-decode", *shared_masks.padding(4, 9), q_len=1, kv_len=9),
+    Case("documents", *shared_masks.documents(3, 4)),
     Case(
         "documents-per-item",
         Documents(((3, 4), (5, 1, 1))) & Causal(),
@@ -90,7 +90,7 @@ _PER_ITEMS = (
 )
 
 _FREE = (
-    Case("predicate", *rules.MIXED),
+    Case("predicate", *shared_masks.MIXED),
     Case("dense", Dense(_DRAWN), lambda b, h, q, kv: _TABLE[b][h][q][kv]),
     Case(
         "joined",
@@ -100,20 +100,20 @@ _FREE = (
 )
 
 _OPTIONS = (
-    Case("scaled", *rules.CAUSAL, scale=0.7),
-    Case("capped", *rules.CAUSAL, softcap=1.5),
-    Case("biased", *rules.CAUSAL, bias=(1, 4, 7, 7)),
-    Case("biased-keys", *rules.window(2, 2), bias=(2, 1, 1, 7)),
-    Case("all-options", *rules.CAUSAL, scale=0.4, softcap=2.0, bias=(2, 4, 7, 7)),
+    Case("scaled", *shared_masks.CAUSAL, scale=0.7),
+    Case("capped", *shared_masks.CAUSAL, softcap=1.5),
+    Case("biased", *shared_masks.CAUSAL, bias=(1, 4, 7, 7)),
+    Case("biased-keys", *shared_masks.window(2, 2), bias=(2, 1, 1, 7)),
+    Case("all-options", *shared_masks.CAUSAL, scale=0.4, softcap=2.0, bias=(2, 4, 7, 7)),
 )
 
 _POSITIONS = (
-    Case("evicted-cache", *rules.streaming(3, 0), **EVICTED),
-    Case("ragged", *rules.CAUSAL, **RAGGED),
+    Case("evicted-cache", *shared_masks.streaming(3, 0), **EVICTED),
+    Case("ragged", *shared_masks.CAUSAL, **RAGGED),
     Case(
         "holes", None, lambda b, h, q, kv: True, q_len=3, kv_len=4, q_positions=(1, -1, 3), kv_positions=(0, -1, 2, -1)
     ),
-    Case("shuffled", *rules.window(2, 0), **SHUFFLED),
+    Case("shuffled", *shared_masks.window(2, 0), **SHUFFLED),
 )
 
 # Tensors that say what a rule says, and products that are worth a look at them.
@@ -122,30 +122,30 @@ _TRIL, _TOKENS = torch.ones(450, 450, dtype=torch.bool).tril(), torch.tensor([[4
 _SINKS = _TRIL & ((_INDEX[:, None] - _INDEX < 70) | (_INDEX < 3))
 
 _LARGE = (
-    Case("large-full", Full(), lambda b, h, q, kv: True, **rules.LARGE),
-    Case("large-causal", *rules.CAUSAL, **rules.LARGE),
-    Case("large-causal-extend", *rules.CAUSAL, **rules.LARGE | {"q_len": 230}),
-    Case("large-window", *rules.window(40, 25), **rules.LARGE),
-    Case("large-streaming", *rules.streaming(70, 0, 300), **rules.LARGE),
-    Case("large-padding", *rules.left_padding(450, 193, 450), **rules.LARGE | {"batch": 2}),
-    Case("large-documents", *rules.documents(200, 1, 150, 99), **rules.LARGE),
+    Case("large-full", Full(), lambda b, h, q, kv: True, **shared_masks.LARGE),
+    Case("large-causal", *shared_masks.CAUSAL, **shared_masks.LARGE),
+    Case("large-causal-extend", *shared_masks.CAUSAL, **shared_masks.LARGE | {"q_len": 230}),
+    Case("large-window", *shared_masks.window(40, 25), **shared_masks.LARGE),
+    Case("large-streaming", *shared_masks.streaming(70, 0, 300), **shared_masks.LARGE),
+    Case("large-padding", *shared_masks.left_padding(450, 193, 450), **shared_masks.LARGE | {"batch": 2}),
+    Case("large-documents", *shared_masks.documents(200, 1, 150, 99), **shared_masks.LARGE),
     Case(
         "large-per-item",
         PerItem(_EACH),
         lambda b, h, q, kv: (q - 1 <= kv <= q, kv <= q, q <= kv <= q + 2 or 4 in (q, kv))[b],
-        **rules.LARGE | {"batch": 3},
+        **shared_masks.LARGE | {"batch": 3},
     ),
     Case(
         "large-dense-padding",
         Dense(_TRIL & _TOKENS[:, None, None]),
         lambda b, h, q, kv: kv <= q and kv < (450, 200, 1)[b],
-        **rules.LARGE | {"batch": 3},
+        **shared_masks.LARGE | {"batch": 3},
     ),
     Case(
         "large-dense-sinks",
         Dense(_SINKS),
         lambda b, h, q, kv: kv <= q and (q - kv < 70 or kv < 3),
-        **rules.LARGE | {"batch": 3},
+        **shared_masks.LARGE | {"batch": 3},
     ),
 )
 

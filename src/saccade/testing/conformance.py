@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from saccade.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 from saccade.testing.laws import LAWS, Law, LawBroken

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.errors import type_error
 from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Modified, Score
+from saccade.support.errors import type_error
 
 __all__ = ["compare", "default_scale", "define", "modified", "relative"]
 

@@ -8,19 +8,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from saccade.arguments import one_of
-from saccade.engine.checks import check_value
+from saccade.engine.dispatch import KERNELS
 from saccade.engine.dropout import Dropped
-from saccade.engine.first_use import FirstUse
-from saccade.engine.first_use.comparing import look
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernel_check import FirstUse
+from saccade.engine.kernel_check.compare import look
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.product import KERNELS
-from saccade.engine.tiles import allowed
-from saccade.errors import type_error, unsupported, value_error
+from saccade.engine.tiles.tile_scores import allowed
+from saccade.engine.validation import check_value
 from saccade.positions import Bias
-from saccade.positions.tokens import GivenPositions
+from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.validation import one_of
 
 __all__ = ["FirstUse", "first_use"]
 

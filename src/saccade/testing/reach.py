@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from saccade.auditing import Report, audit
-from saccade.auditing.declared import Declared
+from saccade.auditing.declared_rules import Declared
 
 __all__ = ["assert_reach"]
 

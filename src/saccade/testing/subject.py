@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from saccade.arguments import one_of
-from saccade.errors import type_error, unsupported, value_error
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.validation import one_of
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 

@@ -1,8 +1,8 @@
 """Tokens as a person reads them: words put together from pieces, and labels that are safe to show."""
 
+from saccade.text.detokenize import spelled
 from saccade.text.labels import shorten, visible
 from saccade.text.merging import merge
-from saccade.text.reading import Word, words
-from saccade.text.spelling import spelled
+from saccade.text.words import Word, words
 
 __all__ = ["Word", "words", "merge", "visible", "shorten", "spelled"]

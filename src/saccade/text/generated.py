@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.errors import value_error
+from saccade.support.errors import value_error
 
 __all__ = ["generated", "with_generated"]
 

@@ -2,8 +2,8 @@
 
 import unicodedata
 
-from saccade.arguments import integer
-from saccade.errors import escaped
+from saccade.support.errors import escaped
+from saccade.support.validation import integer
 
 __all__ = ["display_width", "legible", "shorten", "visible"]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from saccade.errors import type_error, value_error
-from saccade.text.reading import Word
+from saccade.support.errors import type_error, value_error
+from saccade.text.words import Word
 
 __all__ = ["merge"]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from saccade.attention import attention
+from saccade.matrix import attention
 from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, equal
+from saccade.theory.random_inputs import Draw
 
 __all__ = ["bits", "kept_and_told"]
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 
-from saccade.arguments import integer
-from saccade.errors import type_error
-from saccade.theory.draw import Draw
+from saccade.support.errors import type_error
+from saccade.support.validation import integer
 from saccade.theory.measurement import Measurement, Measurements
+from saccade.theory.random_inputs import Draw
 
 __all__ = ["VERDICTS", "Check", "Claim", "Verdict", "claim"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saccade.arguments import instance
-from saccade.errors import value_error
+from saccade.support.errors import value_error
+from saccade.support.validation import instance
 from saccade.theory import (
     averages,
     bottleneck,
@@ -19,21 +19,21 @@ from saccade.theory import (
     information,
     linear_costs,
     masking,
+    memory_traffic,
     mixture,
     paths,
     products,
     rank,
-    relations,
-    relatives,
+    related_methods,
     scaling,
     similarity,
     softmax,
     sparsity,
     spectrum,
-    steps,
     symmetry,
-    training,
+    training_claims,
     universality,
+    what_heads_relate,
 )
 from saccade.theory.claim import Claim, Verdict
 
@@ -41,7 +41,19 @@ __all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
 
 _TOPICS = (
     *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
-    *(information, bottleneck, relatives, heads, training, sparsity, relations, paths, capacity, complexity, steps),
+    *(
+        information,
+        bottleneck,
+        related_methods,
+        heads,
+        training_claims,
+        sparsity,
+        what_heads_relate,
+        paths,
+        capacity,
+        complexity,
+        memory_traffic,
+    ),
     *(linear_costs, decoding, graphs, features, masking),
 )
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.attention import attention
 from saccade.masks import Causal
+from saccade.matrix import attention
 from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, same
+from saccade.theory.random_inputs import Draw
 
 __all__ = ["Gradients", "backward"]
 

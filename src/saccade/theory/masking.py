@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.attention import attention, attention_with_lse
 from saccade.masks import Causal, Padding
+from saccade.matrix import attention, attention_with_lse
 from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
+from saccade.theory.random_inputs import Draw
 
 __all__ = ["filled"]
 

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from saccade.arguments import integer
-from saccade.errors import type_error
+from saccade.support.errors import type_error
+from saccade.support.validation import integer
 from saccade.theory.claim import Claim
 from saccade.theory.claims import CLAIMS
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement
+from saccade.theory.random_inputs import Draw
 
 __all__ = ["SCHEMA", "Finding", "Verification", "verify"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer
-from saccade.calls import AnswersCalls
 from saccade.nn.projections import weight_of
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.validation import integer
 from saccade.vision.cbam import Gates
 from saccade.vision.channel import pooled
 from saccade.vision.feature_map import BatchNorm, check_features, reduced

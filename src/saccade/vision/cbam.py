@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from saccade.arguments import one_of
-from saccade.calls import AnswersCalls
 from saccade.nn.projections import weight_of
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.validation import one_of
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
 from saccade.vision.spatial import SpatialAttention

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import flag, one_of
-from saccade.calls import AnswersCalls
 from saccade.nn.projections import weight_of
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.validation import flag, one_of
 from saccade.vision.feature_map import check_features, reduced
 
 __all__ = ["ChannelAttention", "pooled"]

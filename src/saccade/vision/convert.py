@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from saccade.arguments import instance
-from saccade.errors import unsupported, value_error
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import instance
 from saccade.vision.cbam import CBAM
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.eca import ECA

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer, number
-from saccade.calls import AnswersCalls
-from saccade.errors import value_error
 from saccade.nn.projections import weight_of
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import value_error
+from saccade.support.validation import integer, number
 from saccade.vision.channel import pooled
 from saccade.vision.feature_map import check_features
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import Shapes, integer
-from saccade.errors import describe, value_error
+from saccade.support.errors import describe, value_error
+from saccade.support.validation import Shapes, integer
 
 __all__ = ["BatchNorm", "as_map", "as_tokens", "check_features", "reduced"]
 

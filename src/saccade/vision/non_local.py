@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import integer, number, one_of
-from saccade.attention import AttentionMatrix
-from saccade.calls import AnswersCalls
-from saccade.errors import unsupported, value_error
+from saccade.matrix import AttentionMatrix
 from saccade.nn.projections import weight_of
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import integer, number, one_of
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features
 
 __all__ = ["KINDS", "NonLocal", "rectified_sum_mean"]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.arguments import instance, integer, number
-from saccade.attention import attention
-from saccade.errors import describe, type_error, value_error
-from saccade.finite import widest_dtype
 from saccade.masks import Neighborhood
+from saccade.matrix import attention
 from saccade.scores import Gaussian
 from saccade.scores.base import Prepared, Score
+from saccade.support.errors import describe, type_error, value_error
+from saccade.support.numerics import widest_dtype
+from saccade.support.validation import instance, integer, number
 from saccade.vision.feature_map import as_map, as_tokens
 
 __all__ = ["non_local_means"]

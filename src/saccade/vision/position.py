@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.attention import AttentionMatrix
-from saccade.calls import AnswersCalls
+from saccade.matrix import AttentionMatrix
+from saccade.support.argument_hints import AnswersCalls
 from saccade.vision.feature_map import as_map, as_tokens, check_features, reduced
 
 __all__ = ["PositionAttention"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.arguments import flag, integer
-from saccade.calls import AnswersCalls
-from saccade.errors import value_error
 from saccade.nn.projections import weight_of
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import value_error
+from saccade.support.validation import flag, integer
 from saccade.vision.feature_map import BatchNorm, check_features
 
 __all__ = ["SpatialAttention"]

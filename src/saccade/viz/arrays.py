@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.errors import type_error, value_error
+from saccade.support.errors import type_error, value_error
 
 __all__ = ["DECADES", "Array", "as_maps", "as_matrix", "as_numbers", "limits_of", "log_limits_of", "masked", "max_pool"]
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.calls import answers
-from saccade.errors import value_error
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
 from saccade.viz.arrays import as_matrix, as_numbers, limits_of, max_pool
 from saccade.viz.canvas import DPI, blank, colours, dress, whole_pixels
 from saccade.viz.ticks import check_labels, name_columns

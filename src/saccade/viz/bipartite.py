@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.arguments import number
-from saccade.calls import answers
-from saccade.errors import value_error
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
+from saccade.support.validation import number
 from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix
 from saccade.viz.canvas import PLAIN, blank, colours

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saccade.calls import answers
-from saccade.errors import missing_extra, value_error
+from saccade.support.argument_hints import answers
+from saccade.support.errors import missing_extra, value_error
 from saccade.viz.arrays import Array
 from saccade.viz.fonts import drawable_title
 
@@ -130,7 +130,7 @@ def blank(where: str) -> Canvas:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
 
-        from saccade.viz.shown import Figure  # noqa: PLC0415
+        from saccade.viz.notebook_figure import Figure  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra(where, "matplotlib", "viz") from None
     figure = Figure(dpi=DPI, facecolor="white")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.calls import answers
-from saccade.errors import type_error, value_error
+from saccade.support.argument_hints import answers
+from saccade.support.errors import type_error, value_error
 from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of
 from saccade.viz.canvas import INK, Canvas, blank, colours

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.calls import answers
-from saccade.errors import value_error
 from saccade.matrix import Matrix
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_matrix, masked, max_pool
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
-from saccade.viz.lazy import chosen, map_of, places_of, refuse_choice
+from saccade.viz.pooled_maps import chosen, map_of, places_of, refuse_choice
 from saccade.viz.scales import scale_of
 from saccade.viz.ticks import check_labels, name_columns, name_rows
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.calls import answers
-from saccade.errors import value_error
 from saccade.matrix import Matrix
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
 from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool
 from saccade.viz.canvas import INK, blank, colours
-from saccade.viz.lazy import maps_of, refuse_choice
+from saccade.viz.pooled_maps import maps_of, refuse_choice
 from saccade.viz.scales import robust_top, scale_of
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from saccade.arguments import is_number
-from saccade.calls import answers
-from saccade.errors import value_error
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
+from saccade.support.validation import is_number
 from saccade.viz.arrays import Array, as_numbers, limits_of
 from saccade.viz.canvas import blank, whole_pixels
 

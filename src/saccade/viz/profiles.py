@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.calls import answers
-from saccade.errors import value_error
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_numbers
 from saccade.viz.canvas import INKS, PLAIN, blank, dress
 from saccade.viz.fonts import drawable_title

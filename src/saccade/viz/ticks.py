@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.errors import type_error, value_error
-from saccade.plan.spans import Ints
+from saccade.plan.key_ranges import Ints
+from saccade.support.errors import type_error, value_error
 from saccade.text.labels import display_width
 from saccade.viz.canvas import INK, PLAIN
 from saccade.viz.fonts import drawable_labels, drawable_title

@@ -3,10 +3,10 @@
 import math
 from typing import TYPE_CHECKING
 
-from saccade.arguments import instance
-from saccade.calls import answers
-from saccade.errors import value_error
-from saccade.mechanisms.comparison import CLOSE, ROUGH, Comparison
+from saccade.mechanisms.compare import CLOSE, ROUGH, Comparison
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
+from saccade.support.validation import instance
 from saccade.viz.canvas import INK, PLAIN, blank, dress
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from benchmarks.gpu_check.summary import summary
 import saccade as sc
 from benchmarks.gpu_check import definition, numbers, rehearsal
 from saccade import masks
-from saccade.engine import product
+from saccade.engine import dispatch
 
 CONTEXT = Context(Processor(), "quick", 1e12)
 LENGTHS = (64, 129)
@@ -42,7 +42,7 @@ FAULTS = {
 def seeded(monkeypatch, name, fault):
     """Change what a kernel gives: its output, or the gradient of its query."""
     of_out, of_grad = FAULTS[fault]
-    (kernel,) = [kernel for kernel in product.KERNELS if kernel.name == name]
+    (kernel,) = [kernel for kernel in dispatch.KERNELS if kernel.name == name]
     forward = type(kernel).forward
 
     def faulty(self, given, value, dropped):
@@ -103,7 +103,7 @@ def test_a_kernel_that_raises_or_refuses_what_it_must_run_has_failed(monkeypatch
     def raises(self, given, value, dropped):
         raise RuntimeError("an illegal memory access")
 
-    varlen = type(product.KERNELS[3])
+    varlen = type(dispatch.KERNELS[3])
     monkeypatch.setattr(varlen, "forward", raises)
     finding = found(monkeypatch, "varlen")
     assert finding.ok is False
@@ -115,7 +115,7 @@ def test_a_kernel_that_raises_or_refuses_what_it_must_run_has_failed(monkeypatch
 @pytest.mark.usefixtures("_on_cpu")
 def test_a_check_of_first_use_that_accuses_the_innocent_has_failed(monkeypatch):
     monkeypatch.setattr(numbers, "_plan", lambda sizes: [("sdpa", "causal", 32, (64,), torch.bfloat16)])
-    monkeypatch.setattr("saccade.engine.first_use.comparing._LIMITS", {torch.bfloat16: 1e-9})
+    monkeypatch.setattr("saccade.engine.kernel_check.compare._LIMITS", {torch.bfloat16: 1e-9})
     finding, summed = numbers.measure(CONTEXT)
     assert summed.text.startswith(
         "right in 0 variants" if finding.ok is not True else "right in 1 variants, errors up to"

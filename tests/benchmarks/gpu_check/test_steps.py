@@ -13,7 +13,7 @@ from benchmarks.gpu_check.steps import Context
 import saccade as sc
 from benchmarks.gpu_check import canaries, child, cpu_kernel, environment, laws, memory, models, peers, scenes, speed
 from saccade import masks, testing
-from saccade.engine import product
+from saccade.engine import dispatch
 from saccade.engine.kernels.sdpa import Sdpa
 
 FOREVER = 1e12
@@ -74,7 +74,7 @@ def test_a_bug_of_torch_that_is_gone_is_said_to_be_gone(monkeypatch):
 
 
 def test_a_law_that_is_broken_is_told_with_the_kernel(monkeypatch):
-    (tiled,) = [kernel for kernel in product.KERNELS if kernel.name == "tiled"]
+    (tiled,) = [kernel for kernel in dispatch.KERNELS if kernel.name == "tiled"]
     forward = type(tiled).forward
     monkeypatch.setattr(
         type(tiled), "forward", lambda self, *args: (0.0 * forward(self, *args)[0], forward(self, *args)[1])
@@ -315,7 +315,7 @@ def test_a_child_writes_each_finding_before_the_next_and_what_first_use_says(mon
     step = types.ModuleType("benchmarks.gpu_check.environment")
     step.measure = measure
     monkeypatch.setitem(sys.modules, "benchmarks.gpu_check.environment", step)
-    monkeypatch.setattr("saccade.engine.first_use.records._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.kernel_check.registry._RECORDS", {})
     monkeypatch.setattr(child, "device_named", lambda name: types.SimpleNamespace(prepare=lambda: None))
     child.main(["environment", "--findings", str(path), "--device", "cpu", "--seconds", "5", "--quick"])
     assert seen == [[], ["a"]]
@@ -323,5 +323,5 @@ def test_a_child_writes_each_finding_before_the_next_and_what_first_use_says(mon
 
 
 def test_a_step_that_needs_no_attention_has_nothing_said_by_first_use(monkeypatch):
-    monkeypatch.delitem(sys.modules, "saccade.engine.first_use.records")
+    monkeypatch.delitem(sys.modules, "saccade.engine.kernel_check.registry")
     assert child._accused(set()) == []

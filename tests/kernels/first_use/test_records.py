@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
 from saccade import masks
-from saccade.engine import first_use
-from saccade.engine import product as engine
+from saccade.engine import dispatch as engine
+from saccade.engine import kernel_check
 from saccade.engine.kernels.tiled import Tiled
 
 
@@ -28,7 +28,7 @@ class Counted(wrong.Right):
 @pytest.fixture(autouse=True)
 def records(monkeypatch):
     """Nothing has been seen yet."""
-    monkeypatch.setattr("saccade.engine.first_use.records._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.kernel_check.registry._RECORDS", {})
 
 
 def asked_first(monkeypatch, kernel):
@@ -145,7 +145,7 @@ def test_what_raises_later_is_not_asked_again(monkeypatch):
     ):
         out = sc.attention(query, key, value)
     torch.testing.assert_close(out, sc.attention(query, key, value, impl="reference"))
-    monkeypatch.setattr("saccade.engine.first_use.records._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.kernel_check.registry._RECORDS", {})
     monkeypatch.setenv("SACCADE_FIRST_USE", "off")
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="out of shared memory"):
         sc.attention(query, key, value)
@@ -159,7 +159,7 @@ def test_nobody_notices(monkeypatch):
     sc.attention(query, key, value, masks.Causal())
     assert torch.equal(state, torch.get_rng_state())
     assert kernel.runs == 2
-    monkeypatch.setattr("saccade.engine.first_use.records._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.kernel_check.registry._RECORDS", {})
     out = checkpoint(sc.attention, query, key, value, masks.Causal(), use_reentrant=False)
     out.sum().backward()  # it counts what is kept, before and again
     assert value.grad is not None
@@ -222,4 +222,4 @@ def test_kernels_by_hand_are_run_as_they_will_be(monkeypatch):
     (grad,) = torch.autograd.grad(out.sum(), query)
     (want,) = torch.autograd.grad(sc.attention(query, key, value, impl="reference").sum(), query)
     torch.testing.assert_close(grad, want)
-    assert first_use.reasons(Tiled(), sc.AttentionMatrix(query, key).ingredients) == ()
+    assert kernel_check.reasons(Tiled(), sc.AttentionMatrix(query, key).ingredients) == ()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Backward, Kernel
 from saccade.engine.kernels.reference import Reference
 from saccade.engine.kernels.tiled import Tiled

@@ -13,7 +13,7 @@ from saccade import masks
 from saccade.caches import KVCache
 from saccade.recording import record
 from saccade.viz import live_report, report
-from saccade.viz.page.side import read_side
+from saccade.viz.page.page_data import read_side
 
 SOON = 0.1  # the least time between two pages
 PATIENCE = 30.0

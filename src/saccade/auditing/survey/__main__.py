@@ -14,7 +14,7 @@ from typing import Any
 
 from saccade.auditing.survey.table import written
 from saccade.caches.files.tensor_files import write_whole
-from saccade.errors import missing_extra
+from saccade.support.errors import missing_extra
 from saccade.text.generated import with_generated
 
 __all__ = ["COMMAND", "main"]
@@ -51,8 +51,8 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> 
         raise missing_extra("survey", "transformers", "transformers") from None
 
     from saccade.auditing.survey.architectures import architectures  # noqa: PLC0415
-    from saccade.auditing.survey.cell import Cell, measure  # noqa: PLC0415
-    from saccade.auditing.survey.processes import each_alone  # noqa: PLC0415
+    from saccade.auditing.survey.result import Cell, measure  # noqa: PLC0415
+    from saccade.auditing.survey.subprocess_pool import each_alone  # noqa: PLC0415
 
     def uncompiled(*cell: Any) -> Cell:
         # Flex as it is written, in this process alone: to compile it takes a minute for each length.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from saccade.auditing.survey.small import small_sizes
+from saccade.auditing.survey.small_configs import small_sizes
 
 __all__ = ["Architecture", "architectures"]
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.equivalence_script import run_lines
 from saccade.auditing.survey.architectures import Architecture
-from saccade.auditing.survey.small import VOCABULARY
-from saccade.auditing.way_lines import run_lines
+from saccade.auditing.survey.small_configs import VOCABULARY
 
 __all__ = ["LENGTHS", "ids", "model_lines", "printed", "reach_lines"]
 

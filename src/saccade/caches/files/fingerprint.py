@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import nn
 
-from saccade.errors import type_error
+from saccade.support.errors import type_error
 
 __all__ = ["fingerprint"]
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance, integer
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.block_folder import BlockFolder
+from saccade.caches.files.block_store import BlockFolder
 from saccade.caches.files.tensor_files import VERSION, checked_path, decoded, encoded
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.model_cache import Cache
-from saccade.errors import type_error, unsupported, value_error
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.validation import instance, integer
 
 __all__ = ["PrefixStore"]
 

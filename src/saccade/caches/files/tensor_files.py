@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.errors import missing_extra, type_error, value_error
+from saccade.support.errors import missing_extra, type_error, value_error
 
 __all__ = ["VERSION", "checked_path", "encoded", "decoded", "read_plain", "read_tensors", "write_whole"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.plan import ALL, Groups, Rule
-from saccade.plan.spans import Ints, Spans, Universe
+from saccade.plan.key_ranges import Ints, Spans, Universe
 
 __all__ = ["blocks_of"]
 

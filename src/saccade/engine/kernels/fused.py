@@ -9,12 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.grouping import add_at, at, groups_of, take
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels import aten
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels import aten_flash
+from saccade.engine.kernels.fused_bias import NOTHING, added
 from saccade.engine.kernels.fused_calls import Call, single_call
 from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of
-from saccade.engine.kernels.fused_terms import NOTHING, added
 from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import (
     NO_FORWARD_DERIVATIVES,
@@ -23,9 +22,10 @@ from saccade.engine.kernels.kernel import (
     Tensors,
     reasons_of_dot_products,
 )
-from saccade.engine.memory import Cost
+from saccade.engine.memory_accounting import Cost
+from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
 from saccade.plan import Plan
-from saccade.transforms import has_forward_derivatives, wants_gradient
+from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
 __all__ = ["Fused"]
 
@@ -48,7 +48,7 @@ class Fused(KernelByHand):
         why = []
         if not given.query.is_cpu:
             why.append(f"it runs on CPUs, not on {given.query.device.type}")
-        elif not aten.is_available():
+        elif not aten_flash.is_available():
             why.append(f"torch {torch.__version__} lacks the operation (or changed its arguments)")
         if dropout_p > 0.0:
             why.append("it has no dropout")
@@ -93,7 +93,7 @@ class Fused(KernelByHand):
             key = given.key
             if len(single.tile.columns[0].keys) != key.shape[2]:
                 key, value = _columns(given, value, single)
-            out, lse = aten.forward(given.query, key, value, *terms, single.causal, given.scale)
+            out, lse = aten_flash.forward(given.query, key, value, *terms, single.causal, given.scale)
         return (out if out.shape[3] == value_dim else out[..., :value_dim]), lse
 
     def backward(
@@ -161,7 +161,7 @@ def _forward_of_tiles(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor
 
     def compute(call: Call) -> tuple[Tensor, Tensor]:
         terms = added(given, call)  # made before keys are copied: less is held at a time
-        return aten.forward(_rows(query, call), *_keys(given, value, call), *terms, call.causal, given.scale)
+        return aten_flash.forward(_rows(query, call), *_keys(given, value, call), *terms, call.causal, given.scale)
 
     def add(call: Call, part: tuple[Tensor, Tensor]) -> None:
         own_out, own_lse = _rows(out, call), _rows(lse, call)
@@ -215,7 +215,7 @@ def _backward(given: Ingredients, value: Tensor, results: Backward) -> tuple[Ten
     single = single_call(given)
     if single is not None and single.tile.width == given.shape[3]:
         terms = added(given, single).terms
-        grads = aten.backward(grad_out, query, key, value, out, lse, terms, single.causal, scale)
+        grads = aten_flash.backward(grad_out, query, key, value, out, lse, terms, single.causal, scale)
     else:
         grads = _backward_of_tiles(given, value, Backward(out, lse, grad_out, None))
     of_query, of_key, of_value = (_narrow(grad, width) for grad in grads)
@@ -231,7 +231,7 @@ def _backward_of_tiles(given: Ingredients, value: Tensor, results: Backward) -> 
     def compute(call: Call) -> tuple[Tensor, Tensor, Tensor]:
         terms = added(given, call).terms
         q, o, own_lse, go = (_rows(x, call) for x in (query, *results[:3]))
-        return aten.backward(go, q, *_keys(given, value, call), o, own_lse, terms, call.causal, given.scale)
+        return aten_flash.backward(go, q, *_keys(given, value, call), o, own_lse, terms, call.causal, given.scale)
 
     def add(call: Call, parts: tuple[Tensor, Tensor, Tensor]) -> None:
         groups, rows = _groups(given, call), _rows(gq, call)

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
-from saccade.engine.grouping import joined
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels import aten
-from saccade.engine.pieces import pieces
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels import aten_flash
+from saccade.engine.tiles.grouped_heads import joined
+from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import Ranges, Strip, Tile, Triangle
 
 __all__ = ["Call", "calls_of", "single_call", "tiles_of"]
@@ -44,7 +44,7 @@ class Call(NamedTuple):
     def pairs(self) -> int:
         """Query-key pairs whose scores the operation computes, over batch items and heads."""
         items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
-        return items * heads * aten.pairs(self.tile.height, self.tile.width, self.causal)
+        return items * heads * aten_flash.pairs(self.tile.height, self.tile.width, self.causal)
 
 
 def calls_of(given: Ingredients, tile: Tile) -> Iterator[Call]:

@@ -6,14 +6,14 @@ from collections.abc import Hashable
 
 import torch
 
-from saccade.engine.grouping import groups_of
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels import aten
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels import aten_flash
+from saccade.engine.kernels.fused_bias import Added, hidden_key, is_kept, made, with_bias
 from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
-from saccade.engine.kernels.fused_terms import Added, hidden_key, is_kept, made, with_bias
 from saccade.engine.kernels.fused_threads import threads_for
-from saccade.engine.kernels.probe import Probe
-from saccade.engine.memory import Cost, Held, Ledger
+from saccade.engine.kernels.memory_probe import Probe
+from saccade.engine.memory_accounting import Cost, Held, Ledger
+from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.plan import Tile
 
 __all__ = ["bytes_of_backward", "cost_of", "pairs_of"]
@@ -52,7 +52,9 @@ def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
     rows, columns = batch * heads * q_len * width, batch * key.shape[1] * kv_len * width
     if single is not None and single.tile.width == kv_len:
         height, width = single.tile.height, single.tile.width
-        return (2 * rows + 2 * columns) * item + torch.get_num_threads() * aten.bytes_of_backward(height, width, item)
+        return (2 * rows + 2 * columns) * item + torch.get_num_threads() * aten_flash.bytes_of_backward(
+            height, width, item
+        )
     threads, most = threads_for(given), 0
     for tile in tiles_of(given):
         for call in calls_of(given, tile):
@@ -61,7 +63,7 @@ def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
             own_rows = items * (tile.heads.stop - tile.heads.start) * tile.height * width
             own = items * (groups.stop - groups.start) * tile.width * width
             copied = 2 * own * item if len(call.columns) > 1 else 0
-            buffers = (1 if threads > 1 else torch.get_num_threads()) * aten.bytes_of_backward(
+            buffers = (1 if threads > 1 else torch.get_num_threads()) * aten_flash.bytes_of_backward(
                 tile.height, tile.width, item
             )
             most = max(most, copied + (2 * own_rows + 2 * own) * item + buffers)
@@ -113,7 +115,7 @@ class _Run:
         with own.holding(terms + copies):
             shape = (items, heads, tile.height, self._width)
             of_torch = torch.get_num_threads() if self._threads == 1 else 1
-            held = aten.held(shape, kv_heads, tile.width, given.query.dtype, call.causal, told_apart, of_torch)
+            held = aten_flash.held(shape, kv_heads, tile.width, given.query.dtype, call.causal, told_apart, of_torch)
             own.touch(held.most)
         if given.plan.overlaps or not call.is_first:
             # Half precision is merged in float32: both sides are copied, and the result is.

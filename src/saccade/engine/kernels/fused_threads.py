@@ -24,10 +24,10 @@ from typing import Generic, TypeVar
 
 import torch
 
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.fused_calls import Call, calls_of, tiles_of
 from saccade.plan import Tile
-from saccade.transforms import is_plain
+from saccade.support.torch_modes import is_plain
 
 try:
     import resource

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.memory import Cost
-from saccade.errors import unsupported
+from saccade.engine.inputs import Ingredients
+from saccade.engine.memory_accounting import Cost
+from saccade.support.errors import unsupported
 
 __all__ = ["NO_FORWARD_DERIVATIVES", "Backward", "Kernel", "KernelByHand", "Tensors", "reasons_of_dot_products"]
 
@@ -40,7 +40,7 @@ def reasons_of_dot_products(given: Ingredients) -> list[str]:
 
 
 class Kernel(ABC):
-    """How a product is run. `saccade.engine.product` chooses one, and keeps NaN where it may be seen.
+    """How a product is run. `saccade.engine.dispatch` chooses one, and keeps NaN where it may be seen.
 
     A subclass must define `forward`. Autograd goes back through what it computes, unless it is a `KernelByHand`.
 
@@ -56,7 +56,7 @@ class Kernel(ABC):
             `tiled` runs where NaN or inf could pass.
         adds_to_hidden: whether it computes the scores of hidden pairs too and adds -inf to them: one that overflows
             becomes NaN, and `tiled` runs instead.
-        is_checked: whether its first run of each kind is compared with the definition (`saccade.engine.first_use`).
+        is_checked: whether its first run of each kind is compared with the definition (`saccade.engine.kernel_check`).
     """
 
     name: str

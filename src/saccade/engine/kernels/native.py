@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine.bias_terms import DenseTerm, HidingTerm, Term, summed_to
-from saccade.engine.distance_bias import DistanceTerm
+from saccade.engine.bias.relative import DistanceTerm
+from saccade.engine.bias.term import DenseTerm, HidingTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import (
     NO_FORWARD_DERIVATIVES,
     Backward,
@@ -21,10 +21,10 @@ from saccade.engine.kernels.kernel import (
     Tensors,
     reasons_of_dot_products,
 )
-from saccade.engine.kernels.native_call import Call, bytes_of_backward, chunks_of, cost_of, prepared
+from saccade.engine.kernels.native_arguments import Call, bytes_of_backward, chunks_of, cost_of, prepared
 from saccade.engine.kernels.native_plan import kept_plan, known_plan
-from saccade.engine.memory import Cost
-from saccade.transforms import has_forward_derivatives, unobserved, wants_gradient
+from saccade.engine.memory_accounting import Cost
+from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
 __all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.probe import Probe
-from saccade.engine.memory import Held
-from saccade.engine.tiles import allowed
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.memory_probe import Probe
+from saccade.engine.memory_accounting import Held
+from saccade.engine.tiles.tile_scores import allowed
 from saccade.plan import ALL, Groups, Strip, Tile
-from saccade.plan.spans import Bounds, Ints, Spans, Universe
-from saccade.transforms import unobserved
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.torch_modes import unobserved
 
 __all__ = ["PANEL", "ROWS", "NativePlan", "held_by_bits", "kept_bits", "kept_plan", "packed", "known_plan"]
 

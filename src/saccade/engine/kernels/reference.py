@@ -8,12 +8,12 @@ from torch import Tensor
 
 from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
-from saccade.engine.grouping import product
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.kernels.probe import Probe
-from saccade.engine.memory import Cost, Held
-from saccade.engine.tiles import index_of, normalised, positions, scores_of
+from saccade.engine.kernels.memory_probe import Probe
+from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.tiles.grouped_heads import product
+from saccade.engine.tiles.tile_scores import index_of, normalised, positions, scores_of
 from saccade.plan import Tile
 
 __all__ = ["Reference", "weighted"]

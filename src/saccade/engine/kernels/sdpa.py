@@ -6,12 +6,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.gpu_setting import left_out
 from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
-from saccade.engine.kernels.on_gpu import left_out
-from saccade.engine.memory import Cost, Held
+from saccade.engine.memory_accounting import Cost, Held
 from saccade.plan import ALL, Box, Triangle
-from saccade.transforms import is_transformed
+from saccade.support.torch_modes import is_transformed
 
 __all__ = ["Sdpa"]
 

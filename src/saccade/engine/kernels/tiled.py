@@ -11,15 +11,15 @@ from torch import Tensor
 
 from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
-from saccade.engine.grouping import add_at, at, folded, groups_of, joined, product, take, transposed_product
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
 from saccade.engine.kernels.tiled_blocks import blocks_of
 from saccade.engine.kernels.tiled_cost import bytes_of_backward, cost_of, pairs_of
-from saccade.engine.memory import Cost
-from saccade.engine.tiles import biased, capped, compared, hide_, index_of, modified, place_of, positions
+from saccade.engine.memory_accounting import Cost
+from saccade.engine.tiles.grouped_heads import add_at, at, folded, groups_of, joined, product, take, transposed_product
+from saccade.engine.tiles.tile_scores import biased, capped, compared, hide_, index_of, modified, place_of, positions
 from saccade.plan import Tile
-from saccade.transforms import has_forward_derivatives
+from saccade.support.torch_modes import has_forward_derivatives
 
 __all__ = ["Tiled"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.pieces import Cut, cut, few_rows
+from saccade.engine.inputs import Ingredients
+from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows
 from saccade.plan import Tile
 
 __all__ = ["Blocks", "blocks_of", "cuts_of"]

@@ -6,12 +6,12 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from saccade.engine.grouping import at, groups_of, joined, take
-from saccade.engine.ingredients import Ingredients
-from saccade.engine.kernels.probe import Probe
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.kernels.tiled_blocks import cuts_of
-from saccade.engine.memory import Cost, Held, Ledger, bytes_widened
-from saccade.engine.tiles import ROOM_FOR_HIDDEN, compared, hidden, keeps_hidden, key_of_hidden, modified
+from saccade.engine.memory_accounting import Cost, Held, Ledger, bytes_widened
+from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
+from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, compared, hidden, keeps_hidden, key_of_hidden, modified
 from saccade.plan import Tile
 
 __all__ = ["bytes_of_backward", "cost_of", "pairs_of"]

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.ingredients import Ingredients
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.gpu_setting import left_out
 from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
-from saccade.engine.kernels.on_gpu import left_out
-from saccade.engine.memory import Cost, Held
-from saccade.transforms import is_transformed, unobserved
+from saccade.engine.memory_accounting import Cost, Held
+from saccade.support.torch_modes import is_transformed, unobserved
 
 if TYPE_CHECKING:
-    from saccade.masks.packed import Packed
+    from saccade.masks.convert.varlen import Packed
 
 __all__ = ["Varlen"]
 
@@ -151,7 +151,7 @@ class _Texts(NamedTuple):
 
 def _packed(given: Ingredients) -> Packed | None:
     """The lengths of a mask's texts, and their window; None if it is no mask of texts with windows."""
-    from saccade.masks.packed import packed_of  # noqa: PLC0415  knows masks that a product need not
+    from saccade.masks.convert.varlen import packed_of  # noqa: PLC0415  knows masks that a product need not
 
     _, _, q_len, kv_len = given.shape
     is_square = q_len == kv_len and given.origin == (0, 0) and given.row_positions is None

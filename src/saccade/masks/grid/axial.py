@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from saccade.arguments import one_of
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
 from saccade.masks.mask import Mask
-from saccade.plan.spans import Ints
+from saccade.plan.key_ranges import Ints
+from saccade.support.validation import one_of
 
 __all__ = ["Axial"]
 

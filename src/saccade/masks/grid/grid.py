@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from saccade.errors import value_error
-from saccade.masks.arguments import SIZE_BITS, check_field
 from saccade.masks.domain import Domain
 from saccade.masks.mask import Mask
+from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.spans import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.errors import value_error
 
 __all__ = ["Cells", "Grid", "Hulls", "Rectangle", "Squares", "check_grid"]
 

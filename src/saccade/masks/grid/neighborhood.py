@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from saccade.arguments import integer
-from saccade.errors import shown, value_error
-from saccade.masks.arguments import SIZE_BITS
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
+from saccade.masks.validation import SIZE_BITS
+from saccade.support.errors import shown, value_error
+from saccade.support.validation import integer
 
 __all__ = ["Neighborhood", "radii_of"]
 

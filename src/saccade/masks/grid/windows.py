@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from saccade.errors import value_error
-from saccade.masks.arguments import SIZE_BITS, check_field
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
-from saccade.plan.spans import Ints
+from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.plan.key_ranges import Ints
+from saccade.support.errors import value_error
 
 __all__ = ["ShiftedWindows"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.grouping import folded
+from saccade.engine.tiles.grouped_heads import folded
 
 __all__ = ["CHUNK", "Carried", "Line", "Summed", "chunked_sums"]
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from saccade.caches import RecurrentCache
 from saccade.masks import Mask
-from saccade.mechanisms.approximate import Approximate, Inputs
-from saccade.mechanisms.contents import is_surely_finite
-from saccade.mechanisms.features.matrix import FeatureMatrix, Features
-from saccade.mechanisms.features.visible import Visible, why_no_sum
+from saccade.mechanisms.checked_mechanism import Approximate, Inputs
+from saccade.mechanisms.features.feature_matrix import FeatureMatrix, Features
+from saccade.mechanisms.features.mask_support import Visible, why_no_sum
+from saccade.mechanisms.value_access import is_surely_finite
 
 __all__ = ["FeatureMechanism"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.caches.recurrent import Memory
-from saccade.engine.grouping import product
+from saccade.engine.tiles.grouped_heads import product
 from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
 
 __all__ = ["continued", "prefix_sums"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.mechanisms.contents import is_readable
+from saccade.mechanisms.value_access import is_readable
 
 __all__ = ["Decays"]
 

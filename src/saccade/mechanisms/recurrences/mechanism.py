@@ -7,16 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance, number
 from saccade.caches import RecurrentCache
-from saccade.errors import describe, unsupported, value_error
 from saccade.masks import Mask
-from saccade.mechanisms.approximate import Approximate, Inputs, scale_of
-from saccade.mechanisms.contents import is_readable, is_surely_finite
-from saccade.mechanisms.features.order import Order
-from saccade.mechanisms.features.visible import Visible, why_no_sum
-from saccade.mechanisms.recurrences.matrix import RecurrenceMatrix
-from saccade.positions.tokens import GivenPositions
+from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
+from saccade.mechanisms.features.mask_support import Visible, why_no_sum
+from saccade.mechanisms.features.sequence_order import Order
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.mechanisms.value_access import is_readable, is_surely_finite
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import describe, unsupported, value_error
+from saccade.support.validation import instance, number
 
 __all__ = ["GatedRecurrence", "Recurrence"]
 

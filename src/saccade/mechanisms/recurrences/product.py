@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.mechanisms.contents import is_readable, is_surely_finite
-from saccade.mechanisms.recurrences.group import Group, after, backwards, forwards, scaled, written_by
-from saccade.mechanisms.recurrences.rule import CHUNK, Rule, cut, groups_of, joined
-from saccade.mechanisms.recurrences.steps import stepped
+from saccade.mechanisms.recurrences.chunk_group import Group, after, backwards, forwards, scaled, written_by
+from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, groups_of, joined
+from saccade.mechanisms.recurrences.step_by_step import stepped
+from saccade.mechanisms.value_access import is_readable, is_surely_finite
 
 __all__ = ["product", "transposed"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.calls import AnswersCalls
+from saccade.support.argument_hints import AnswersCalls
 
 __all__ = ["ScoreRows", "Scorer", "exact_dtype"]
 

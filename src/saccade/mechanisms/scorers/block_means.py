@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.engine.grouping import product
+from saccade.engine.tiles.grouped_heads import product
 from saccade.mechanisms.scorers.base import Scorer, ScoreRows, exact_dtype
 
 __all__ = ["BlockMeans"]

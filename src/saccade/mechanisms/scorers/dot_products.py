@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from saccade.engine.grouping import product
+from saccade.engine.tiles.grouped_heads import product
 from saccade.mechanisms.scorers.base import Scorer, ScoreRows, exact_dtype
 
 __all__ = ["DotProducts"]

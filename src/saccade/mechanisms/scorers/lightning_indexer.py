@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.arguments import Shapes
-from saccade.errors import value_error
-from saccade.finite import wide_dtype
 from saccade.mechanisms.scorers.base import Scorer, ScoreRows, exact_dtype
+from saccade.support.errors import value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import Shapes
 
 __all__ = ["LightningIndexer"]
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer, number
 from saccade.caches import Cache, LayerCache
-from saccade.calls import answers
+from saccade.models.argument_hints import OF_GENERATION
 from saccade.models.generation.generate import Tokens
 from saccade.models.generation.prompts import as_prompts, stop_tokens
-from saccade.models.generation.reader import LanguageModel, new_reader
-from saccade.models.words import OF_GENERATION
+from saccade.models.generation.stepper import LanguageModel, new_reader
+from saccade.support.argument_hints import answers
+from saccade.support.validation import integer, number
 
 __all__ = ["Hypothesis", "beam_search"]
 

@@ -10,15 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from saccade.arguments import instance, integer
 from saccade.caches import Cache, LayerCache
-from saccade.calls import answers
 from saccade.engine import dropout
-from saccade.errors import value_error
+from saccade.models.argument_hints import OF_GENERATION
 from saccade.models.generation.prompts import as_prompts, stop_tokens
-from saccade.models.generation.reader import LanguageModel, Reader, new_reader
 from saccade.models.generation.sampler import Sampler
-from saccade.models.words import OF_GENERATION
+from saccade.models.generation.stepper import LanguageModel, Reader, new_reader
+from saccade.support.argument_hints import answers
+from saccade.support.errors import value_error
+from saccade.support.validation import instance, integer
 
 __all__ = ["Step", "generate", "stream"]
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer, is_integer
-from saccade.errors import type_error, value_error
+from saccade.support.errors import type_error, value_error
+from saccade.support.validation import integer, is_integer
 
 __all__ = ["as_prompts", "left_padded", "stop_tokens"]
 

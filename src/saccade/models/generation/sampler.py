@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.arguments import integer, number
-from saccade.errors import value_error
+from saccade.support.errors import value_error
+from saccade.support.validation import integer, number
 
 __all__ = ["Sampler"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError
 from saccade.testing.case import Case
 from saccade.testing.laws.backward import random_like
+from saccade.testing.laws.example_options import SOME
 from saccade.testing.laws.expect import LawBroken, holds
 from saccade.testing.laws.law import law
-from saccade.testing.laws.options import SOME
 from saccade.testing.problem import Problem
 from saccade.testing.subject import OPTIONS, Subject
 

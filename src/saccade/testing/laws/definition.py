@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from saccade.finite import wide_dtype
 from saccade.positions import ALiBi
 from saccade.scores import Cosine
+from saccade.support.numerics import wide_dtype
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients, truth_gradients
+from saccade.testing.laws.example_options import SOME, some_bias, some_relative, some_score, some_sink
 from saccade.testing.laws.expect import LawBroken, close, holds
 from saccade.testing.laws.law import law
-from saccade.testing.laws.options import SOME, some_bias, some_relative, some_score, some_sink
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from saccade.finite import wide_dtype
+from saccade.support.numerics import wide_dtype
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import random_like

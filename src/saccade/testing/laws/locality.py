@@ -6,9 +6,9 @@ from torch import Tensor
 from saccade.testing.case import Case
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients
+from saccade.testing.laws.example_options import some_sink
 from saccade.testing.laws.expect import holds, same
 from saccade.testing.laws.law import law
-from saccade.testing.laws.options import some_sink
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 

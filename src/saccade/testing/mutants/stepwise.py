@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.errors import unsupported
 from saccade.positions import Bias, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Score
+from saccade.support.errors import unsupported
 
 __all__ = ["Stepwise"]
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.errors import unsupported
+from saccade.support.errors import unsupported
 from saccade.testing.mutants.stepwise import Stepwise
 
 __all__: list[str] = []  # mutants are found by what they say that catches them

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.testing import rules
+from saccade.testing import shared_masks
 from saccade.testing.case import Case
 from saccade.testing.peers.expressed import causal_with_padding, pairs
 from saccade.testing.peers.peer import Library, Peer, named
@@ -134,7 +134,7 @@ def _earlier(query: Tensor, key: Tensor, mask: Tensor) -> int:
 
 
 def _cases() -> tuple[Case, ...]:
-    long = Case("causal-70", *rules.CAUSAL, batch=1, num_heads=2, num_kv_heads=1, q_len=70, kv_len=70)
+    long = Case("causal-70", *shared_masks.CAUSAL, batch=1, num_heads=2, num_kv_heads=1, q_len=70, kv_len=70)
     return (*named("one-token", "causal", "causal-extend", "causal-decode", "widths-differ"), long)
 
 

@@ -14,7 +14,7 @@ from saccade.masks import Dense
 from saccade.testing.case import Case, Rule
 from saccade.testing.cases import CASES
 from saccade.testing.laws import Law
-from saccade.testing.patterns import PATTERNS
+from saccade.testing.pattern_cases import PATTERNS
 from saccade.testing.peers.own_definition import Definition, own
 from saccade.testing.subject import Subject
 

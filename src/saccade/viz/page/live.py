@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from saccade.arguments import instance, number
-from saccade.calls import answers_class
+from saccade.support.argument_hints import answers_class
+from saccade.support.validation import instance, number
+from saccade.viz.page.layers import Recorded
 from saccade.viz.page.report import Language, checked_options, checked_path, write
-from saccade.viz.page.sources import Recorded
 from saccade.viz.page.texts import Tokens, check_tokens
 
 __all__ = ["live_report"]

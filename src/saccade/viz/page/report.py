@@ -10,15 +10,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from saccade.arguments import instance, integer, is_integer, one_of
 from saccade.caches.files import write_whole
-from saccade.calls import answers
-from saccade.errors import kind, shown, type_error, value_error
+from saccade.support.argument_hints import answers
+from saccade.support.errors import kind, shown, type_error, value_error
+from saccade.support.validation import instance, integer, is_integer, one_of
 from saccade.text import visible
 from saccade.viz.page.document import document
-from saccade.viz.page.packing import as_json, packed
-from saccade.viz.page.side import checked_labels, read_side
-from saccade.viz.page.sources import layers_of
+from saccade.viz.page.encoding import as_json, packed
+from saccade.viz.page.layers import layers_of
+from saccade.viz.page.page_data import checked_labels, read_side
 from saccade.viz.page.texts import Tokens, check_tokens
 
 __all__ = ["FORMAT", "Language", "Options", "checked_options", "checked_path", "page_parts", "report", "write"]

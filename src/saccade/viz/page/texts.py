@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from saccade.errors import kind, type_error, value_error
+from saccade.support.errors import kind, type_error, value_error
 from saccade.text import spelled
+from saccade.text.detokenize import is_special
 from saccade.text.labels import legible
-from saccade.text.spelling import is_special
 
 __all__ = ["Labels", "Tokens", "check_tokens", "labels_of", "shown_tokens"]
 

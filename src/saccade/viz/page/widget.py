@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from saccade.arguments import integer
-from saccade.calls import answers
-from saccade.errors import missing_extra
+from saccade.support.argument_hints import answers
+from saccade.support.errors import missing_extra
+from saccade.support.validation import integer
 from saccade.viz.page.document import code, style
 from saccade.viz.page.report import Language, checked_options, page_parts
 from saccade.viz.page.texts import Tokens

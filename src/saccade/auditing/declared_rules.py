@@ -1,0 +1,106 @@
+"""What is declared of a model: its rule, layer by layer, given or read from its configuration."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saccade import masks
+from saccade.masks import Mask
+from saccade.models import DecoderConfig, EncoderConfig
+from saccade.support.errors import type_error, value_error
+
+__all__ = ["Declared", "from_config", "is_causal", "rules_of"]
+
+Declared = Mask | Sequence[Mask] | Mapping[str, Mask | Sequence[Mask]]
+"""A rule for all layers, one for each, or rules by patterns of module names ("*.layers.0.*").
+
+Of an encoder-decoder, rules or lists of them under three names: "encoder", "decoder" and "cross".
+"""
+
+
+def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> list[Mask]:
+    """One rule for each layer, first to last.
+
+    Args:
+        declared: the rule or rules.
+        mixers: names of the modules that mix tokens, in the order in which they run.
+        layers: how many layers there are; as many as mixers when None.
+
+    Raises:
+        TypeError, ValueError: what is no mask, lists of another length, modules that no pattern names.
+    """
+    count = layers or len(mixers) or 1
+    if isinstance(declared, Mask):
+        return [declared] * count
+    if isinstance(declared, Mapping):
+        found = [_by_pattern(declared, name) for name in mixers]
+    else:
+        found = list(declared)
+        if len(found) != count:
+            hint = f"modules that mix tokens: {', '.join(mixers) or 'none found'}"
+            raise value_error(
+                "audit", "rule", f"be one mask for each of {count} layers", f"{len(found)} masks", hint=hint
+            )
+    wrong = [type(rule).__name__ for rule in found if not isinstance(rule, Mask)]
+    if wrong:
+        raise type_error("audit", "rule", "be masks", ", ".join(wrong))
+    return [rule for rule in found if isinstance(rule, Mask)]
+
+
+def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mask | Sequence[Mask]:
+    for pattern, rule in declared.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return rule
+    raise value_error("audit", "rule", f"name the module {name} by some pattern", list(declared), hint='"*" names all')
+
+
+def from_config(model: Any) -> list[Mask] | Mask | None:
+    """The rule that the configuration of a model declares, of transformers or of ours; None where it says too little.
+
+    A window of w in transformers is `Window(w - 1, 0)`; ModernBERT's ``local_attention`` of w is
+    ``Window(w // 2, w // 2)``. A recurrence is causal. Of layers of other kinds nothing is assumed.
+    """
+    config = getattr(model, "config", None)
+    if isinstance(config, DecoderConfig):
+        return config.causal_mask
+    if isinstance(config, EncoderConfig):
+        return masks.Full()
+    if config is None or getattr(config, "is_encoder_decoder", False):
+        return None
+    text = _text(config)
+    if (local := getattr(text, "local_attention", None)) and (every := getattr(text, "global_attn_every_n_layers", 0)):
+        near = masks.Window(local // 2, local // 2)
+        return [masks.Full() if layer % every == 0 else near for layer in range(text.num_hidden_layers)]
+    if is_causal(model):
+        return _causal_layers(text)
+    return masks.Full() if type(text).__name__ in ("BertConfig", "RobertaConfig") else None
+
+
+def _causal_layers(text: Any) -> list[Mask] | Mask | None:
+    """Causal attention, with a window in those layers that have one."""
+    width = getattr(text, "sliding_window", None)
+    if kinds := getattr(text, "layer_types", None):
+        known = {"full_attention": None, "sliding_attention": width, "linear_attention": None}
+        return [masks.from_sliding_window(known[kind]) for kind in kinds] if set(kinds) <= known.keys() else None
+    if set(getattr(text, "attention_layers", ())) - {"global"}:  # GPT-Neo's: windows under another name
+        return None
+    return masks.from_sliding_window(width if getattr(text, "use_sliding_window", True) else None)
+
+
+def _text(config: Any) -> Any:
+    """Of a model of more than text, the part that reads text."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def is_causal(model: Any) -> bool:
+    """Whether a model of transformers is a language model that reads from left to right."""
+    text = _text(model.config)
+    told = getattr(text, "is_decoder", None)
+    if told is False and hasattr(text, "add_cross_attention"):  # BERT and its kin, which are both
+        return False
+    if not getattr(text, "causal", True) or getattr(text, "attn_type", "uni") == "bi":  # XLM, XLNet
+        return False
+    names = [type(model).__name__, *(getattr(model.config, "architectures", None) or ())]
+    return bool(told) or any("CausalLM" in name or name.endswith("LMHeadModel") for name in names)

@@ -1,0 +1,91 @@
+"""Which sets of tokens to change, and which rows to look at: few runs that cover many pairs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.reachability import Reach
+
+__all__ = ["LONG", "PULLED", "Rows", "combs", "separating"]
+
+LONG = 512
+"""Tokens above which a pass takes its time: pairs are not counted any more, and few gradients are taken."""
+PULLED = 2
+"""Sets of rows whose gradients are asked for in longer inputs: a backward pass takes as long as two forward."""
+
+
+class Rows(NamedTuple):
+    """Outputs that share no source, and their sources.
+
+    Attributes:
+        rows: the outputs, bool ``[batch, length]``.
+        sources: what may influence some of them.
+    """
+
+    rows: Tensor
+    sources: Tensor
+
+
+def separating(reach: Reach) -> Iterator[Tensor]:
+    """Sets of tokens such that of any two components one is changed in some set without the other.
+
+    Each component gets another half of k tests (Sperner 1928), so k is about log2 of their number.
+    """
+    label, count = reach.components()
+    if count < 2:
+        return
+    tests = next(k for k in itertools.count(2) if math.comb(k, k // 2) >= count)
+    codes = list(itertools.islice(itertools.combinations(range(tests), tests // 2), count))
+    for test in range(tests):
+        yield torch.tensor([test in code for code in codes])[label]
+
+
+def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
+    """Sets of judged rows whose sources are disjoint: around edges and at random places, as many rows as fit.
+
+    ``borders`` are the first of the edges, in the first item.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    edges = _edges(reach, judged)
+    edges = [edges[place] for place in torch.randperm(len(edges), generator=draw).tolist()]
+    edges = [(0, place) for place in borders if judged[0, place]] + edges
+    places = judged.nonzero().tolist()
+    for test in range(tests if places else 0):
+        if test % 3 == 0 and test // 3 < len(edges):
+            item, first = edges[test // 3]
+        else:
+            item, first = places[int(torch.randint(len(places), (), generator=draw))]
+        yield _comb(reach, judged, item, first)
+
+
+def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
+    """Rows where faults show: ends of texts and of components, and both sides of multiples of 64 (tiles)."""
+    label, _ = reach.components()
+    between = label[:, 1:] != label[:, :-1]
+    end = torch.ones(len(label), 1, dtype=torch.bool)
+    is_edge = torch.cat([end, between], 1) | torch.cat([between, end], 1)
+    place = torch.arange(label.shape[1])
+    is_edge |= (place % 64 == 0) | (place % 64 == 63)
+    return [(item, place) for item, place in (judged & is_edge).nonzero().tolist()]
+
+
+def _comb(reach: Reach, judged: Tensor, item: int, first: int) -> Rows:
+    batch, length = reach.shape
+    rows = reach.one(item, first)
+    taken = reach.sources(rows)
+    where = taken[item].nonzero()
+    step = int(where.max() - where.min()) + 2 if len(where) else 2
+    for other, place in itertools.product(range(batch), range(first % step, length, step)):
+        if not judged[other, place]:
+            continue
+        own = reach.sources(reach.one(other, place))
+        if not bool((taken & own).any()):
+            rows[other, place] = True
+            taken = taken | own
+    return Rows(rows, taken)

@@ -1,0 +1,189 @@
+"""BlockFolder: files in a folder that any number of processes use, and that together take at most so many bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from saccade.caches.files.tensor_files import read_plain, write_whole
+from saccade.support.errors import value_error
+
+__all__ = ["BlockFolder"]
+
+_OLD = 3600.0  # seconds after which an unfinished file belongs to a process that is gone
+_IN_THE_WAY = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
+    errno.ENXIO,
+}
+_BLOCK = re.compile(r"[0-9a-f]{64}\.block")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.block\.[0-9a-f]{16}\.part")
+
+
+class _File(NamedTuple):
+    path: Path
+    size: int
+    used: int
+
+
+class BlockFolder:
+    """Blocks, each a file that is named by its key; whole, or not there at all.
+
+    Only files that it could have written are read, counted and removed. A link is never followed.
+
+    Args:
+        where: the user's function, for the error.
+        folder: made if there is none.
+        max_bytes: most bytes that the files may take.
+
+    Raises:
+        ValueError: a place that may not be read or written, or in which something else stands.
+    """
+
+    def __init__(self, where: str, folder: Path, max_bytes: int):
+        self._folder, self._max_bytes = folder, max_bytes
+        with _said(where, folder):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the files take."""
+        return sum(file.size for file in self._files())
+
+    def path(self, key: str) -> Path:
+        """Where a block is."""
+        return self._folder / key[:2] / f"{key}.block"
+
+    def has(self, key: str) -> bool:
+        """Whether a block has a file; a link, or a file in a folder that is one, is none of ours."""
+        path = self.path(key)
+        try:
+            return stat.S_ISDIR(os.lstat(path.parent).st_mode) and stat.S_ISREG(os.lstat(path).st_mode)
+        except OSError:
+            return False
+
+    def read(self, key: str) -> bytes | None:
+        """What a block holds; None where it is missing, went meanwhile, or is another user's."""
+        try:
+            return read_plain(self.path(key)) if self.has(key) else None
+        except OSError:
+            return None
+
+    def remove(self, key: str) -> None:
+        """Remove a block that is damaged, if it may be."""
+        _removed(self.path(key))
+
+    def touch(self, keys: Sequence[str]) -> None:
+        """Say that blocks were used now; the end of a text a little earlier, so that it goes before the beginning."""
+        now = time.time_ns()
+        for i, key in enumerate(keys):
+            if self.has(key):
+                with contextlib.suppress(OSError):
+                    os.utime(self.path(key), ns=(now - 1000 * i, now - 1000 * i))
+
+    def write(self, where: str, key: str, data: memoryview, kept: set[str]) -> bool:
+        """Write a block when there is room, or room can be made of those that were not used for longest.
+
+        Args:
+            where: the user's function, for the error.
+            key, data: of the block.
+            kept: keys of blocks that must stay.
+        """
+        with self._locked(where):
+            files = self._files()
+            spare = self._max_bytes - data.nbytes - sum(file.size for file in files)
+            for file in sorted(files, key=lambda file: file.used):
+                if spare < 0 and file.path.stem not in kept and _removed(file.path):
+                    spare += file.size
+            if spare < 0:
+                return False
+            path = self.path(key)
+            with _said(where, path):
+                path.parent.mkdir(exist_ok=True)
+                if path.parent.is_symlink():
+                    raise NotADirectoryError(errno.ENOTDIR, "a link, which is not followed")
+                write_whole(path, data)
+        return True
+
+    def clear(self, where: str) -> None:
+        """Remove all blocks; raises where some may not be removed, when the others are."""
+        with self._locked(where):
+            left = [file.path for file in self._files() if not _removed(file.path)]
+        if left:
+            rule = "be a folder whose blocks may be removed"
+            raise value_error(where, "folder", rule, f"{len(left)} that may not, such as {left[0]}")
+
+    def _files(self) -> list[_File]:
+        """All files that count: blocks, and unfinished ones."""
+        with _said("PrefixStore", self._folder):
+            folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
+        found: list[_File] = []
+        for folder in folders:
+            if re.fullmatch(r"[0-9a-f]{2}", folder.name):
+                with contextlib.suppress(OSError):  # another process may have removed it, or it is another user's
+                    found += [file for entry in _entries(folder) if (file := _counted(entry)) is not None]
+        return found
+
+    @contextlib.contextmanager
+    def _locked(self, where: str) -> Iterator[None]:
+        """One process at a time makes room and writes; the system ends the lock of a process that is killed."""
+        try:
+            import fcntl  # noqa: PLC0415  not on every system
+        except ModuleNotFoundError:
+            # Without it two processes may together exceed max_bytes for a moment; nothing else depends on the lock.
+            yield
+            return
+        place = self._folder / "lock"
+        with _said(where, place):
+            handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _removed(path: Path) -> bool:
+    """Remove a file that was found to be ours; whether it is gone."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _counted(entry: os.DirEntry[str]) -> _File | None:
+    """The file, if it is one that counts."""
+    is_unfinished = _UNFINISHED.fullmatch(entry.name) is not None
+    if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
+        return None
+    try:
+        told = entry.stat(follow_symlinks=False)
+    except OSError:  # it went meanwhile
+        return None
+    path = Path(entry.path)
+    is_left_over = is_unfinished and time.time() - told.st_mtime > _OLD and _removed(path)
+    return None if is_left_over else _File(path, told.st_size, told.st_mtime_ns)
+
+
+@contextlib.contextmanager
+def _said(where: str, path: Path) -> Iterator[None]:
+    """Put in a sentence what stands in the way at a place; a full or broken disk stays an OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        rule = "be a folder that this process may read and write, with nothing but blocks in it"
+        raise value_error(where, "folder", rule, f"{error.strerror} at {path}") from None

@@ -1,0 +1,173 @@
+"""Contents: what a file says of one cache, looked at before it is believed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.caches.attend_call import Like
+from saccade.caches.cache import Leaf
+from saccade.support.numerics import wide_dtype
+
+__all__ = ["Contents", "MisfitError"]
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LARGEST = 1 << 31  # of anything that is counted
+_FARTHEST = 1 << 40  # of positions
+_NOBODY = 1 << 20  # columns, heads and so on of a tensor that has no elements: no file's length stands behind them
+
+
+class MisfitError(Exception):
+    """A fragment that goes on after "a file that": whatever its checksum says, no cache was written so."""
+
+
+class Contents:
+    """One cache in a file: a few values, and tensors.
+
+    Args:
+        tree: the values.
+        name: what the names of its tensors begin with.
+        tensors: those of the whole file.
+
+    Raises:
+        MisfitError: in every method, what is there is of another type, shape or size.
+    """
+
+    def __init__(self, tree: object, name: str, tensors: Mapping[str, Tensor]):
+        if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
+            raise MisfitError("describes no cache")
+        self._tree, self._name, self._tensors = tree, name, tensors
+        self.kind: str = tree["kind"]
+
+    def says(self, key: str) -> bool:
+        """Whether a value is there."""
+        return key in self._tree
+
+    def value(self, key: str) -> Any:
+        """Whatever stands there."""
+        if key not in self._tree:
+            raise MisfitError(f"does not say {key} of a {self.kind}")
+        return self._tree[key]
+
+    def part(self, key: str) -> Contents:
+        """The values in a group of them."""
+        inner = self.value(key)
+        if not isinstance(inner, dict):
+            raise self.misfit(key)
+        return Contents({**inner, "kind": self.kind}, self._name, self._tensors)
+
+    def count(self, key: str, least: int = 0, most: int = _LARGEST) -> int:
+        """An int."""
+        found = self.value(key)
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
+            raise self.misfit(key)
+        return found
+
+    def count_or_none(self, key: str, least: int = 0, most: int = _LARGEST) -> int | None:
+        """An int or null."""
+        return None if self.value(key) is None else self.count(key, least, most)
+
+    def position(self, key: str) -> int:
+        """A position, or a number of tokens."""
+        return self.count(key, 0, _FARTHEST)
+
+    def misfit(self, what: str) -> MisfitError:
+        """That something has another size or type than it can have."""
+        return MisfitError(f"has no possible {what} of a {self.kind}")
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor is there."""
+        return self._name + name in self._tensors
+
+    def is_empty(self, leaves: Sequence[Leaf]) -> bool:
+        """Whether the cache held nothing; raises where it holds something all the same."""
+        is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
+        held = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
+        if is_empty and (held or (self.says("next") and self.count("next", 0, 0))):
+            raise self.misfit("length")
+        return is_empty
+
+    def leaf(self, leaf: Leaf, sizes: dict[str, int], dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor of a state.
+
+        Args:
+            leaf: what it must be.
+            sizes: of axes, by name; those of other names are added.
+            dtype: of the keys; None where this are they.
+        """
+        if not self.has(leaf.name):
+            raise MisfitError(f"lacks the tensor {self._name}{leaf.name} of a {self.kind}")
+        x, axes = self._tensors[self._name + leaf.name], leaf.axes.split()
+        if axes[0] == "batch|1" and x.dim():
+            x = torch.atleast_2d(x) if len(axes) > 1 else x
+            axes[0] = "batch" if len(x) != 1 else "1"
+        allowed = {
+            "float": _FLOATS if dtype is None else (dtype,),
+            "wide": (torch.float32, torch.float64) if dtype is None else (wide_dtype(dtype),),
+            "positions": (torch.int64,),
+            "int8": (torch.int8,),
+            "bool": (torch.bool,),
+        }[leaf.dtype]
+        fits = x.dim() == len(axes) and x.dtype in allowed and (x.numel() or max(x.shape, default=0) <= _NOBODY)
+        if not fits or any(sizes.setdefault(axis, own) != own for axis, own in zip(axes, x.shape, strict=True)):
+            raise self.misfit(f"tensor {self._name}{leaf.name}")
+        is_table = leaf.dtype == "positions" and x.numel() > 0
+        if is_table and not (int(x.min()) >= -1 and int(x.max()) <= _FARTHEST):
+            raise self.misfit(f"tensor {self._name}{leaf.name}")
+        return x
+
+    def state(self, leaves: Sequence[Leaf], sizes: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, int], Like]:
+        """The tensors of a state by name, the sizes of their axes, and what new keys and values must be like.
+
+        Args:
+            leaves: what the tensors must be, keys first.
+            sizes: of axes, by name, as far as they are known.
+        """
+        found: dict[str, Tensor] = {}
+        for leaf in leaves:
+            if leaf.is_saved and not (leaf.is_optional and not self.has(leaf.name)):
+                dtype = next((x.dtype for x in found.values()), None)
+                found[leaf.name] = self.leaf(leaf, sizes, dtype)
+        if not sizes["kv_heads"]:
+            raise self.misfit("number of key heads")
+        known = {name: sizes[name] for name in ("batch", "kv_heads", "head_dim", "value_dim")}
+        first = next(iter(found.values()))
+        return found, sizes, Like(**known, dtype=first.dtype, device=first.device)
+
+    def positions(self, batch: int, columns: int) -> range | Tensor:
+        """Where the columns stand."""
+        first = self.position("first")
+        if not self.has("positions"):
+            return range(first, first + columns)
+        return self.leaf(Leaf("positions", "batch columns", "positions"), {"batch": batch, "columns": columns})
+
+    def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
+        """Where the next token of each item stands: behind those that stand at ``reached``, ``[batch | 1, ...]``."""
+        reached = torch.empty(1, 0, dtype=torch.int64, device="cpu") if reached is None else reached
+        after: int | Tensor = self.position("next") if not self.has("next") else 0
+        if self.has("next"):
+            after = self.leaf(Leaf("next", "batch", "positions"), {"batch": batch})
+        floor = reached.flatten(1).amax(1) + 1 if reached.shape[1:].numel() else reached.new_zeros(len(reached))
+        if bool((floor > after).any()) or (isinstance(after, Tensor) and bool((after < 0).any())):
+            raise self.misfit("next")
+        return after
+
+    def check_room(self, key: Tensor, value: Tensor, columns: int) -> None:
+        """Refuse room for more columns than the machine could hold, before it is taken."""
+        each = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
+        if each * columns > _machine():
+            raise MisfitError(
+                f"asks for {each * columns:,} bytes of room for a {self.kind}, more than this machine has"
+            )
+
+
+def _machine() -> int:
+    """Bytes of memory of this machine; where nobody says, more than most have."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 1 << 40

@@ -1,0 +1,254 @@
+"""Caches as files: settings, numbers and tensors, written and read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade import positions as encodings
+from saccade.caches.block_scorers import BlockScorer, BoundScorer, MeanScorer
+from saccade.caches.block_select import BlockSelectCache
+from saccade.caches.cache import LayerCache
+from saccade.caches.compressive_cache import CompressiveCache
+from saccade.caches.cross_cache import CrossCache
+from saccade.caches.files.record import Contents, MisfitError
+from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
+from saccade.caches.heavy_hitter import HeavyHitterCache
+from saccade.caches.indexed_cache import IndexedCache
+from saccade.caches.int8_cache import Int8Cache
+from saccade.caches.kv_cache import KVCache
+from saccade.caches.latent_cache import LatentCache
+from saccade.caches.model_cache import Cache
+from saccade.caches.recurrent import RecurrentCache
+from saccade.caches.segment_cache import SegmentCache
+from saccade.caches.sink_window import SinkWindowCache
+from saccade.caches.snap_kv import SnapKVCache
+from saccade.support.errors import type_error, unsupported, value_error
+
+__all__ = ["load_cache", "save_cache"]
+
+_KIND = "cache"
+_DEEPEST = 16  # Caches in one another
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        KVCache,
+        LatentCache,
+        IndexedCache,
+        BlockSelectCache,
+        SinkWindowCache,
+        SegmentCache,
+        HeavyHitterCache,
+        SnapKVCache,
+        Int8Cache,
+        CompressiveCache,
+        RecurrentCache,
+        CrossCache,
+    )
+}
+_GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # whose sizes stand in a group of their own
+_SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (MeanScorer, BoundScorer)}
+_SCALINGS: dict[str, type[encodings.Scaling]] = {
+    kind.__name__: kind
+    for kind in (encodings.Linear, encodings.NTK, encodings.Llama3, encodings.YaRN, encodings.Frequencies)
+}
+
+
+def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, fingerprint: str | None = None) -> None:
+    """Write a cache to a file, to go on from it later or in another process.
+
+    The file is in safetensors format and never pickled. It is written beside its place and renamed when it is whole: a
+    process that is killed leaves the old file or the new one.
+
+    Args:
+        cache: of a layer or a model.
+        path: the file.
+        fingerprint: of the model that made it, from `fingerprint`; `load_cache` then asks for the same.
+
+    Raises:
+        TypeError: not a cache, or not a path.
+        UnsupportedError: a cache, or a scorer, that a file cannot hold.
+        ImportError: safetensors is not installed.
+        OSError: the file cannot be written.
+
+    Cost: a copy of what is held, on the disk.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import torch
+        >>> from saccade import caches, mechanisms
+        >>> cache, x = caches.KVCache(), torch.randn(1, 2, 5, 8)
+        >>> out = cache.attend(mechanisms.Softmax(), x, x, x)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "text.cache"
+        >>> save_cache(cache, path)
+        >>> load_cache(path)
+        KVCache(max_len=None, length=5, nbytes=2048)
+    """
+    where = "save_cache"
+    if not isinstance(cache, Cache | LayerCache):
+        raise type_error(where, "cache", "be a cache of a layer or a model", type(cache).__name__)
+    file = checked_path(where, "path", path)
+    _check_fingerprint(where, fingerprint)
+    tensors: dict[str, Tensor] = {}
+    tree = _written(cache, "", tensors, where)
+    write_whole(file, encoded(where, tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
+
+
+def load_cache(
+    path: str | os.PathLike[str], *, fingerprint: str | None = None, device: torch.device | str = "cpu"
+) -> Cache | LayerCache:
+    """Read what `save_cache` wrote.
+
+    Args:
+        path: the file.
+        fingerprint: of the model that is to go on from it; must be what the file was saved with.
+        device: where the cache is to be.
+
+    Returns:
+        A cache of the same kind that goes on as if it had never been away.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        TypeError: not a path.
+        ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model; or
+            one that tells of a cache which could not be: nothing is made of it then.
+    """
+    where = "load_cache"
+    file = checked_path(where, "path", path)
+    _check_fingerprint(where, fingerprint)
+    tensors, about = read_tensors(where, file, _KIND)
+    held = about.get("fingerprint")
+    if held != fingerprint:
+        rule = "be that which the file was saved with" if held else "be None, as when the file was saved"
+        hint = "other weights or another configuration make other keys and values: read the text anew"
+        got = "none" if fingerprint is None else "that of another model"
+        raise value_error(where, "fingerprint", rule, got, hint=hint if fingerprint and held else "see fingerprint()")
+    try:
+        return _read(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
+    except MisfitError as misfit:
+        # Its checksum fits: no chance damaged it, and something else than save_cache wrote it.
+        rule = "be a file of a cache, as save_cache writes it"
+        raise value_error(where, "path", rule, f"one that {misfit}") from None
+
+
+def _check_fingerprint(where: str, fingerprint: object) -> None:
+    if fingerprint is not None and (not isinstance(fingerprint, str) or not fingerprint):
+        hint = "caches.fingerprint(model)"
+        raise type_error(where, "fingerprint", "be a string or None", type(fingerprint).__name__, hint=hint)
+
+
+def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], where: str) -> dict[str, Any]:
+    """What describes a cache; its tensors are added under names that begin with ``name``."""
+    if isinstance(cache, Cache):
+        layers = [_written(layer, f"{name}{i}.", tensors, where) for i, layer in enumerate(cache)]
+        return {"kind": "Cache", "layers": layers}
+    settings = _settings(cache, where)
+    numbers, state = cache.state()
+    tensors.update({name + leaf: x for leaf, x in state.items()})
+    return settings | numbers
+
+
+def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Cache | LayerCache:
+    """A cache as a file tells of it; nothing that it says is believed unseen.
+
+    Raises:
+        MisfitError: no cache that was saved could have been told so.
+    """
+    contents = Contents(tree, name, tensors)
+    if contents.kind == "Cache":
+        layers = contents.value("layers")
+        if depth == _DEEPEST or not isinstance(layers, list) or not layers:
+            raise contents.misfit("layers")
+        return Cache(_read(layer, f"{name}{i}.", tensors, depth + 1) for i, layer in enumerate(layers))
+    try:
+        cache = _new_cache(contents)
+        cache.restore(contents)
+    except (ValueError, TypeError, NotImplementedError) as error:  # what a cache says of the sizes it is given
+        raise MisfitError(f"cannot be a {contents.kind} ({str(error).partition(chr(10))[0]})") from None
+    return cache
+
+
+def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
+    """The kind and the settings of a cache.
+
+    Raises:
+        UnsupportedError: a cache, or a part of one, that a file cannot name.
+    """
+    kind = type(cache).__name__
+    if _KINDS.get(kind) is not type(cache):
+        reason = "it is a cache of your own, and a file holds no code"
+        raise unsupported(where, kind, [reason], hint="read the text anew, with a cache that can be saved")
+    settings = {name: getattr(cache, name) for name in cache.settings}
+    if "scorer" in settings:
+        scorer = type(settings["scorer"]).__name__
+        if _SCORERS.get(scorer) is not type(settings["scorer"]):
+            reason = f"its scorer {scorer} is one of your own, and a file holds no code"
+            raise unsupported(where, kind, [reason], hint="MeanScorer() and BoundScorer() can be saved")
+        settings["scorer"] = scorer
+    rotary = settings.get("rotary")
+    if rotary is not None:
+        if type(rotary) is not encodings.Rotary:
+            raise unsupported(
+                where, kind, [f"its rotary is a {type(rotary).__name__}, whose tables no file of a cache holds"]
+            )
+        told: dict[str, Any] = {word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")}
+        scaling: Any = rotary.scaling
+        told["scaling"] = None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]
+        settings["rotary"] = told
+    if not isinstance(cache, _GROUPED):
+        return {"kind": kind, **settings}
+    apart: dict[str, Any] = {name: settings.pop(name) for name in ("scorer", "prompt", "max_len") if name in settings}
+    return {"kind": kind, "settings": settings} | apart
+
+
+def _new_cache(contents: Contents) -> LayerCache:
+    """An empty cache of the kind and with the settings that a file says."""
+    kind = _KINDS.get(contents.kind)
+    if kind is None:
+        raise MisfitError("tells of a cache of another kind")
+    group = contents.part("settings") if kind in _GROUPED else contents
+    settings: dict[str, Any] = {}
+    for name in kind.settings:
+        if name == "max_len":
+            settings[name] = contents.count_or_none(name, 1)
+        elif name == "scorer":
+            scorer = contents.value(name)
+            if not isinstance(scorer, str) or scorer not in _SCORERS:
+                raise contents.misfit(name)
+            settings[name] = _SCORERS[scorer]()
+        elif name == "prompt":
+            prompt = contents.value(name)
+            if prompt not in ("dense", "sparse"):
+                raise contents.misfit(name)
+            settings[name] = prompt
+        elif name == "rotary":
+            settings[name] = None if contents.value(name) is None else _rotary(contents.part(name))
+        else:
+            settings[name] = group.count(name)
+    return kind(**settings)
+
+
+def _rotary(contents: Contents) -> encodings.Rotary:
+    scaling: encodings.Scaling | None = None
+    if contents.value("scaling") is not None:
+        match contents.value("scaling"):
+            case [str(kind), dict(words)] if kind in _SCALINGS and all(map(_is_word, words.values())):
+                scaling = _SCALINGS[kind](**words)
+            case _:
+                raise contents.misfit("scaling")
+    sizes = {name: contents.count(name) for name in ("head_dim", "rotary_dim")}
+    base, layout = contents.value("base"), contents.value("layout")
+    if not isinstance(layout, str):
+        raise contents.misfit("layout")
+    return encodings.Rotary(**sizes, base=base, layout=layout, scaling=scaling)  # type: ignore[arg-type]  # it looks
+
+
+def _is_word(value: object) -> bool:
+    """Whether a setting may be a scaling's: a number that a tensor can be multiplied by, several, a switch, or none."""
+    if isinstance(value, list):
+        return all(isinstance(own, float) for own in value)
+    return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)

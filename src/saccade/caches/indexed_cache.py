@@ -1,0 +1,79 @@
+"""IndexedCache: all keys and values, and what a scorer knows of each key."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from saccade.caches.attend_call import Call
+from saccade.caches.cache import Leaf
+from saccade.caches.files.record import Contents
+from saccade.caches.kv_cache import KVCache
+from saccade.engine.block_sparse.selected_blocks import Chosen
+from saccade.matrix import AttentionMatrix
+from saccade.support.errors import unsupported
+
+__all__ = ["IndexedCache"]
+
+
+class IndexedCache(KVCache):
+    """Keys and values of all tokens, and the index keys by which a scorer ranks them: exact for `TopK`.
+
+    Each call brings a mechanism with the index keys of its new tokens, ``TopK(LightningIndexer(q, k, w), …)``; the
+    cache hands it on with those of all tokens so far.
+
+    Args:
+        max_len: as of `KVCache`.
+
+    Raises:
+        UnsupportedError: a mechanism without index keys, or `fill`, which brings none.
+
+    Cost: that of a `KVCache`, and ``batch * columns * dim`` elements of index keys.
+
+    Example:
+        >>> import torch
+        >>> from saccade import masks, mechanisms
+        >>> from saccade.mechanisms.scorers import LightningIndexer
+        >>> cache = IndexedCache()
+        >>> for _ in range(2):
+        ...     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+        ...     scorer = LightningIndexer(torch.randn(1, 4, 5, 6), torch.randn(1, 1, 5, 6), torch.ones(1, 4, 5))
+        ...     out = cache.attend(mechanisms.TopK(scorer, 3), q, k, v, mask=masks.Causal())
+        >>> cache.index_key.shape
+        torch.Size([1, 1, 10, 6])
+    """
+
+    leaves: ClassVar[tuple[Leaf, ...]] = (*KVCache.leaves, Leaf("index_key", "batch one columns dim"))
+
+    @property
+    def index_key(self) -> Tensor | None:
+        """The index keys, ``[batch, 1, length, dim]``: a view, to look at; None before the first call."""
+        return self._state["index_key"][:, :, : self.length] if self._state else None
+
+    def advance(self, call: Call) -> Tensor:
+        mechanism: Any = call.mechanism
+        new = getattr(mechanism, "index_key", None)
+        if new is None:
+            reason = "it brings no index keys"
+            hint = "mechanisms.TopK(scorers.LightningIndexer(...), k) brings some; KVCache() needs none"
+            raise unsupported(call.where, type(mechanism).__name__, [reason], hint=hint)
+        known = self._written("index_key", len(self._tokens), new)
+        out = super().advance(call._replace(mechanism=mechanism.with_index_key(known)))
+        self._traffic = self._traffic._replace(bytes_read=self._traffic.bytes_read + known.nbytes)
+        return out
+
+    def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
+        rule, (_, groups, kv_len, _) = matrix.ingredients.rule, matrix.ingredients.key.shape
+        if not isinstance(rule, Chosen):
+            return super()._bytes_read(matrix, held)
+        return held * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
+
+    def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
+        reason = "index keys would be missing"
+        raise unsupported("IndexedCache.fill", "a prefix", [reason], hint="attend to the prefix, or fork a cache")
+
+    def restore(self, contents: Contents) -> None:
+        super().restore(contents)
+        if self._state:
+            self._written("index_key", 0, self._state.pop("index_key"))

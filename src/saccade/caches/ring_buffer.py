@@ -1,0 +1,216 @@
+"""RingCache: tokens in slots, each the place of the one that it makes forgotten; constant memory."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from saccade.caches.attend_call import Call, Traffic
+from saccade.caches.buffers import usable
+from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.files.record import Contents
+from saccade.caches.next_position import Upcoming
+from saccade.masks import Mask
+from saccade.positions.token_positions import GivenPositions, Positions
+
+__all__ = ["RingCache"]
+
+_FARTHEST = 1 << 62  # beyond all positions
+Index = Tensor | slice
+
+
+class RingCache(LayerCache):
+    r"""Keys and values of the first few positions and of the last ones; equals the dense run with its own `rule`.
+
+    A base of caches that forget by position alone: a subclass says what is kept, and its rule.
+
+    Args:
+        rule: the mask whose dense run it equals; never asks for what is not kept.
+        kept_first: positions at the beginning that are kept, at least 0.
+        kept_last: last positions that are kept, the newest included, at least 1.
+
+    Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, taken at once, and 8
+    bytes for each token held of each item (of all, if they stand alike). A step reads what is held.
+    """
+
+    leaves: ClassVar[tuple[Leaf, ...]] = (
+        Leaf("keys", "batch kv_heads slots head_dim"),
+        Leaf("values", "batch kv_heads slots value_dim"),
+        Leaf("table", "batch|1 slots", "positions"),
+    )
+    numbers = ("is_run",)
+
+    is_run: bool  # whether tokens stand at 0, 1, 2, … in every item
+    _tokens: Upcoming
+
+    def __init__(self, rule: Mask, kept_first: int, kept_last: int):
+        super().__init__()
+        self.rule = rule
+        self._kept_first, self._kept_last, self._slots = kept_first, kept_last, kept_first + kept_last
+
+    @property
+    def kv_positions(self) -> Tensor:
+        """Where the tokens held stand, int64 ``[batch | 1, slots]``, in no order; -1 where none is."""
+        return self._state["table"] if self._state else torch.full((1, self._slots), -1)
+
+    def advance(self, call: Call) -> Tensor:
+        table, q_len = call.table, call.key.shape[2]
+        run = range(self.length, self.length + q_len)
+        is_run = self.is_run and (call.positions.run == run or bool((table == Positions(run).on(table.device)).all()))
+        if q_len == 1 and self._state:
+            out = self._step(call, table, is_run=is_run)
+        else:
+            out = self._long(call, table)
+            if q_len:
+                self._write(call, table)
+        self.is_run = is_run
+        return out
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.is_run = True
+
+    def _why_not_cropped(self, length: int) -> str | None:
+        if not self.is_run:
+            return "the tokens of its items do not stand at 0, 1, 2, …, one in each column"
+        if self.length > self._slots:
+            return f"it has let tokens go that were in the window {self.length - length} tokens ago"
+        return None
+
+    def _crop(self, length: int) -> None:
+        self._state["table"] = self._state["table"].masked_fill(self._state["table"] >= length, -1)
+        self._tokens = self._tokens._replace(length=length, at=length)
+
+    def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
+        """One token: it takes the place of the one that leaves, and attends to what is held."""
+        before = self._write(call, table)
+        used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
+        try:
+            mask, q_positions, kv_positions = self._placed(call, table, self._state["table"][:, :used])
+            keys, values = self._state["keys"], self._state["values"]
+            if call.needs_graph:  # which must not hold memory that is written to later; the new token gets gradients
+                keys, values = keys.clone(), values.clone()
+                self._put({"keys": keys, "values": values}, call, table)
+            if is_run and call.sees_all_before and call.treats_heads_alike:
+                keys, values = (self._seen(x, self.length) for x in (keys, values))
+                matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
+            else:
+                keys, values = keys[:, :, :used], values[:, :, :used]
+                matrix = call.mechanism(call.query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
+            out = matrix.matmul(values, dropout_p=call.dropout_p)
+        except BaseException:
+            for x, index, old in before:  # a call that fails leaves no trace
+                x[index] = old
+            raise
+        self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
+        return out
+
+    def _long(self, call: Call, table: Tensor) -> Tensor:
+        """Several tokens: each sees its own part of what is held and of the others."""
+        keys, values, kv_positions = self._joined(call, table)
+        self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
+        mask, where = self._with_rule(call.mask), call.positions
+        matrix = call.mechanism(call.query, keys, mask=mask, q_positions=where, kv_positions=kv_positions)
+        return matrix.matmul(values, dropout_p=call.dropout_p)
+
+    def _joined(self, call: Call, table: Tensor) -> tuple[Tensor, Tensor, GivenPositions]:
+        """Keys and values that are held, and then the new ones, and where they stand."""
+        if not self._state:
+            return call.key, call.value, call.positions
+        held = self._state["table"]
+        rows = max(len(held), len(table))
+        kv_positions = torch.cat([held.expand(rows, -1), table.expand(rows, -1)], 1)
+        values = torch.cat([self._state["values"], call.value], 2)
+        return torch.cat([self._held_keys(), call.key], 2), values, kv_positions
+
+    def _held_keys(self) -> Tensor:
+        """The keys that are held, as they came."""
+        return self._state["keys"]
+
+    def _placed(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
+        """The mask of a step, and where its query and the slots stand."""
+        return self._with_rule(call.mask), q_table, table
+
+    def _seen(self, x: Tensor, place: int) -> Tensor:
+        """Of keys or values in their slots those that the rule shows a query, where tokens stand at 0, 1, 2, …"""
+        return x[:, :, : min(place + 1, self._slots)]
+
+    def _with_rule(self, rule: Mask | None) -> Mask:
+        return self.rule if rule is None else self.rule & rule
+
+    def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
+        """What has slots: its new tokens, and how many slots; fewer than all are for the first positions."""
+        return {"keys": (key, self._slots), "values": (value, self._slots)}
+
+    def _make_own(self, call: Call, table: Tensor) -> None:
+        """Take memory that may be written to, with a row of the table for each item where items differ."""
+        key, value = call.key, call.value
+        if not self._state:
+            # Zeros: what is in a slot without a token is hidden, but must not be NaN.
+            sizes = self._new_leaves(key, value)
+            self._state = {name: x.new_zeros(*x.shape[:2], size, x.shape[3]) for name, (x, size) in sizes.items()}
+            self._state["table"] = torch.full((1, self._slots), -1, dtype=torch.int64, device=key.device)
+        for name, x in self._state.items():
+            self._state[name] = x.clone() if name in self._shared else usable(x)
+        self._shared.clear()
+        if len(self._state["table"]) < len(table):
+            self._state["table"] = self._state["table"].repeat(len(table), 1)
+
+    def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
+        """Keep of the new tokens what later ones need; returns what was overwritten, and where."""
+        self._make_own(call, table)
+        return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
+
+    def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
+        """Write the new tokens that are kept into their slots; returns what was overwritten, and where."""
+        new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
+        new["table"] = table[:, None, :, None]
+        before, all_kept = [], self._kept(call.positions.run, table, _FARTHEST)
+        for name, x in leaves.items():
+            own = x[:, None, :, None] if name == "table" else x
+            # What has fewer slots is for the first positions alone.
+            has_all = own.shape[2] == self._slots
+            kept = all_kept if has_all else self._kept(call.positions.run, table, own.shape[2])
+            if kept is not None:
+                row, column, slot = kept
+                index = (row, slice(None), slot)
+                before.append((own, index, own[index].detach().clone()))
+                own[index] = new[name][row, :, column]
+        return before
+
+    def _kept(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
+        """Items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is none."""
+        if run is not None and len(run) == 1:
+            place, sinks = run[0], self._kept_first
+            slot = place if place < sinks else sinks + (place - sinks) % self._kept_last
+            return (slice(None), slice(None), slice(slot, slot + 1)) if place < stop else None
+        is_kept = (table < self._kept_first) | (table > table.amax(1, keepdim=True) - self._kept_last)
+        rows, columns = (is_kept & (table >= 0) & (table < stop)).nonzero(as_tuple=True)
+        return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
+
+    def _slot(self, positions: Tensor) -> Tensor:
+        """Where a token is kept: the first ones for good, the others in turn."""
+        later = self._kept_first + (positions - self._kept_first) % self._kept_last
+        return torch.where(positions < self._kept_first, positions, later)
+
+    def _sizes(self, contents: Contents) -> dict[str, int]:
+        return {"slots": self._slots}
+
+    def restore(self, contents: Contents) -> None:
+        super().restore(contents)
+        if contents.value("is_run") is not self.is_run:
+            raise contents.misfit("is_run")
+
+    def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
+        self.is_run, after = contents.value("is_run") is True, self._tokens.at
+        # Each position has a slot of its own; where tokens stand one by one, it is known which ones are there.
+        slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
+        is_wrong = (table >= 0) & (self._slot(table) != slot)
+        if self.is_run:
+            turns = (self.length - 1 - slot).div(self._kept_last, rounding_mode="floor")
+            newest = torch.where(slot < self._kept_first, slot, slot + turns * self._kept_last)
+            is_wrong |= table != torch.where(slot < self.length, newest, -1)
+        if bool(is_wrong.any()) or (self.is_run and (isinstance(after, Tensor) or after != self.length)):
+            raise contents.misfit("table")

@@ -1,0 +1,107 @@
+"""The pictures of ``saccade look``."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade import viz
+from saccade.cli.model_reading import Model, Subject
+from saccade.statistics import Head
+from saccade.text.labels import legible
+from saccade.viz.canvas import DPI, blank, colours
+from saccade.viz.ticks import name_columns, name_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["MOST_WINDOWS", "figures", "whole"]
+
+MOST_WINDOWS = 150  # in one picture: a window is then some pixels wide
+_LINES_AT_MOST = 80
+_ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
+_NUMBERED_AT_MOST = 40  # windows
+_SIDE = 1200  # pixels of the map of the whole, and its cells at most
+_CHOSEN = "#00738c"
+
+
+def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str, "Figure", str]]:
+    """Pictures of what was read at once, with the names of their files and what they show.
+
+    Args:
+        subject: what was read.
+        weights: between words, ``[layers, heads, words, words]``.
+        best: the head to show.
+    """
+    rows, columns = ([legible(word.text) for word in side] for side in (subject.rows, subject.columns))
+    where = f"layer {best.layer}, head {best.head}"
+    chosen, words = weights[best.layer, best.head], max(len(rows), len(columns))
+    labels: dict[str, Any] = {"x_labels": columns, "y_labels": rows}
+    seen = weights.amax((0, 1)) > 0  # what no head of any layer looks at is hidden by the mask
+    allowed = None if bool(seen.all()) else seen
+    title, annotate = f"What each word (row) looks at (column): {where}", words <= _ANNOTATED_AT_MOST
+    labels |= {"x_name": "looked at", "y_name": "word"}
+    heatmap = viz.heatmap(chosen, annotate=annotate, title=title, allowed=allowed, **labels)
+    yield "heatmap.png", heatmap, f"what each word looks at in {where}"
+    title = (
+        "Every head (H) of every layer (L): what each word (row) looks at (column). "
+        "Each map runs from white, nothing, to its own largest weight, sinks aside."
+    )
+    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title, allowed=allowed)
+    yield "mosaic.png", mosaic, "every head of every layer"
+    if subject.is_cross and words <= _LINES_AT_MOST:
+        labels |= {"x_name": "read", "y_name": "written"}
+        lines = viz.bipartite(chosen, title=f"Between the texts: {where}", **labels)
+        yield "lines.png", lines, f"between the two texts in {where}"
+
+
+def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None]) -> "Figure":
+    """One head in the whole text: its windows along the diagonal, at the places that their tokens have in the text.
+
+    Everything else is grey, for tokens of two windows never see each other. Of a text with more tokens than the
+    picture has pixels, the largest weight of neighbours is drawn.
+
+    Args:
+        model: is run once for each window.
+        subject: the text in windows.
+        best: the head.
+        advance: is called after each window.
+
+    Cost: a forward pass for each window; memory for one window and the picture.
+    """
+    from matplotlib.patches import Rectangle  # noqa: PLC0415  matplotlib is optional
+
+    count, shown = subject.windows[-1].stop, subject.windows[subject.shown]
+    canvas, inches = blank("look"), _SIDE / DPI
+    cells, ends = _pooled(model, subject, best, count, advance), (-0.5, count - 0.5, count - 0.5, -0.5)
+    image = canvas.axes.imshow(cells, cmap=colours(), vmin=0, interpolation="nearest", aspect="auto", extent=ends)
+    frame = (shown.start - 0.5, shown.start - 0.5), shown.stop - shown.start, shown.stop - shown.start
+    canvas.axes.add_patch(Rectangle(*frame, fill=False, edgecolor=_CHOSEN, linewidth=2))
+    for number, window in enumerate(subject.windows if len(subject.windows) <= _NUMBERED_AT_MOST else ()):
+        beside = (window.start, "right") if window.stop > 0.95 * count else (window.stop, "left")
+        canvas.write(beside[0] - 0.5, window.start - 0.5, f" {number} ", size=7, va="top", ha=beside[1])
+    name_columns(canvas.axes, None, "looked at (token of the text)", count, inches)
+    name_rows(canvas.axes, None, "token of the text", count, inches)
+    canvas.add_scale(image)
+    title = (
+        f"Layer {best.layer}, head {best.head} in the whole text: {len(subject.windows)} windows, of which the framed "
+        f"one, {subject.shown}, is shown in the other pictures. Grey: never seen; the model reads one window at a time."
+    )
+    return canvas.finished(inches, inches, title)
+
+
+def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:
+    """The largest weights of neighbouring tokens, ``[cells, cells]``; NaN where nothing may be seen."""
+    side = min(count, _SIDE)
+    cells = np.full((side, side), np.nan, np.float32)
+    for window in subject.windows:
+        with torch.no_grad():
+            layer = model.matrices(torch.tensor([window.tokens]))[best.layer].to_dense()[0, :, window.own, window.own]
+        seen = layer.amax(0) > 0
+        weights = layer[best.head].where(seen, torch.nan).float().numpy()
+        places = np.arange(window.start, window.stop) * side // count
+        np.fmax.at(cells, (places[:, None], places), weights)
+        advance()
+    return cells

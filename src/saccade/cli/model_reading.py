@@ -1,0 +1,161 @@
+"""Reads a text with a model: the matrices of all layers, and the words of their rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from saccade.cli.loading import NAMED, load
+from saccade.cli.transformers_model import TransformersModel, load_transformers
+from saccade.cli.windows import Window, windows_of
+from saccade.matrix import Matrix
+from saccade.models import Decoder, Encoder, EncoderDecoder
+from saccade.models.checkpoint_folder import read_config
+from saccade.models.encoder_decoder_format import PairFormat
+from saccade.support.errors import UnsupportedError, value_error
+from saccade.text import Word, words
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Model", "Subject", "load_model", "subject_of"]
+
+Model = Encoder | Decoder | EncoderDecoder | TransformersModel
+
+
+class Subject(NamedTuple):
+    """Matrices of all layers, lazily, and what their rows and columns stand for.
+
+    Attributes:
+        rows, columns: words of the queries and of the keys.
+        matrices: one for each layer, of one batch item.
+        is_cross: whether rows are of one text and columns of another.
+        windows: all of the text; one where the model reads it at once.
+        shown: which of them the matrices are of.
+        most: tokens that are read at once.
+        unknown: the token that it reads for what it does not know.
+        row_tokens, column_tokens: tokens of the queries and of the keys, as they are spelled in the vocabulary.
+    """
+
+    rows: tuple[Word, ...]
+    columns: tuple[Word, ...]
+    matrices: list[Matrix]
+    is_cross: bool
+    windows: list[Window]
+    shown: int
+    most: int
+    unknown: str
+    row_tokens: tuple[str, ...]
+    column_tokens: tuple[str, ...]
+
+
+def load_model(name: str) -> Model:
+    """Load a model by name or folder; forms that saccade does not know are loaded by transformers.
+
+    Raises:
+        ValueError, ImportError, UnsupportedError, OSError: neither knows it.
+    """
+    if name not in NAMED and (Path(name) / "config.json").is_file():
+        told = read_config("look", Path(name))  # what nobody can read is not left to others
+        if told.get("model_type") == PairFormat.model_type:
+            return EncoderDecoder.from_pretrained(name)
+    try:
+        return load(name)
+    except (ValueError, UnsupportedError, KeyError):
+        if name in NAMED or not (Path(name) / "config.json").is_file():
+            raise
+        return load_transformers(Path(name))
+
+
+def subject_of(
+    model: Model,
+    name: str,
+    text: Sequence[str],
+    other: str | None,
+    *,
+    given: bool = False,
+    window: int | None = None,
+    at_once: int | None = None,
+) -> Subject:
+    """Run a model on a text, on a window of it, or on two texts.
+
+    Args:
+        model: what looks.
+        name: what it is called in messages.
+        text: arguments of the command; joined by spaces, unless ``given``.
+        other: for a model that writes one text while it reads another: what it writes.
+        given: each argument is one word.
+        window: which part of a text that is longer than the model reads, counted from 0; the first when None.
+        at_once: tokens that are read at a time, at most; as many as the model reads when None.
+
+    Raises:
+        ValueError: texts that the model cannot read; the message is one sentence.
+    """
+    if model.tokenizer is None:
+        raise value_error("look", "--model", "have a tokenizer.json", name)
+    is_pair = isinstance(model, EncoderDecoder) or (isinstance(model, TransformersModel) and model.is_pair)
+    if other is not None and not is_pair:
+        raise value_error("look", "--to", "be left out where a model reads one text (no encoder-decoder)", name)
+    most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
+    most, unknown = min(most, at_once or most), _unknown(model)
+    windows = _read(model.tokenizer, unknown, most, "TEXT", list(text) if given else " ".join(text))
+    shown = window or 0
+    if shown >= len(windows):
+        raise value_error("look", "--window", f"be from 0 to {len(windows) - 1} for this text", shown)
+    found = windows[shown].words
+    tokens = torch.tensor([windows[shown].tokens])
+    pieces = _pieces(model.tokenizer, windows[shown])
+    if other is None:
+        with torch.no_grad():
+            matrices = model.matrices(tokens)
+        return Subject(found, found, matrices, False, windows, shown, most, unknown, pieces, pieces)
+    assert isinstance(model, EncoderDecoder | TransformersModel)
+    written = _read(model.tokenizer, unknown, most, "--to", other)
+    for argument, own in (("TEXT", windows), ("--to", written)):
+        if len(own) > 1:
+            got = f"{own[-1].stop}, {name} reads no more"
+            raise value_error("look", argument, f"have at most {most} tokens beside another text", got)
+    with torch.no_grad():
+        matrices = model.cross_matrices(tokens, torch.tensor([written[0].tokens]))
+    answer = _pieces(model.tokenizer, written[0])
+    return Subject(written[0].words, found, matrices, True, windows, shown, most, unknown, answer, pieces)
+
+
+def _pieces(tokenizer: Tokenizer, window: Window) -> tuple[str, ...]:
+    return tuple(tokenizer.id_to_token(number) or str(number) for number in window.tokens)
+
+
+def _unknown(model: Model) -> str:
+    """The token that a model reads for what it does not know."""
+    if isinstance(model, TransformersModel):
+        return model.unknown
+    assert model.tokenizer is not None
+    return getattr(model.tokenizer.model, "unk_token", None) or "[UNK]"
+
+
+def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: str | list[str]) -> list[Window]:
+    """Tokens and words of a text, in as many windows as it takes."""
+    joined = text if isinstance(text, str) else " ".join(text)
+    if not joined.strip():
+        raise value_error("look", argument, "have at least one word", "nothing to look at")
+    if any("\ud800" <= character <= "\udfff" for character in joined):
+        raise value_error("look", argument, "be valid UTF-8", "bytes that are not")
+    encoding = tokenizer.encode(text, is_pretokenized=not isinstance(text, str))
+    number = tokenizer.token_to_id(unknown)
+    # Some tokenizers tell of what they do not know as it was written, and only its number says so.
+    spelled = [unknown if own == number else token for own, token in zip(encoding.ids, encoding.tokens, strict=True)]
+    found = words(_Encoded(spelled, encoding.word_ids, encoding.offsets), text, unknown=unknown)
+    if all(word.special for word in found):
+        raise value_error("look", argument, "have at least one word", "only characters that the model does not read")
+    return windows_of(encoding.ids, found, most)
+
+
+class _Encoded(NamedTuple):
+    """What `words` reads of an encoded text."""
+
+    tokens: list[str]
+    word_ids: list[int | None]
+    offsets: list[tuple[int, int]]

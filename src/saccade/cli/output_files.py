@@ -1,0 +1,65 @@
+"""Files of a command: they come when all of them are complete, and an interrupted run leaves nothing behind."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import typer
+
+from saccade import viz
+from saccade.cli.exits import fail, refuse
+from saccade.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["all_or_none", "folder_for", "put", "writing"]
+
+_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # which no other name would help with
+
+
+@contextmanager
+def writing(command: str, option: str, path: Path, kind: str = "folder") -> Iterator[None]:
+    """Write to a path meanwhile; end where it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        end = fail if error.errno in _FAILURES else refuse
+        end(command, f"{option} must be a {kind} that can be written; got {path} ({error.strerror})")
+
+
+def put(command: str, figure: "Figure", out: Path) -> None:
+    """Write a picture to the file that ``--out`` names, and say so; end where it cannot be written."""
+    try:
+        with writing(command, "--out", out, "picture file"):
+            path = viz.save(figure, out)
+    except ValueError as error:
+        refuse(command, f"--out must be a picture file that can be written; got {out} ({error})")
+    typer.echo(f"wrote {visible(str(path))}")
+
+
+@contextmanager
+def folder_for(command: str, option: str, folder: Path) -> Iterator[None]:
+    """Make a folder, or end where it cannot be made; where nothing came into it in the end, it goes again."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with writing(command, option, folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for path in made:
+            with suppress(OSError):  # something is in it
+                path.rmdir()
+
+
+@contextmanager
+def all_or_none(command: str, option: str, folder: Path) -> Iterator[Path]:
+    """A folder to write files into, which move to ``folder`` when all are complete."""
+    with writing(command, option, folder), TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as beside:
+        yield Path(beside)
+        for path in sorted(Path(beside).iterdir()):
+            os.replace(path, folder / path.name)

@@ -1,0 +1,183 @@
+"""What is run to learn how fast a machine is: small cases of each kind of operation."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from saccade.engine.dispatch import route_of
+from saccade.engine.inputs import Ingredients
+from saccade.masks import Causal, Mask, Window
+from saccade.matrix import Impl, attention
+from saccade.mechanisms import Delta
+
+__all__ = [
+    "ELEMENTWISE",
+    "SIZES",
+    "attention_samples",
+    "elementwise",
+    "products",
+    "small_operations",
+    "streams",
+    "timed",
+]
+
+SIZES = (32, 128)
+"""Widths of heads at which kernels are timed; others lie on the line through both."""
+_LENGTH = 1024
+_COUNTS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
+_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 28)
+_SINGLE = (
+    *((1, rows, inner, columns) for rows in (1, 64, 1024) for inner, columns in ((128, 128), (512, 512), (512, 2048))),
+    *((1, 1024, 2048, 512), (1, 512, 1024, 512), (1, 128, 4096, 128), (1, 4096, 128, 128), (1, 1024, 1024, 1024)),
+    (1, 256, 256, 8192),
+)
+_BATCHED = (
+    (16, 64, 64, 64),
+    (16, 16, 64, 64),
+    (8, 256, 64, 256),
+    (8, 1024, 64, 1024),
+    (8, 64, 1024, 64),
+    (8, 1, 64, 512),
+)
+
+_LOOK, _LOOKS, _PATIENCE = 0.002, 7, 0.15  # seconds of a look, how many at least, and seconds of all
+
+_aten: Any = torch.ops.aten
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.view(-1, 256)
+
+
+def _twice(run: Callable[[Tensor, Tensor], object], x: Tensor) -> object:
+    return run(x, x)
+
+
+ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
+    **{
+        name: getattr(_aten, name)
+        for name in ("exp", "log", "sin", "cos", "tanh", "sigmoid", "erf", "silu", "gelu", "rsqrt", "sum", "mean")
+    },
+    "pow": lambda x: _aten.pow(x, 2),
+    **{
+        name: partial(_twice, getattr(_aten, name))
+        for name in ("silu_backward", "gelu_backward", "tanh_backward", "sigmoid_backward")
+    },
+    "_softmax": lambda x: _aten._softmax(_rows(x), -1, False),
+    "_log_softmax": lambda x: _aten._log_softmax(_rows(x), -1, False),
+    "_softmax_backward_data": lambda x: _aten._softmax_backward_data(_rows(x), _rows(x), -1, x.dtype),
+    "_log_softmax_backward_data": lambda x: _aten._log_softmax_backward_data(_rows(x), _rows(x), -1, x.dtype),
+    "native_layer_norm": lambda x: _aten.native_layer_norm(_rows(x), [256], _rows(x)[0], _rows(x)[0], 1e-5),
+    "native_layer_norm_backward": lambda x: _layer_norm_backward(_rows(x)),
+    "scatter_add": lambda x: _aten.scatter_add(x, 0, torch.arange(len(x)), x),
+    "elu": _aten.elu,
+    "native_dropout": lambda x: _aten.native_dropout(x, 0.1, True),
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.9),
+}
+"""Operations whose time goes by what they compute for each number, not by how many bytes they move."""
+
+
+def _layer_norm_backward(x: Tensor) -> object:
+    wide = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+    number = torch.zeros(len(x), 1, dtype=wide)
+    return _aten.native_layer_norm_backward(x, x, [x.shape[1]], number, number, x[0], x[0], [True, True, True])
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of a call: the least of many short looks, since a disturbance only makes one longer, and not all."""
+    run()
+    start = time.perf_counter()
+    run()
+    once = max(1e-7, time.perf_counter() - start)
+    times: list[float] = []
+    number = max(1, min(1000, int(_LOOK / once)))
+    end = time.perf_counter() + _PATIENCE
+    while len(times) < _LOOKS or time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(number):
+            run()
+        times.append((time.perf_counter() - start) / number)
+    return min(times)
+
+
+def small_operations() -> Tensor:
+    """Many small operations called by Python: a recurrence, chunk by chunk."""
+    query, key, value = torch.ones(1, 4, 512, 32), torch.full((1, 4, 512, 32), 0.1), torch.ones(1, 4, 512, 32)
+    return Delta()(query, key, mask=Causal()) @ value
+
+
+def streams() -> list[list[float]]:
+    """``[bytes moved, seconds]`` of sums of two tensors."""
+    found = []
+    for moved in _BYTES:
+        pairs = [(torch.ones(moved // 12), torch.ones(moved // 12)) for _ in range(4)]
+        found.append([float(moved), timed(_in_turns(torch.add, pairs))])
+    return found
+
+
+def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Callable[[], None]:
+    """As in a model: what is read was not read just now, and what is written is not what was just given back."""
+    turns, held = itertools.cycle(inputs), deque[Tensor](maxlen=8)
+    return lambda: held.append(run(*next(turns)))
+
+
+def elementwise(name: str, dtype: str) -> list[list[float]]:
+    """``[numbers, seconds]`` of an operation."""
+    run = ELEMENTWISE[name]
+    inputs = [torch.rand(4, count).add_(0.1).to(getattr(torch, dtype)) for count in _COUNTS]
+    return [[float(x.shape[1]), timed(_in_turns(run, [(each,) for each in x]))] for x in inputs]
+
+
+def products(kind: str, dtype: str) -> list[list[float]]:
+    """``[batch, rows, inner, columns, FLOP/s]`` of products of matrices."""
+    found = []
+    for batch, rows, inner, columns in _BATCHED if kind == "batched" else _SINGLE:
+        a, b = (torch.rand(batch, *shape).to(getattr(torch, dtype)) for shape in ((rows, inner), (inner, columns)))
+        seconds = timed(lambda a=a, b=b: torch.bmm(a, b) if kind == "batched" else torch.mm(a[0], b[0]))  # type: ignore[misc]
+        found.append([batch, rows, inner, columns, 2 * batch * rows * inner * columns / seconds])
+    return found
+
+
+def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[list[float]]:
+    """``[seconds]`` of a start, of a pair at each of `SIZES`, and of one more tile."""
+    start = _attention(kernel, dtype, 16, SIZES[0], Causal(), is_backward=is_backward)
+    pairs = []
+    for width in SIZES:
+        time, count, _ = _attention(kernel, dtype, _LENGTH, width, Causal(), is_backward=is_backward)
+        pairs.append(max(0.0, time - start[0]) / max(1, count))
+    time, count, tiles = _attention(kernel, dtype, 4 * _LENGTH, 64, Window(_LENGTH // 16, 0), is_backward=is_backward)
+    pair = pairs[0] + (pairs[1] - pairs[0]) * (64 - SIZES[0]) / (SIZES[1] - SIZES[0])
+    tile = max(0.0, time - start[0] - count * pair) / max(1, tiles - 1)
+    return [[start[0]], [pairs[0]], [pairs[1]], [tile]]
+
+
+def _attention(
+    kernel: str, dtype: str, length: int, width: int, mask: Mask, *, is_backward: bool
+) -> tuple[float, int, int]:
+    """Seconds of a product by a kernel, or of its gradients; the pairs that it computes, and its tiles."""
+    tensors = [torch.randn(1, 4, length, width).to(getattr(torch, dtype)) for _ in range(3)]
+    given = Ingredients.of(tensors[0], tensors[1], mask)
+    cost = route_of(given, 0.0, kernel).kernel.cost(given, width, 0.0)
+
+    def forward() -> Tensor:
+        query, key, value = tensors
+        return attention(query, key, value, mask=mask, impl=cast("Impl", kernel))
+
+    if not is_backward:
+        return timed(forward), cost.pairs, cost.tiles
+    tensors = [x.requires_grad_() for x in tensors]
+    made = forward()
+    grad = torch.ones_like(made)
+    return (
+        timed(lambda: torch.autograd.grad(made, tensors, grad, retain_graph=True)),
+        cost.pairs,
+        cost.tiles,
+    )

@@ -1,0 +1,196 @@
+"""Moving rows between ranks, there and, as gradients, back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from saccade.distributed.exchange_plan import Exchange
+from saccade.distributed.layouts import Layout, numbers
+
+__all__ = ["Fetch", "Swap", "agree", "guarded", "moved"]
+
+# Ranks from which on messages go to those alone who have something to say to one another. All ranks must decide alike.
+_MANY = 8
+
+
+def moved(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """``there(x)``, a linear map whose transpose is ``back``: gradients go back by it."""
+    found: Tensor = _Moved.apply(x, there, back)
+    return found
+
+
+class _Moved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.there, ctx.back = there, back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return moved(grad.contiguous(), ctx.back, ctx.there), None, None
+
+
+class Fetch(NamedTuple):
+    """Keys from where they are: all that the own queries can see, in the order of their positions.
+
+    Attributes:
+        group: of the ranks.
+        columns: positions of the keys that come of it, int64 ``[columns]``.
+        own: which of these columns the own rows are, int64 ``[rows]``.
+        gives: for each rank, which own rows it gets, int64.
+        gets: for each rank, which columns come from it, int64.
+    """
+
+    group: dist.ProcessGroup | None
+    columns: Tensor
+    own: Tensor
+    gives: tuple[Tensor, ...]
+    gets: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, plan: Exchange, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Fetch:
+        """The part of a rank in a plan."""
+        own = plan.rank(rank)
+        rows, columns = plan.layout.tokens(rank), own.columns
+
+        def by_peer(pieces: Sequence[tuple[int, range]], among: np.ndarray) -> tuple[Tensor, ...]:
+            lists: list[list[range]] = [[] for _ in range(plan.ranks)]
+            for peer, keys in pieces:
+                lists[peer].append(keys)
+            return tuple(torch.from_numpy(np.searchsorted(among, numbers(keys))).to(device) for keys in lists)
+
+        places = torch.from_numpy(np.searchsorted(columns, rows)).to(device)
+        gives, gets = by_peer(own.sends, rows), by_peer(own.receives, columns)
+        return cls(group, torch.from_numpy(columns).to(device), places, gives, gets)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[B, G, rows, D] -> [B, G, columns, D]``."""
+        return moved(x, self._there, self._back)
+
+    def _there(self, x: Tensor) -> Tensor:
+        batch, groups, _, width = x.shape
+        out = x.new_empty(batch, groups, len(self.columns), width)
+        out[:, :, self.own] = x
+        shapes = [(batch, groups, len(part), width) for part in self.gets]
+        come = _swapped([x[:, :, part] for part in self.gives], shapes, self.group)
+        for part, own in zip(self.gets, come, strict=True):
+            out[:, :, part] = own
+        return out
+
+    def _back(self, grad: Tensor) -> Tensor:
+        batch, groups, _, width = grad.shape
+        wide = torch.promote_types(grad.dtype, torch.float32)  # many ranks add to one key: rounded once
+        total = grad[:, :, self.own].to(wide)
+        shapes = [(batch, groups, len(part), width) for part in self.gives]
+        come = _swapped([grad[:, :, part] for part in self.gets], shapes, self.group)
+        for part, own in zip(self.gives, come, strict=True):
+            total.index_add_(2, part, own.to(wide))
+        return total.to(grad.dtype)
+
+
+class Swap(NamedTuple):
+    """Own rows of all heads for all rows of own heads, and the other way round.
+
+    Attributes:
+        group: of the ranks.
+        rows: positions of the rows of each rank, int64.
+    """
+
+    group: dist.ProcessGroup | None
+    rows: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, group: dist.ProcessGroup | None, device: torch.device) -> Swap:
+        """Of a layout, the same for all ranks."""
+        rows = (torch.from_numpy(layout.tokens(rank)).to(device) for rank in range(layout.ranks))
+        return cls(group, tuple(rows))
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """``[B, H, rows, D] -> [B, H / ranks, all rows, D]``."""
+        return moved(x, self._to_heads, self._to_rows)
+
+    def to_rows(self, x: Tensor) -> Tensor:
+        """``[B, H / ranks, all rows, D] -> [B, H, rows, D]``."""
+        return moved(x, self._to_rows, self._to_heads)
+
+    def _to_heads(self, x: Tensor) -> Tensor:
+        batch, heads, _, width = x.shape
+        own = heads // len(self.rows)
+        shapes = [(batch, own, len(rows), width) for rows in self.rows]
+        come = _swapped(list(x.split(own, 1)), shapes, self.group)
+        out = x.new_empty(batch, own, sum(map(len, self.rows)), width)
+        for rows, part in zip(self.rows, come, strict=True):
+            out[:, :, rows] = part
+        return out
+
+    def _to_rows(self, x: Tensor) -> Tensor:
+        batch, own, _, width = x.shape
+        mine = len(self.rows[dist.get_rank(self.group)])
+        shapes = [(batch, own, mine, width)] * len(self.rows)
+        return torch.cat(_swapped([x[:, :, rows] for rows in self.rows], shapes, self.group), 1)
+
+
+def agree(told: str, group: dist.ProcessGroup | None, device: torch.device, where: str) -> None:
+    """Raise on every rank, before anything is sent, unless all of them have the same in mind.
+
+    Messages of sizes that nobody expects would be taken in silence, or waited for.
+
+    Raises:
+        RuntimeError: some ranks have another plan, or other shapes; or one is gone.
+    """
+    ranks = dist.get_world_size(group)
+    mine = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "little")
+    sent = torch.tensor([mine], device=device)
+    every = [torch.empty_like(sent) for _ in range(ranks)]
+    guarded(lambda: dist.all_gather(every, sent, group=group))
+    marks = [int(mark) for mark in every]
+    others = [rank for rank, mark in enumerate(marks) if mark != marks[0]]
+    if others:
+        listed = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
+        sentence = f"{where}: all ranks must plan the same; ranks {listed} differ from rank 0"
+        raise RuntimeError(
+            f"{sentence} (here: {told}).\nHint: give every rank the same mask, lengths, layout and dtype"
+        )
+
+
+def _swapped(
+    parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None
+) -> list[Tensor]:
+    """What every rank has for this one, of known shapes, for what this one has for each."""
+    ranks, rank = len(parts), dist.get_rank(group)
+    like, peers = parts[rank], [peer for peer in range(ranks) if peer != rank]
+    if ranks > _MANY:
+        come = [parts[rank] if peer == rank else like.new_empty(shapes[peer]) for peer in range(ranks)]
+        asked = []
+        for peer in peers:
+            whom = dist.get_global_rank(group, peer) if group is not None else peer
+            if parts[peer].numel():
+                asked.append(dist.P2POp(dist.isend, parts[peer].contiguous(), whom, group))
+            if come[peer].numel():
+                asked.append(dist.P2POp(dist.irecv, come[peer], whom, group))
+        if asked:
+            guarded(lambda: [work.wait() for work in dist.batch_isend_irecv(asked)])
+        return come
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    flat = like.new_empty(sum(sizes))
+    sent = torch.cat([part.reshape(-1) for part in parts])
+    guarded(lambda: dist.all_to_all_single(flat, sent, sizes, [part.numel() for part in parts], group=group))
+    return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+
+
+def guarded(call: Callable[[], object]) -> None:
+    """Run an exchange; where it does not end, say what that means."""
+    try:
+        call()
+    except RuntimeError as error:
+        sentence = (
+            "saccade.distributed: an exchange did not end: a rank is gone, late, or has ended in an error of its own"
+        )
+        raise RuntimeError(f"{sentence}.\nHint: look at the other ranks' errors first ({error})") from error

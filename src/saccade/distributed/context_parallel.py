@@ -1,0 +1,235 @@
+"""ContextParallel: attention over a sequence of which every rank holds a part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from saccade.distributed.collectives import Fetch, Swap, agree, guarded
+from saccade.distributed.exchange_plan import STRATEGIES, Exchange, exchange
+from saccade.distributed.layouts import NAMES, Layout, layout_of
+from saccade.distributed.parallel_mechanism import SpreadMechanism
+from saccade.distributed.rank_speed import Machine
+from saccade.distributed.state_passing import Post
+from saccade.engine import dropout
+from saccade.engine.positions.positioned_mask import check_domain
+from saccade.masks import Mask
+from saccade.matrix import AttentionMatrix
+from saccade.matrix.attention_matrix import Impl
+from saccade.mechanisms import Mechanism
+from saccade.positions import Bias
+from saccade.scores import Score
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import instance, one_of
+
+__all__ = ["ContextParallel"]
+
+_WHERE = "ContextParallel"
+_MOST_KEPT = 16
+
+
+class ContextParallel:
+    """Attention over a sequence that is split over ranks, equal to attention over the whole of it.
+
+    Every rank hands over the queries, keys and values of its own rows, and gets the outputs of these; keys that its
+    queries can see come from where they are, and gradients go back there. Nothing is global: a model may use several,
+    and what is below this layer does not know of it.
+
+    Args:
+        group: a one-dimensional DeviceMesh or a process group; all ranks when None.
+        layout: which rank holds which rows: "contiguous", "zigzag" or "striped", or a `Layout` (of a plan, for
+            "balanced"). It is that of the data, so one for all layers.
+        strategy: "fetch", "gather", "ulysses", or "auto" for what is reckoned to be fastest; see `exchange`.
+        machine: what a rank is assumed to do, for "auto".
+        checks: whether ranks compare plans before each exchange, by one small message: where they differ, each raises
+            the same error. Without it they may hang, or take what was not meant for them.
+
+    Raises:
+        TypeError, ValueError: no group, layout or strategy.
+        RuntimeError: no process group was set up.
+    """
+
+    def __init__(
+        self,
+        group: DeviceMesh | dist.ProcessGroup | None = None,
+        *,
+        layout: str | Layout = "contiguous",
+        strategy: str = "auto",
+        machine: Machine | None = None,
+        checks: bool = True,
+    ):
+        if not dist.is_initialized():
+            hint = "torch.distributed.init_process_group(...) first; torchrun sets the variables that it reads"
+            raise RuntimeError(f"{_WHERE}: a process group must be set up; got none.\nHint: {hint}")
+        if isinstance(group, DeviceMesh):
+            if group.ndim != 1:
+                raise value_error(_WHERE, "group", "be a mesh of one dimension", f"{group.ndim}", hint='mesh["cp"]')
+            group = group.get_group()
+        if not isinstance(layout, Layout):
+            one_of(_WHERE, "layout", layout, NAMES[:3], hint="exchange(...).layout is a balanced one")
+        one_of(_WHERE, "strategy", strategy, ("auto", *STRATEGIES))
+        self.group, self.strategy, self.checks = group, strategy, instance(_WHERE, "checks", checks, bool, "be a bool")
+        self.machine = machine if machine is None else instance(_WHERE, "machine", machine, Machine, "be a Machine")
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        if isinstance(layout, Layout) and layout.ranks != self.ranks:
+            raise value_error(_WHERE, "layout", f"be of {self.ranks} ranks", layout.ranks)
+        self._layout, self.post = layout, Post(group)
+        self._made: dict[tuple[Any, ...], Any] = {}
+
+    def layout(self, seq_len: int) -> Layout:
+        """Who holds which rows of a sequence."""
+        if isinstance(self._layout, str):
+            return layout_of(self._layout, seq_len, self.ranks)
+        if self._layout.seq_len != seq_len:
+            raise value_error(_WHERE, "seq_len", f"be {self._layout.seq_len}, that of the layout", seq_len)
+        return self._layout
+
+    def positions(self, seq_len: int, device: torch.device | str = "cpu") -> Tensor:
+        """Where the own rows stand, int64 ``[rows]``."""
+        return torch.from_numpy(self.layout(seq_len).tokens(self.rank)).to(device)
+
+    def shard_sequence(self, x: Tensor, dim: int = 1) -> Tensor:
+        """The own rows of a tensor that every rank has whole."""
+        return x.index_select(dim, self.positions(x.shape[dim], x.device))
+
+    def unshard_sequence(self, x: Tensor, dim: int = 1, *, seq_len: int | None = None) -> Tensor:
+        """All rows, on every rank, of a tensor of which each has its own. Gradients of all ranks are added up."""
+        seq_len = self.seq_len(x.shape[dim], seq_len)
+        others = [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()]
+        if self.checks:
+            agree(f"unshard_sequence {dim} {others} {x.dtype} {seq_len}", self.group, x.device, _WHERE)
+        swap = self._swap(seq_len, x.device)
+        lines = x.movedim(dim, 0).reshape(1, 1, x.shape[dim], math.prod(others))
+        whole = swap.to_heads(lines.expand(-1, self.ranks, -1, -1))
+        return whole.reshape(seq_len, *others).movedim(0, dim)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None = None,
+        *,
+        seq_len: int | None = None,
+        score: Score | None = None,
+        bias: Bias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink_logit: Tensor | None = None,
+        dropout_p: float = 0.0,
+        seed: int | None = None,
+        impl: Impl = "auto",
+    ) -> Tensor:
+        """Exact softmax attention of the own rows over the whole sequence.
+
+        Args:
+            query: ``[batch, heads, rows, head_dim]``, the own rows in the order of `positions`.
+            key, value: ``[batch, kv_heads, rows, width]`` of the same rows.
+            mask, score, bias, scale, softcap, sink_logit, impl: as for `saccade.attention`, of the whole sequence and
+                the same on every rank; the mask is a `Mask` or None.
+            seq_len: tokens of the whole sequence; ``rows * ranks`` when None.
+            dropout_p, seed: the same weights are dropped on any number of ranks; the seed is the same on every rank,
+                and where it is None the first one draws it for all.
+
+        Returns:
+            ``[batch, heads, rows, width]``.
+
+        Cost: one exchange there and, for gradients, one back; memory of the keys that the own rows see.
+        """
+        seq_len = self.seq_len(query.shape[2], seq_len)
+        if dropout_p and seed is None:
+            seed = self.shared_seed(query.device)
+        if isinstance(mask, Mask):
+            check_domain(mask, None, None, seq_len, seq_len, f"{_WHERE}.attention")
+        options: dict[str, Any] = {"score": score, "bias": bias, "scale": scale, "softcap": softcap, "impl": impl}
+        options = {name: x for name, x in options.items() if x is not None}
+        reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
+        reasons += ["sink_logit is of each head"] if sink_logit is not None else []
+        reasons += ["dropout is a function of the head's number"] if dropout_p else []
+        plan = self._plan(query, key, mask, seq_len, reasons)
+        if self.checks:
+            facts = (len(query), key.shape[3], value.shape[3], value.dtype, dropout_p, seed, scale, softcap)
+            agree(f"{plan.fingerprint} {facts}", self.group, query.device, f"{_WHERE}.attention")
+        if plan.strategy == "ulysses":
+            swap = self._swap(seq_len, query.device)
+            q, k, v = (swap.to_heads(x) for x in (query, key, value))
+            return swap.to_rows(AttentionMatrix(q, k, plan.mask, **options).matmul(v))
+        fetch = self._fetch(plan, query.device)
+        both = fetch(torch.cat([key, value], 3))
+        k, v = both.split([key.shape[3], value.shape[3]], 3)
+        stands = self.positions(seq_len, query.device)
+        matrix = AttentionMatrix(
+            query, k, plan.mask, sink_logit=sink_logit, q_positions=stands, kv_positions=fetch.columns, **options
+        )
+        return matrix.matmul(v, dropout_p=dropout_p, seed=seed)
+
+    def __call__(self, mechanism: Mechanism) -> SpreadMechanism:
+        """The same mechanism over ranks, for a layer: its queries and keys are the own rows, at their positions."""
+        return SpreadMechanism(mechanism, self)
+
+    def plan(self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int) -> Exchange:
+        """Who gets what from whom for such tensors, of the own rows, and a mask of the whole sequence."""
+        return self._plan(query, key, mask, seq_len, ())
+
+    def _plan(
+        self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int, not_ulysses: Sequence[str]
+    ) -> Exchange:
+        """The same where heads cannot be given to other ranks, for these reasons, if there are any."""
+        strategy = self.strategy
+        if not_ulysses and strategy == "ulysses":
+            raise unsupported(_WHERE, 'strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
+        if not_ulysses and strategy == "auto":
+            strategy = "fetch"  # which never sends more than "gather"
+        sizes = (seq_len, query.shape[1], key.shape[1], key.shape[3], key.dtype, self.ranks)
+        return exchange(mask, *sizes, layout=self.layout(seq_len), strategy=strategy, machine=self.machine)
+
+    def shared_seed(self, device: torch.device | str = "cpu") -> int:
+        """A number for dropout that is the same on all ranks: the first one's, drawn from torch's generator.
+
+        Every rank draws, so that generators that were alike stay alike.
+        """
+        seed = torch.tensor(dropout.draw_seed("attention"), device=device)
+        guarded(lambda: dist.broadcast(seed, group=self.group, group_src=0))
+        return int(seed)
+
+    def seq_len(self, rows: int, seq_len: int | None = None) -> int:
+        """Tokens of the whole of which this rank holds so many: as given, as in the layout, or rows × ranks.
+
+        Raises:
+            ValueError: this rank would hold others.
+        """
+        if seq_len is None:
+            seq_len = rows * self.ranks if isinstance(self._layout, str) else self._layout.seq_len
+        own = int(self.layout(seq_len).counts[self.rank])
+        if own != rows:
+            hint = "where ranks do not divide it, seq_len= says how long it is, or ContextParallel(layout=cp.layout(n))"
+            raise value_error(_WHERE, "rows", f"be {own}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
+        return seq_len
+
+    def __deepcopy__(self, memo: object) -> ContextParallel:
+        """Itself: ranks are not copied with a model."""
+        return self
+
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What is made once for each of the last plans, of which packed texts have a new one in every step."""
+        if key not in self._made:
+            while len(self._made) >= _MOST_KEPT:
+                self._made.pop(next(iter(self._made)))
+            self._made[key] = make()
+        return self._made[key]
+
+    def _fetch(self, plan: Exchange, device: torch.device) -> Fetch:
+        key = ("fetch", plan.fingerprint, device)
+        found: Fetch = self._kept(key, lambda: Fetch.of(plan, self.rank, self.group, device))
+        return found
+
+    def _swap(self, seq_len: int, device: torch.device) -> Swap:
+        key = ("swap", seq_len, device)
+        found: Swap = self._kept(key, lambda: Swap.of(self.layout(seq_len), self.group, device))
+        return found

@@ -1,0 +1,278 @@
+"""The plan of an attention over many ranks, as data: who holds what, who gets what from whom, and what that costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from functools import cached_property, lru_cache
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import torch
+
+from saccade.distributed.key_requirements import Needs, work_of_chunks
+from saccade.distributed.layouts import NAMES as LAYOUTS
+from saccade.distributed.layouts import Layout, balanced, chunk_size, layout_of
+from saccade.distributed.rank_plan import RankPlan
+from saccade.distributed.rank_speed import Machine
+from saccade.masks import Full, Mask
+from saccade.plan.key_ranges import Ints
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import instance, integer, one_of
+
+__all__ = ["STRATEGIES", "Exchange", "exchange"]
+
+STRATEGIES = ("fetch", "gather", "ulysses")
+"""Fetch the keys that the own queries can see; gather all keys; exchange rows for heads."""
+_LONGEST = 100
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exchange:
+    """An attention over many ranks, planned.
+
+    Attributes:
+        mask, seq_len, heads, kv_heads, head_dim, dtype: of the attention.
+        layout: who holds which tokens.
+        strategy: one of `STRATEGIES`.
+        refused: the other strategies and layouts, and why they were not taken.
+        needs: the keys that each rank needs.
+    """
+
+    mask: Mask
+    seq_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    layout: Layout
+    strategy: str
+    refused: dict[str, tuple[str, ...]]
+    needs: Needs
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return self.layout.ranks
+
+    @property
+    def bytes_of_token(self) -> int:
+        """Of its key and its value in all heads."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @cached_property
+    def bytes_sent(self) -> Ints:
+        """Of each rank in a forward pass, int64 ``[ranks]``."""
+        return self._bytes(self.needs.sent, gives=True)
+
+    @cached_property
+    def bytes_received(self) -> Ints:
+        """Of each rank in a forward pass, int64 ``[ranks]``."""
+        return self._bytes(self.needs.received, gives=False)
+
+    @cached_property
+    def pairs(self) -> Ints:
+        """Of queries and keys, over all heads, int64 ``[ranks]``."""
+        if self.strategy == "ulysses":
+            return np.full(self.ranks, self.needs.pairs.sum() * self.heads // self.ranks)
+        return self.needs.pairs * self.heads
+
+    @property
+    def imbalance(self) -> float:
+        """Work of the busiest rank, in parts of the mean; 1 is even."""
+        mean = self.pairs.mean()
+        return float(self.pairs.max() / mean) if mean else 1.0
+
+    @cached_property
+    def peak_bytes(self) -> Ints:
+        """Keys and values that each rank holds at once, its own and others', int64 ``[ranks]``."""
+        own = self.layout.counts * self.bytes_of_token
+        if self.strategy == "ulysses":
+            return own + self.seq_len * self.bytes_of_token // self.ranks
+        return own + self.bytes_received
+
+    @property
+    def rounds(self) -> int:
+        """Times that ranks wait for one another in a forward pass: two for "ulysses", there and back."""
+        return 2 if self.strategy == "ulysses" else 1 if self.bytes_received.any() else 0
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal plans: ranks compare it before they send anything."""
+        told = (str(self.mask), self.seq_len, self.heads, self.kv_heads, self.head_dim, str(self.dtype))
+        made = hashlib.sha256(repr((*told, self.strategy, self.layout.fingerprint)).encode())
+        for numbers in (self.needs.ranks, self.needs.starts, self.needs.stops):
+            made.update(numbers.tobytes())
+        return made.hexdigest()
+
+    def rank(self, number: int) -> RankPlan:
+        """What one rank does."""
+        integer("Exchange.rank", "number", number, 0)
+        if number >= self.ranks:
+            raise value_error("Exchange.rank", "number", f"be below {self.ranks}", number)
+        receives, sends = self._transfers(number)
+        return RankPlan(
+            number,
+            self.layout.rows(number),
+            receives,
+            sends,
+            int(self.bytes_sent[number]),
+            int(self.bytes_received[number]),
+            int(self.pairs[number]),
+            int(self.peak_bytes[number]),
+        )
+
+    def seconds(self, machine: Machine | None = None) -> float:
+        """Of a forward pass on the slowest rank of the machine that is assumed: it computes, and it sends."""
+        machine = Machine() if machine is None else machine
+        computing = 4 * self.head_dim * self.pairs / machine.flops
+        sending = np.maximum(self.bytes_sent, self.bytes_received) / machine.bandwidth
+        return float((computing + sending).max()) + self.rounds * machine.latency
+
+    @property
+    def mask_text(self) -> str:
+        """The mask in at most 100 letters: one may hold thousands of lengths."""
+        text = str(self.mask)
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+    def __str__(self) -> str:
+        mib = 1 / 2**20
+        mean = self.bytes_sent.mean() * mib
+        lines = [
+            f"ranks      {self.ranks}, {self.layout.counts.min():,} to {self.layout.counts.max():,} tokens each",
+            f"mask       {self.mask_text} over {self.seq_len:,} tokens",
+            f"layout     {self.layout.name}",
+            f"strategy   {self.strategy}, {self.rounds} round{'' if self.rounds == 1 else 's'}",
+            f"sent       {self.bytes_sent.max() * mib:,.1f} MiB at most, {mean:,.1f} on average",
+            f"received   {self.bytes_received.max() * mib:,.1f} MiB at most",
+            f"work       the busiest rank has {self.imbalance:.2f} of the mean: {self.pairs.max():,} pairs",
+            f"held       {self.peak_bytes.max() * mib:,.1f} MiB of keys and values at most",
+        ]
+        lines += [f"not {name}: {why}" for name, reasons in self.refused.items() for why in reasons]
+        return "\n".join(lines)
+
+    def _bytes(self, tokens: Ints, *, gives: bool) -> Ints:
+        counts = self.layout.counts
+        if self.strategy == "gather":
+            # What everybody has and nobody else has, or the other way round.
+            return (counts * (self.ranks - 1) if gives else self.seq_len - counts) * self.bytes_of_token
+        if self.strategy == "ulysses":
+            # Queries and outputs in all heads, keys and values in theirs; of each, all parts but the own.
+            width = 2 * self.heads * self.head_dim * self.dtype.itemsize + self.bytes_of_token
+            others = counts * (self.ranks - 1) if gives else self.seq_len - counts
+            return others * width // self.ranks
+        return tokens * self.bytes_of_token
+
+    def _transfers(self, number: int) -> tuple[tuple[tuple[int, range], ...], tuple[tuple[int, range], ...]]:
+        if self.strategy == "fetch":
+            return tuple(self.needs.from_others(number)), tuple(self.needs.to_others(number))
+        if self.strategy == "ulysses":
+            return (), ()
+        peers = [peer for peer in range(self.ranks) if peer != number]
+        mine = self.layout.rows(number)
+        return (
+            tuple((peer, keys) for peer in peers for keys in self.layout.rows(peer)),
+            tuple((peer, keys) for peer in peers for keys in mine),
+        )
+
+
+def exchange(
+    mask: Mask | None,
+    seq_len: int,
+    heads: int,
+    kv_heads: int | None = None,
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+    ranks: int = 8,
+    *,
+    layout: str | Layout = "auto",
+    strategy: str = "auto",
+    machine: Machine | None = None,
+) -> Exchange:
+    """Plan self-attention over a sequence that lies on many ranks. No process group is needed, and nothing is sent.
+
+    Args:
+        mask: who may attend to whom; None for everyone.
+        seq_len: tokens of the whole sequence.
+        heads, kv_heads: of queries, and of keys (as many when None).
+        head_dim: width of a head.
+        dtype: of keys and values.
+        ranks: devices that the sequence is split over.
+        layout: "contiguous", "zigzag", "striped", "balanced" (by work, for packed documents), "auto" for what is
+            fastest on the machine that is assumed; or a `Layout`.
+        strategy: "fetch" (exactly the keys that a rank's queries can see), "gather" (all keys), "ulysses" (all rows of
+            some heads), or "auto".
+        machine: what a rank is assumed to do, for "auto".
+
+    Raises:
+        ValueError, TypeError: what is no mask, name or number.
+        UnsupportedError: a strategy asked for by name would not be exact; every reason is listed.
+
+    Cost: O(tokens / 128) of NumPy or less: 1,024 ranks and a million tokens take a fraction of a second.
+
+    Example:
+        >>> from saccade.masks import sliding_window
+        >>> plan = exchange(sliding_window(4096), 1 << 20, 32, 8, 128, ranks=1024)
+        >>> plan.strategy, int(plan.bytes_sent.max()) / 2**20
+        ('fetch', 15.99609375)
+    """
+    where = "exchange"
+    sizes = {"seq_len": seq_len, "heads": heads, "head_dim": head_dim, "ranks": ranks}
+    seq_len, heads, head_dim, ranks = (integer(where, name, size) for name, size in sizes.items())
+    kv_heads = heads if kv_heads is None else integer(where, "kv_heads", kv_heads)
+    if heads % kv_heads:
+        raise value_error(where, "kv_heads", f"divide the {heads} heads", kv_heads)
+    if not isinstance(layout, Layout):
+        one_of(where, "layout", layout, ("auto", *LAYOUTS))
+    one_of(where, "strategy", strategy, ("auto", *STRATEGIES))
+    instance(where, "dtype", dtype, torch.dtype, "be a torch.dtype")
+    instance(
+        where, "mask", mask, (Mask, NoneType), "be a mask or None", hint="masks.Dense(tensor) makes one of a tensor"
+    )
+    rule = Full() if mask is None else mask
+    reasons = {name: _reasons(name, rule, heads, kv_heads, ranks) for name in STRATEGIES}
+    if strategy != "auto" and reasons[strategy]:
+        raise unsupported(where, f'strategy="{strategy}"', reasons[strategy])
+    refused = {name: why for name, why in reasons.items() if why}
+    names: tuple[str | Layout, ...] = LAYOUTS if layout == "auto" else (layout,)
+    able = [name for name in STRATEGIES if not reasons[name]] if strategy == "auto" else [strategy]
+    plans = [
+        Exchange(rule, seq_len, heads, kv_heads, head_dim, dtype, needs.layout, one, {}, needs)
+        for needs in (_needs(rule, name, seq_len, ranks) for name in names)
+        for one in able
+    ]
+    times = [plan.seconds(machine) for plan in plans]
+    best = min(range(len(plans)), key=times.__getitem__)
+    for plan, time in zip(plans, times, strict=True):
+        if plan is not plans[best]:
+            told = f"{1e3 * time:.3g} ms forward, as reckoned, and not {1e3 * times[best]:.3g}"
+            refused[f"{plan.strategy}, {plan.layout.name}"] = (told,)
+    return dataclasses.replace(plans[best], refused=refused)
+
+
+def _reasons(strategy: str, rule: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:
+    """Why a strategy would not be exact; empty if it is."""
+    if strategy != "ulysses":
+        return ()
+    why = []
+    if heads % ranks or kv_heads % ranks:
+        why.append(f"{ranks} ranks do not divide {heads} heads and {kv_heads} key heads")
+    if rule.shape[1] > 1:
+        why.append("its mask tells heads apart, of which each rank would have others")
+    return tuple(why)
+
+
+def _needs(rule: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
+    made: Any = _kept_needs if rule.is_value else _kept_needs.__wrapped__
+    found: Needs = made(rule, layout, seq_len, ranks)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _kept_needs(rule: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
+    if isinstance(layout, Layout):
+        return Needs(rule, layout)
+    if layout == "balanced":
+        return Needs(rule, balanced(seq_len, ranks, work_of_chunks(rule, seq_len, chunk_size(seq_len, ranks))))
+    return Needs(rule, layout_of(layout, seq_len, ranks))

@@ -1,0 +1,71 @@
+"""Pictures of a plan: who gets keys from whom, and how even the work is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade import viz
+from saccade.distributed.exchange_plan import Exchange
+from saccade.plan.key_ranges import Ints
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["figure", "picture", "traffic"]
+
+_SHADES = " ░▒▓█"
+_WIDEST = 32  # ranks in a line of text, each two letters wide
+
+
+def traffic(plan: Exchange) -> Ints:
+    """Bytes that each rank (row) gets from each other one (column) in a forward pass, int64 ``[ranks, ranks]``."""
+    counts, ranks = plan.layout.counts, plan.ranks
+    if plan.strategy != "fetch":
+        width = plan.bytes_received.sum() / max(1, (ranks - 1) * plan.seq_len)
+        return np.where(np.eye(ranks, dtype=bool), 0, (np.broadcast_to(counts, (ranks, ranks)) * width)).astype(
+            np.int64
+        )
+    found = np.zeros((ranks, ranks), dtype=np.int64)
+    for rank in range(ranks):
+        for peer, keys in plan.needs.from_others(rank):
+            found[rank, peer] += len(keys)
+    return found * plan.bytes_of_token
+
+
+def picture(plan: Exchange) -> str:
+    """Who gets bytes from whom, as text: rows get, columns give, darker is more; and the work of each row.
+
+    Of more than 32 ranks neighbours are taken together, and the largest of each group is drawn.
+    """
+    sent, work = traffic(plan), plan.pairs / max(1.0, plan.pairs.mean())
+    group = -(-plan.ranks // _WIDEST)
+    starts = np.arange(0, plan.ranks, group)
+    sent = np.maximum.reduceat(np.maximum.reduceat(sent, starts, 0), starts, 1)
+    work = np.maximum.reduceat(work, starts)
+    shades = np.ceil(sent * (len(_SHADES) - 1) / max(1, sent.max())).astype(int)
+    lines = [f"gets from 0 to {plan.ranks - 1}, and its work in parts of the mean:"]
+    for start, row, share in zip(starts.tolist(), shades.tolist(), work.tolist(), strict=True):
+        cells = "".join(
+            2 * ("·" if start == column else _SHADES[shade]) for column, shade in zip(starts, row, strict=True)
+        )
+        lines.append(f"{start:>5} {cells} {share:.2f}")
+    return "\n".join([*lines, f"darkest: {sent.max() / 2**20:,.2f} MiB"])
+
+
+def figure(plan: Exchange, title: str | None = None) -> Figure:
+    """The same as a heatmap of MiB.
+
+    Args:
+        plan: of any number of ranks.
+        title: stands above it; mask, layout and strategy when None.
+
+    Returns:
+        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `viz.save` writes it.
+    """
+    told = (
+        f"{plan.mask_text} over {plan.seq_len:,} tokens, {plan.layout.name}, {plan.strategy}: MiB that a rank gets; "
+        f"the busiest has {plan.imbalance:.2f} of the mean work"
+    )
+    return viz.heatmap(traffic(plan) / 2**20, title=told if title is None else title, x_name="gives", y_name="gets")

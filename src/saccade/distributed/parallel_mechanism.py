@@ -1,0 +1,223 @@
+"""A mechanism whose keys lie on many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from saccade.caches import LayerCache
+from saccade.distributed.collectives import Fetch, agree
+from saccade.distributed.state_passing_matrix import CarriedMatrix
+from saccade.engine.positions.positioned_mask import check_domain
+from saccade.masks import Mask, as_mask
+from saccade.matrix import Matrix
+from saccade.mechanisms import S4D, Differential, Linear, Mechanism, Performer, Softmax, TopK
+from saccade.mechanisms.recurrences.mechanism import Recurrence
+from saccade.mechanisms.scorers import DotProducts
+from saccade.positions import Bias
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.statistics.row_block import Block
+from saccade.support.errors import unsupported, value_error
+
+if TYPE_CHECKING:
+    from saccade.distributed.context_parallel import ContextParallel
+
+__all__ = ["SpreadMatrix", "SpreadMechanism"]
+
+_FEATURES = (Linear, Performer)  # whose past is one memory where the mask is causal
+_OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # whose rows follow from the keys that their queries may see
+_CARRIED = (Recurrence, S4D)  # whose past is one memory, always
+
+
+class SpreadMechanism(Mechanism):
+    """A mechanism over ranks: each makes the rows of its own queries.
+
+    Keys that these can see are fetched; of recurrences, and of linear attention with a causal mask, one memory comes
+    from the rank before. Parameters are those of the mechanism, under the same names, so that a checkpoint fits one
+    rank and many.
+
+    Args:
+        mechanism: what is made.
+        context: the ranks.
+
+    Raises:
+        UnsupportedError: a mechanism that needs all keys at once.
+    """
+
+    def __init__(self, mechanism: Mechanism, context: ContextParallel):
+        super().__init__()
+        reasons = _against(mechanism)
+        if reasons:
+            hint = "Softmax, TopK of single keys, Differential, Linear, Performer, S4D and recurrences run over ranks"
+            raise unsupported("ContextParallel", type(mechanism).__name__, reasons, hint=hint)
+        self.context = context
+        # Not a child, whose name would stand in front of every parameter's: the same dictionaries instead.
+        self._parameters, self._buffers, self._modules = (
+            mechanism._parameters,
+            mechanism._buffers,
+            mechanism._modules,
+        )
+        self._non_persistent_buffers_set = mechanism._non_persistent_buffers_set
+        self.__dict__["mechanism"] = mechanism
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["mechanism"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__.get("mechanism")
+        if own is not None and name in own.__dict__ and name != "training":
+            setattr(own, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self.mechanism._load_from_state_dict(*given)
+
+    def new_cache(self, max_len: int | None = None) -> LayerCache:
+        """Refused: what runs over ranks sees whole sequences."""
+        reason = "rows of a whole sequence run over ranks, and a cache hands over new ones"
+        hint = "sharded_cache(model, cp) decodes over ranks, with a model that parallelize did not change"
+        raise unsupported("ContextParallel", "a cache", [reason], hint=hint)
+
+    def train(self, mode: bool = True) -> SpreadMechanism:
+        """Set the mode, of the mechanism too."""
+        self.mechanism.train(mode)
+        super().train(mode)
+        return self
+
+    @property
+    def treats_heads_alike(self) -> bool:
+        return self.mechanism.treats_heads_alike
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return self.mechanism.reasons(mask)
+
+    def with_bias(self, bias: Tensor | Bias) -> Mechanism:
+        return SpreadMechanism(self.mechanism.with_bias(bias), self.context)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+        **gates: Tensor,
+    ) -> Matrix:
+        """The own rows; gates, ``[batch, heads, rows, ...]``, are handed on to the mechanism."""
+        context = self.context
+        if query.shape[2] != key.shape[2]:
+            reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
+            raise unsupported("ContextParallel", "cross-attention", [reason])
+        seq_len = context.seq_len(query.shape[2])
+        stands = context.positions(seq_len, query.device)
+        for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
+            _check_positions(name, given, stands, len(query))
+        rule = as_mask(mask, (*query.shape[:2], seq_len, seq_len), where="ContextParallel")
+        check_domain(rule, None, None, seq_len, seq_len, "ContextParallel")
+        if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and rule.is_causal):
+            return self._carried(query, key, rule, seq_len, gates)
+        plan = context._plan(query, key, rule, seq_len, ["a matrix has the own rows of all heads"])
+        if context.checks:
+            agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device, "ContextParallel")
+        fetch = context._fetch(plan, query.device)
+        own = self.mechanism(query, fetch(key), mask=rule, q_positions=stands, kv_positions=fetch.columns, **gates)
+        return SpreadMatrix(own, fetch, context)
+
+    def _carried(self, query: Tensor, key: Tensor, rule: Mask, seq_len: int, gates: dict[str, Tensor]) -> CarriedMatrix:
+        context, layout = self.context, self.context.layout(seq_len)
+
+        def make(rows: slice, stands: Positions) -> Matrix:
+            own = {name: x[:, :, rows] for name, x in gates.items()}
+            q, k = query[:, :, rows], key[:, :, rows]
+            made: Matrix = self.mechanism(q, k, mask=rule, q_positions=stands, kv_positions=stands, **own)
+            return made
+
+        sources = [query, key, *gates.values(), *self.mechanism.parameters()]
+        like: Any = make(slice(0, 0), Positions(range(0)))
+        if context.checks:
+            told = f"{type(self.mechanism).__name__} {like.source} {rule} {_shapes(query, key)} {layout.fingerprint}"
+            agree(told, context.group, query.device, "ContextParallel")
+        shape = (len(query), like.shape[1], query.shape[2], seq_len)
+        return CarriedMatrix(make, layout.turns_of(context.rank), shape, context.post, like, sources)
+
+
+class SpreadMatrix(Matrix):
+    """Own rows of a matrix, over the keys that they can see.
+
+    Args:
+        matrix: of the own queries and the keys that were fetched.
+        fetch: how values come.
+        context: the ranks.
+    """
+
+    def __init__(self, matrix: Matrix, fetch: Fetch, context: ContextParallel):
+        self.matrix, self._fetch, self._context = matrix, fetch, context
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.matrix.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.matrix.kv_heads
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.matrix.is_stochastic
+
+    @property
+    def columns(self) -> Tensor:
+        """Positions of the keys, int64 ``[kv_len]``."""
+        return self._fetch.columns
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        return self.matrix.blocks(batch, head, rows)
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        """The product with the values of the own rows, and those that come from other ranks.
+
+        Without a seed the first rank draws one for all.
+        """
+        seed = self._context.shared_seed(value.device) if dropout_p and seed is None else seed
+        return self.matrix.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
+
+
+def _against(mechanism: Mechanism) -> list[str]:
+    """Why a mechanism cannot run over ranks; empty if it can."""
+    name = type(mechanism).__name__
+    if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
+        return [f"{name} makes its rows of all keys at once, which no rank has"]
+    if isinstance(mechanism, TopK) and not (mechanism.block_size == 1 and type(mechanism.scorer) is DotProducts):
+        return ["it chooses by the columns of keys, of which each rank has others; DotProducts of single keys does not"]
+    if isinstance(mechanism, Performer) and mechanism.redraw is not None:
+        return ["it draws new features after so many calls, and ranks make several of one"]
+    return []
+
+
+def _shapes(query: Tensor, key: Tensor) -> str:
+    """All but the number of rows, which may be another on each rank."""
+    return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
+
+
+def _check_positions(name: str, given: GivenPositions, stands: Tensor, batch: int) -> None:
+    """Raise unless positions are those of the own rows, in all batch items."""
+    if given is None:
+        rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
+        raise value_error("ContextParallel", name, rule, None, hint=hint)
+    found = Positions.of(given, "ContextParallel", name, length=len(stands), batch=batch)
+    if not bool((found.on(stands.device) == stands).all()):
+        rule, hint = "be those of the own rows, in order", "positions=cp.positions(seq_len)"
+        raise value_error("ContextParallel", name, rule, "others", hint=hint)

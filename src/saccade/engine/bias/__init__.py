@@ -1,0 +1,1 @@
+"""Additive terms of the scores: dense, relative, by function, and the sink logit."""

@@ -1,0 +1,195 @@
+"""A bias that is a rule on distances, as a table of those that occur; tiles are read from it, never the whole.
+
+Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.engine.bias.term import Term, entry, rows_of, summed_to
+from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.tiles.grouped_heads import take
+from saccade.masks import Mask
+from saccade.plan import Tile
+from saccade.positions import Bias
+from saccade.support.errors import value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import without_autocast
+
+__all__ = ["DistanceTerm", "distance_term"]
+
+
+class DistanceTerm(Term):
+    """A table read at the distance between query and key.
+
+    Args:
+        source: ``[B | 1, H | 1, L | 1, T]``: values at distances ``lowest``, ``lowest + 1``, …; beyond the ends, the
+            value at the end.
+        lowest: the first distance.
+        first: distance of query 0 and key 0, where both follow one by one.
+        q_addresses, kv_addresses: int64 ``[B | 1, L]`` and ``[B | 1, S]`` where they do not; distances are differences.
+    """
+
+    is_written_out = False
+
+    def __init__(
+        self,
+        source: Tensor,
+        lowest: int,
+        first: int,
+        q_addresses: Tensor | None = None,
+        kv_addresses: Tensor | None = None,
+    ):
+        self.source, self.lowest, self.first = source, lowest, first
+        self.q_addresses, self.kv_addresses = q_addresses, kv_addresses
+
+    def of(self, source: Tensor) -> DistanceTerm:
+        return DistanceTerm(source, self.lowest, self.first, self.q_addresses, self.kv_addresses)
+
+    def in_order(self, rows: Tensor, kv_len: int) -> DistanceTerm:
+        source = self.source.index_select(2, rows) if self.source.shape[2] > 1 else self.source
+        if self.q_addresses is None or self.kv_addresses is None:
+            q, kv = (rows + self.first)[None], torch.arange(kv_len, device=rows.device)[None]
+        else:
+            q, kv = self.q_addresses.index_select(1, rows), self.kv_addresses
+        return DistanceTerm(source, self.lowest, 0, q, kv)
+
+    def read(self, tile: Tile) -> Tensor:
+        table = rows_of(self.source, tile)
+        if self._is_toeplitz(tile):
+            parts = []
+            for span in tile.spans:
+                runs = table[:, :, 0].index_select(-1, self._run(tile.rows, span))
+                # Row r of the part is the run's piece that ends r entries later, backwards. A flip of the rows would
+                # leave them across memory, and who reads them row by row would copy them first.
+                backwards = torch.arange(tile.height - 1, -1, -1, device=self.source.device)
+                parts.append(runs.flip(-1).unfold(-1, len(span), 1).index_select(-2, backwards))
+            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        index = self._index(tile)
+        if table.shape[2] != 1:
+            sizes = torch.broadcast_shapes(table.shape[:2], index.shape[:2])
+            return table.expand(*sizes, -1, -1).gather(3, index.expand(*sizes, -1, -1))
+        if len(index) == 1:
+            return table[:, :, 0][:, :, index[0, 0]]
+        sizes = (len(index), table.shape[1], *index.shape[2:])
+        wide = table[:, :, 0].expand(len(index), -1, -1)
+        return wide.gather(2, index.expand(-1, table.shape[1], -1, -1).flatten(2)).view(sizes)
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        if self.q_addresses is None or self.kv_addresses is None:
+            distance = q - kv + self.first
+        else:
+            one = b - b
+            own, other = (x[b if len(x) > 1 else one, i] for x, i in ((self.q_addresses, q), (self.kv_addresses, kv)))
+            distance = own - other
+        return entry(self.source, b, h, q, (distance - self.lowest).clamp(0, self.source.shape[3] - 1))
+
+    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+        table = rows_of(grad, tile)
+        addresses = (self.q_addresses, self.kv_addresses)
+        if all(x is None or len(x) == 1 for x in addresses):
+            grad_scores = summed_to(grad_scores, table)  # items that stand alike are read alike
+        if self._is_toeplitz(tile):
+            start = 0
+            for span in tile.spans:
+                part = grad_scores[..., start : start + len(span)]
+                table[:, :, 0].index_add_(-1, self._run(tile.rows, span), _diagonal_sums(part))
+                start += len(span)
+            return
+        index = self._index(tile)
+        if table.shape[2] != 1:
+            sizes = grad_scores.shape
+            added = torch.zeros(*sizes[:3], table.shape[3], dtype=table.dtype, device=table.device)
+            added.scatter_add_(3, index.expand(sizes), grad_scores)
+            table += summed_to(added, table)
+            return
+        index = index.expand(len(grad_scores), 1, *grad_scores.shape[2:]).flatten(2)
+        index = index.expand(-1, grad_scores.shape[1], -1)
+        added = torch.zeros(*grad_scores.shape[:2], table.shape[3], dtype=table.dtype, device=table.device)
+        added.scatter_add_(2, index, grad_scores.flatten(2))
+        table += summed_to(added[:, :, None], table)
+
+    def _is_toeplitz(self, tile: Tile) -> bool:
+        steps = {tile.rows.step, *(span.step for span in tile.spans)}
+        is_alike = self.q_addresses is None and self.source.shape[2] == 1 and len(steps) == 1
+        return is_alike and tile.height > 0 and tile.width > 0
+
+    def _run(self, rows: range, span: range) -> Tensor:
+        """Where the distances of a part stand in the table, from its last column in the first row upwards."""
+        step, length = rows.step, len(rows) + len(span) - 1
+        start = self.first + rows.start - span[-1]
+        index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
+        return index.clamp_(0, self.source.shape[3] - 1)
+
+    def _index(self, tile: Tile) -> Tensor:
+        """Where each pair stands in the table, int64 ``[B | 1, 1, R, C]``."""
+        q, kv = self.q_addresses, self.kv_addresses
+        if q is None or kv is None:
+            columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
+            rows = torch.arange(tile.rows.start, tile.rows.stop, tile.rows.step, device=self.source.device)
+            distances = (rows[:, None] - columns + self.first)[None]
+        else:
+            q = take(q[tile.batch] if len(q) > 1 else q, (tile.rows,), 1)
+            kv = take(kv[tile.batch] if len(kv) > 1 else kv, tile.spans, 1)
+            distances = q[:, :, None] - kv[:, None]
+        return (distances - self.lowest).clamp_(0, self.source.shape[3] - 1)[:, None]
+
+
+def _diagonal_sums(x: Tensor) -> Tensor:
+    """``[..., R, C] -> [..., R + C - 1]``: sums over the pairs with the same row minus column, ascending."""
+    rows, columns = x.shape[-2:]
+    # With rows zeros after each row, cut into rows that are one shorter, every row stands one further to the right.
+    skewed = F.pad(x.flip(-1), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
+    return skewed.unflatten(-1, (rows, rows + columns - 1)).sum(-2)
+
+
+def distance_term(
+    bias: Bias,
+    query: Tensor,
+    shape: tuple[int, int, int, int],
+    rule: Mask,
+    origin: tuple[int, int],
+    scale: float,
+    where: str,
+) -> DistanceTerm:
+    """The bias as a table of the distances that occur."""
+    _, heads, q_len, kv_len = shape
+    q, kv = _addresses(bias, shape, rule, origin, query.device)
+    if q is None or kv is None:
+        first = origin[0] - origin[1]
+        lowest, highest = first - (kv_len - 1), first + q_len - 1
+    elif q.numel() and kv.numel():
+        first, lowest, highest = 0, int(q.min() - kv.max()), int(q.max() - kv.min())
+    else:
+        first, lowest, highest = 0, 0, 0
+    if bias.reach is not None:
+        lowest, highest = (min(max(end, -bias.reach), bias.reach) for end in (lowest, highest))
+    distances = torch.arange(lowest, max(lowest, highest) + 1, device=query.device)
+    with without_autocast(query.device):
+        table = bias.values(distances, query, scale)
+    if table.dim() != 4 or any(own not in (1, size) for own, size in zip(table.shape, shape[:3], strict=False)):
+        name = type(bias).__name__
+        got = f"{name} for {table.shape[1]} heads" if table.dim() == 4 else name
+        raise value_error(where, "bias", f"be made for {heads} heads, or one", got)
+    # In the dtype of the scores: float64 for float64, else float32.
+    return DistanceTerm(table.to(wide_dtype(query.dtype)), lowest, first, q, kv)
+
+
+def _addresses(
+    bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """What the bias subtracts, int64 ``[batch | 1, len]``; None where queries and keys follow one by one."""
+    if isinstance(rule, AtPositions):
+        return bias.address(rule.q_positions), bias.address(rule.kv_positions)
+    q, kv = (
+        torch.arange(first, first + length, device=device)[None]
+        for first, length in zip(origin, shape[2:], strict=True)
+    )
+    # Of more queries than keys the first stand before position 0: of those only distances can be taken.
+    begun = q[:, max(0, -origin[0]) :]
+    if bias.address(begun) is begun:
+        return None, None
+    return bias.address(q), bias.address(kv)

@@ -1,0 +1,145 @@
+"""What is added to the scores, held so that any tile of it can be read, and its gradient collected, without the rest.
+
+Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from saccade.engine.tiles.grouped_heads import add_at, take
+from saccade.plan import Tile
+
+__all__ = ["DenseTerm", "HidingTerm", "Term", "entry", "rows_of", "summed_to"]
+
+
+class Term(Protocol):
+    """A matrix [B, H, L, S] that need not exist.
+
+    Attributes:
+        source: the tensor that gradients are taken of.
+        is_written_out: whether reading a tile is a view, so that even the whole matrix can be read at once.
+    """
+
+    source: Tensor
+    is_written_out: bool
+
+    def of(self, source: Tensor) -> Term:
+        """The same term read from another tensor of the same shape."""
+        ...
+
+    def in_order(self, rows: Tensor, kv_len: int) -> Term:
+        """The same term with its rows in another order: row i is what row ``rows[i]`` was, int64 ``[L]``."""
+        ...
+
+    def read(self, tile: Tile) -> Tensor:
+        """The part that a tile needs, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
+        ...
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        """The term at indices of batch item, head, query and key, for kernels that ask pair by pair."""
+        ...
+
+    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+        """Add the gradient of a tile, ``[batch, heads, rows, columns]``, to that of `source`."""
+        ...
+
+
+class DenseTerm(Term):
+    """A tensor that broadcasts to the matrix.
+
+    Args:
+        source: ``[B | 1, H | 1, L | 1, S | 1]``.
+    """
+
+    is_written_out = True
+
+    def __init__(self, source: Tensor):
+        self.source = source
+
+    def of(self, source: Tensor) -> DenseTerm:
+        return DenseTerm(source)
+
+    def in_order(self, rows: Tensor, kv_len: int) -> DenseTerm:
+        return DenseTerm(self.source.index_select(2, rows)) if self.source.shape[2] > 1 else self
+
+    def read(self, tile: Tile) -> Tensor:
+        part = rows_of(self.source, tile)
+        return take(part, tile.spans, 3) if part.shape[3] > 1 else part
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return entry(self.source, b, h, q, kv)
+
+    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+        part = rows_of(grad, tile)
+        few = [axis for axis in range(3) if part.shape[axis] == 1 < grad_scores.shape[axis]]
+        grad_scores = grad_scores.sum(few, keepdim=True) if few else grad_scores
+        if part.shape[3] == 1:
+            part.add_(grad_scores.sum(3, keepdim=True))
+        else:
+            add_at(part, grad_scores, tile.spans, 3)
+
+
+class HidingTerm(Term):
+    """A term, or nothing, with -inf at some queries and some keys.
+
+    Args:
+        term: what is added elsewhere.
+        queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the term is -inf.
+        nothing: zeros ``[1, 1, 1, 1]``, read where there is no term.
+    """
+
+    is_written_out = False
+
+    def __init__(self, term: Term | None, queries: Tensor, keys: Tensor, nothing: Tensor):
+        self.term, self.queries, self.keys, self._nothing = term, queries, keys, nothing
+        self.source = nothing if term is None else term.source
+
+    def of(self, source: Tensor) -> HidingTerm:
+        return self._around(None if self.term is None else self.term.of(source), self.queries)
+
+    def in_order(self, rows: Tensor, kv_len: int) -> HidingTerm:
+        term = None if self.term is None else self.term.in_order(rows, kv_len)
+        return self._around(term, self.queries.index_select(2, rows))
+
+    def _around(self, term: Term | None, queries: Tensor) -> HidingTerm:
+        return HidingTerm(term, queries, self.keys, self._nothing)
+
+    def read(self, tile: Tile) -> Tensor:
+        inner = self._nothing if self.term is None else self.term.read(tile)
+        return inner.masked_fill(self.hidden(tile), -math.inf)
+
+    def hidden(self, tile: Tile) -> Tensor:
+        """Return where the term is -inf in a tile, bool ``[batch, heads, rows, columns]``."""
+        keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
+        return keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        inner = entry(self._nothing, b, h, q, kv) if self.term is None else self.term.at(b, h, q, kv)
+        return torch.where(self.queries[b, h, q] | self.keys[b, h, kv], -math.inf, inner)
+
+    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+        if self.term is not None:
+            self.term.collect(grad, tile, grad_scores)
+
+
+def rows_of(x: Tensor, tile: Tile) -> Tensor:
+    """The part of ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
+    x = x[tile.batch] if x.shape[0] > 1 else x
+    x = x[:, tile.heads] if x.shape[1] > 1 else x
+    return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x
+
+
+def entry(x: Tensor, *place: Tensor) -> Tensor:
+    """``x`` at a place for each of its four axes; an axis of one entry has that one everywhere."""
+    return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
+
+
+def summed_to(x: Tensor, like: Tensor) -> Tensor:
+    """Sum over batch items and heads where the other tensor has one for all."""
+    few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
+    return x.sum(few, keepdim=True) if few else x

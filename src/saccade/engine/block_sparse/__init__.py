@@ -1,0 +1,1 @@
+"""Attention over selected blocks of keys."""

@@ -1,0 +1,319 @@
+"""A product as one operation of a traced program, for ``torch.compile`` and ``torch.export``.
+
+Only numbers and tensors may cross into an operation: the mask goes as a program of integers
+(`saccade.masks.convert.serialize`). Planning and tiles stay behind it, so that a compiler sees one node, with static
+or dynamic shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from saccade.engine import autograd, nonfinite, second_order
+from saccade.engine import dispatch as eager
+from saccade.engine.bias.relative import DistanceTerm
+from saccade.engine.bias.term import DenseTerm, Term
+from saccade.engine.dropout import Dropped
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
+from saccade.engine.validation import autocast, check_value
+from saccade.masks.convert.as_mask import check_told_apart
+from saccade.masks.convert.recognise_tensor import found
+from saccade.masks.convert.serialize import decode, encode
+from saccade.scores.base import TileFunction
+from saccade.support.errors import unsupported
+from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import is_autocast, wants_gradient, without_autocast
+
+__all__ = ["Asked", "asked", "output", "product", "reasons"]
+
+_HEAD = 7  # numbers of a program before those of the mask and the score's function
+KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
+"""What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may
+run another one forward; the gradients are then computed by one of these."""
+_NO_TERM, _DENSE, _DISTANCES = range(3)
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor[] sources, Tensor[] constants, SymInt[] program, float[] numbers, "
+    "str impl"
+)
+
+
+def product(
+    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """What stands for `saccade.engine.dispatch.product` while a program is traced."""
+    out, lse = output(given, value, dropout_p, impl, seed, needs_lse=True)
+    assert lse is not None  # a kernel that gives none has been passed over
+    return out, lse
+
+
+def output(
+    given: Ingredients,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    impl: str | Kernel = "auto",
+    seed: int | None = None,
+    *,
+    needs_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What stands for `saccade.engine.dispatch.output`: one operation, which has an lse, or a call outside."""
+    if is_autocast(given.query):
+        value = autocast(value, given.dtype)
+        with without_autocast(given.device):
+            return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    check_value(given.where, value, given.query, given.key, given.dtype)
+    eager.check_dropout(given.where, dropout_p, seed)
+    value = value.to(given.query.dtype)
+    if given.query.is_meta:
+        return eager.finished(given, *autograd.results_like(given, value))
+    encoded = encode((given.rule, given.tile_function))
+    is_plain = encoded is not None and given.modification is None and impl in KERNELS
+    why = () if is_plain else reasons(given, impl)
+    if encoded is not None and not why:
+        call = _Call.of(given, value, dropout_p, str(impl), seed, *encoded)
+        return eager.finished(given, *_product(*call))
+    if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
+        hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
+        raise unsupported(given.where, "torch.export", why, hint=hint)
+    # What cannot cross into an operation is a break in the compiler's graph; where there may be none, it says why. A
+    # decorator would do the same, and import the compiler with `import saccade`.
+    torch._dynamo.graph_break(msg=f"{given.where} cannot be one operation: {'; '.join(why)}")
+    outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_outside)
+    return outside(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+
+
+def _outside(
+    given: Ingredients, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None, *, needs_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    # While sizes are symbols nobody looks at what a mask tells apart.
+    check_told_apart(given.rule, given.shape, given.where)
+    return eager.output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+
+
+def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
+    """Why a product cannot be one operation of a traced program; empty if it can."""
+    why = []
+    if encode(given.rule) is None:
+        instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
+        what = "a function, which" if given.rule.asks_functions else f"a {type(given.rule).__name__}, which"
+        why.append(f"its mask is {what} cannot be written down: {instead}")
+    if impl not in KERNELS:
+        why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is no operation of its own')
+    if encode(given.tile_function) is None:
+        instead = "one at the top of a module can be, or a frozen dataclass with __call__"
+        why.append(f"its score compares by a function that cannot be written down: {instead}")
+    if given.modification is not None:
+        why.append("its scores are changed by a function, which cannot be written down")
+    return tuple(why)
+
+
+class _Call(NamedTuple):
+    """The arguments of the operation: ingredients, as numbers and tensors."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sources: Sequence[Tensor]
+    constants: Sequence[Tensor]
+    program: Sequence[int]
+    numbers: Sequence[float]
+    impl: str
+
+    @classmethod
+    def of(
+        cls,
+        given: Ingredients,
+        value: Tensor,
+        dropout_p: float,
+        impl: str,
+        seed: int | None,
+        program: list[int],
+        tensors: list[Tensor],
+    ) -> _Call:
+        """Write ingredients down; the mask and the score's function are a program and tensors already."""
+        bias = given.bias
+        kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
+        lowest, first, addresses = 0, 0, []
+        if isinstance(bias, DistanceTerm):
+            lowest, first = bias.lowest, bias.first
+            addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
+        wants_bias = bias is not None and wants_gradient(bias.source)
+        head = [kind, lowest, first, len(addresses), int(wants_bias), *given.origin]
+        numbers = [given.scale, math.nan if given.softcap is None else given.softcap, float(dropout_p)]
+        if dropout_p and seed is None:
+            drawn = torch.randint(0, 1 << 31, ())
+        else:
+            drawn = torch.full((), seed or 0, dtype=torch.int64)
+        sources = [*([] if bias is None else [bias.source]), *given.parameters]
+        constants = [*tensors, *addresses, drawn]
+        return cls(given.query, given.key, value, sources, constants, [*head, *program], numbers, impl)
+
+    @property
+    def wants_bias(self) -> bool:
+        """Whether the bias wants a gradient, though no tensor behind the operation says so."""
+        return bool(self.program[4])
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel asked for; where the bias wants a gradient, one that has it."""
+        return "tiled" if self.impl == "auto" and self.wants_bias else self.impl
+
+    @property
+    def dropped(self) -> Dropped | None:
+        """Which weights are left out."""
+        return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
+
+    def ingredients(self) -> Ingredients:
+        """The ingredients again, on the other side."""
+        kind, lowest, first, count, _, *origin = self.program[:_HEAD]
+        sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
+        rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count])
+        bias: Term | None = None
+        if kind == _DENSE:
+            bias = DenseTerm(sources[0])
+        elif kind == _DISTANCES:
+            bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
+        shape = (*self.query.shape[:3], self.key.shape[2])
+        return Ingredients(
+            where="attention",
+            shape=shape,
+            dtype=self.value.dtype,
+            query=self.query,
+            key=self.key,
+            rule=found(rule, shape, (origin[0], origin[1]), is_kept=False),
+            origin=(origin[0], origin[1]),
+            scale=scale,
+            softcap=None if math.isnan(softcap) else softcap,
+            bias=bias,
+            tile_function=tile_function,
+            parameters=tuple(sources if kind == _NO_TERM else sources[1:]),
+        )
+
+
+class Asked(NamedTuple):
+    """What the operation of a program is asked for."""
+
+    given: Ingredients
+    value_dim: int
+    dropout_p: float
+    impl: str
+
+
+def asked(arguments: Sequence[Any]) -> Asked:
+    """The same, told from the arguments of the operation, or of the one that takes its gradients."""
+    call = _Call(*arguments[: len(_Call._fields)])
+    return Asked(call.ingredients(), call.value.shape[3], call.numbers[2], call.kernel_name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Derived:
+    """A score's function and its gradients by ``torch.func``: autograd is switched off behind an operation."""
+
+    function: TileFunction
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors)
+
+    def gradients(self, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = torch.func.vjp(self.function, *tensors)[1](grad)
+        return found
+
+
+@torch.library.custom_op("saccade::product", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
+def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
+    call = _Call(*arguments)
+    seed = None if call.dropped is None else call.dropped.seed
+    out, lse = _outside(call.ingredients(), call.value, call.numbers[2], call.kernel_name, seed, needs_lse=True)
+    assert lse is not None
+    # A compiler counts on this layout: [batch, len, heads, width] in memory.
+    return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
+
+
+@_product.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    query, _, value, *_ = arguments
+    batch, heads, q_len, _ = query.shape
+    wide = wide_dtype(query.dtype)
+    out = value.new_empty(batch, q_len, heads, value.shape[3]).transpose(1, 2)
+    return out, query.new_empty(batch, heads, q_len, dtype=wide)
+
+
+@torch.library.custom_op(
+    "saccade::product_backward",
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}, Tensor out, Tensor lse, Tensor grad_out, Tensor grad_lse) -> Tensor[]",
+)
+def _product_backward(*arguments: Any) -> list[Tensor]:
+    call, results = _Call(*arguments[:8]), Backward(*arguments[8:])
+    given = call.ingredients()
+    if given.tile_function is not None and not hasattr(given.tile_function, "gradients"):
+        given = given.replaced(tile_function=_Derived(given.tile_function))
+    dropped = call.dropped
+    route = eager.route_of(given, call.numbers[2], call.kernel_name, by_hand=True)
+    wanted = (True, True, True, call.wants_bias, *(True,) * len(given.parameters))
+    kernel = cast("KernelByHand", route.kernel)  # `reasons` refuses the reference
+    grads = list(nonfinite.backward(kernel, given, call.value, dropped, results, wanted))
+    if given.bias is None:
+        del grads[3]
+    tensors = (call.query, call.key, call.value, *call.sources)
+    return [
+        torch.zeros_like(x) if grad is None else grad.to(x.dtype).contiguous().clone()
+        for grad, x in zip(grads, tensors, strict=True)
+    ]
+
+
+@_product_backward.register_fake
+def _(*arguments: Any) -> list[Tensor]:
+    query, key, value, sources, *_ = arguments
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *sources)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl = inputs
+    ctx.counts = (len(sources), len(constants))
+    ctx.save_for_backward(query, key, value, *sources, *constants, *output)
+
+
+def _derive(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+    query, key, value, *rest = ctx.saved_tensors
+    several, many = ctx.counts
+    sources, constants, (out, lse) = rest[:several], rest[several : several + many], rest[several + many :]
+    settings = (ctx.program, ctx.numbers, ctx.impl)
+    of_query, of_key, of_value, *others = _product_backward(
+        query, key, value, sources, constants, *settings, out, lse, grad_out, grad_lse
+    )
+    return of_query, of_key, of_value, others, [None] * many, None, None, None
+
+
+_product.register_autograd(_derive, setup_context=_keep)
+
+
+def _keep_again(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    _keep(ctx, inputs[:8], (inputs[9], *inputs[10:]))
+
+
+def _derive_again(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    query, key, value, *rest = ctx.saved_tensors
+    several, many = ctx.counts
+    sources, constants, (lse, grad_out, grad_lse) = rest[:several], rest[several : several + many], rest[-3:]
+    call = _Call(query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl)
+    given = call.ingredients()
+    of = second_order.Backward(given, value, call.dropped, lse, grad_out, grad_lse)
+    again = torch.is_grad_enabled()
+    nothing = [] if given.bias is not None else [None]  # an operation takes no bias that is not there
+    grads = [*grads[:3], *nothing, *grads[3:]]
+    tensors = (*given.sources(value), grad_out, grad_lse)
+    needed = [x is not None and x.requires_grad for x in tensors]
+    found = list(second_order.derivatives(of, tuple(grads), needed, create_graph=again))
+    of_query, of_key, of_value, of_bias, *others, of_out, of_lse = found
+    others = [of_bias, *others] if given.bias is not None else others
+    return of_query, of_key, of_value, others, [None] * many, None, None, None, None, None, of_out, of_lse
+
+
+_product_backward.register_autograd(_derive_again, setup_context=_keep_again)

@@ -1,0 +1,264 @@
+"""Ingredients: all that the scores of an attention are made of, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.engine.bias.as_bias_term import bias_term
+from saccade.engine.bias.score_mod import Modification
+from saccade.engine.bias.term import Term
+from saccade.engine.positions.positioned_mask import AtPositions, checked_positions, placed
+from saccade.engine.to_device import moved
+from saccade.engine.validation import as_score, autocast, check_query_key, checked_scale, checked_sink, checked_softcap
+from saccade.masks import Full, Mask, as_mask
+from saccade.masks.convert.causal_bias import from_causal_bias
+from saccade.masks.convert.recognise_tensor import found
+from saccade.masks.plan_cache import plan_of
+from saccade.plan import Plan, Strip, Tile
+from saccade.positions import Bias
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.scores import Score
+from saccade.scores.base import ScoreMod, TileFunction, prepared
+from saccade.support.errors import hidden_by_vmap, value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import any_autocast, is_mapped, without_autocast
+from saccade.support.validation import is_causal_bias
+
+__all__ = ["Ingredients"]
+
+_FULL, _NOTHING = Full(), torch.empty(0)
+
+
+class _Planned:
+    """The tiles that hold every allowed pair, made when first asked for: a cached_property without its lock."""
+
+    def __get__(self, given: Ingredients, kind: type) -> Plan:
+        made = given.__dict__["plan"] = plan_of(given.rule, given.shape, *given.origin)
+        return made
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ingredients:
+    """``modify(softcap(scale * score(query, key))) + bias`` where the mask allows, -inf elsewhere; nothing is computed.
+
+    Kernels and statistics read from here. Whatever is handed on has been checked, and only here are positions
+    translated to indices. They hold tensors, never modules: scores are prepared and bias tables read in `of`.
+
+    Attributes:
+        where: the user's function, for error messages.
+        shape: (batch, heads, q_len, kv_len).
+        dtype: of the query as it was given, and of the output.
+        query: ``[batch, heads, q_len, width]``, as the score has prepared it.
+        key: ``[batch, kv_heads, kv_len, width]``; head h reads group ``h // (heads // kv_heads)``.
+        rule: the mask on the positions that the plan counts.
+        origin: positions of the first query and the first key; the others follow one by one.
+        scale: the default already filled in.
+        softcap: None for none.
+        bias: what is added to the scores; None for nothing.
+        sink_logit: ``[heads]``, in `compute_dtype`; None for no sink.
+        tile_function, parameters: how a few queries and keys are compared; None and () for the dot product.
+        modification: a user's function of scores, asked after scale and softcap; None for none.
+        row_positions: where the rows stand, if they are in another order, int64 ``[q_len]``; else None.
+        is_live: whether the mask reads tensors that may be written into between two products; see `current`.
+        answers: what a rule that calls functions said in the forward pass, as fingerprints; the backward pass asks
+            again, and must hear the same.
+    """
+
+    where: str
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype
+    query: Tensor
+    key: Tensor
+    rule: Mask
+    origin: tuple[int, int]
+    scale: float
+    softcap: float | None = None
+    bias: Term | None = None
+    sink_logit: Tensor | None = None
+    tile_function: TileFunction | None = None
+    parameters: tuple[Tensor, ...] = ()
+    modification: Modification | None = None
+    row_positions: Tensor | None = None
+    is_live: bool = False
+    answers: dict[Hashable, int] | None = None
+    plan = _Planned()
+
+    @classmethod
+    def of(
+        cls,
+        query: Tensor,
+        key: Tensor,
+        mask: object = None,
+        *,
+        score: Score | ScoreMod | None = None,
+        bias: Tensor | Bias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink_logit: Tensor | None = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+        where: str = "attention",
+    ) -> Ingredients:
+        """Check what a user hands over; see `saccade.attention`."""
+        if any_autocast():
+            query, key = autocast(query), autocast(key)
+        score = None if score is None else as_score(score, where)
+        shape, dtype = check_query_key(query, key, score, where), query.dtype
+        if softcap is not None:
+            softcap = checked_softcap(softcap, where)
+        width = query.shape[3]
+        if scale is not None or not width:
+            scale = checked_scale(scale, where)
+        else:
+            scale = width**-0.5 if score is None else score.default_scale(width)
+        sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
+        has_positions = q_positions is not None or kv_positions is not None
+        if bias is not None and is_causal_bias(bias):
+            mask, bias = _with_causal(mask, bias, shape, has_positions, where), None
+        if mask is None:
+            rule: Mask = _FULL
+        else:
+            rule = mask if isinstance(mask, Mask) and mask.shape == (1, 1) else as_mask(mask, shape, where=where)
+        tensors = () if mask is None else rule.tensors()
+        for x in tensors:
+            if is_mapped(x):
+                raise hidden_by_vmap(where, "tensors of the mask")
+        q: Positions | None = None
+        kv: Positions | None = None
+        if has_positions:
+            q, kv = checked_positions(q_positions, kv_positions, shape, where)
+            if isinstance(mask, Tensor):
+                raise _refused_at_positions(mask, "mask", where)
+        rule, origin = placed(rule, q, kv, shape, query.device, where)
+        term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale, where)
+        tile_function: TileFunction | None = None
+        parameters: tuple[Tensor, ...] = ()
+        modification = None
+        if score is not None:
+            with without_autocast(query.device):
+                query, key, tile_function, parameters, modify = prepared(score, query, key)
+                place = () if modify is None else _first_pair(rule, origin, query, key)
+                modification = None if modify is None else Modification.of(modify, place, wide_dtype(dtype), where)
+        made = object.__new__(cls)  # and all fields at once: one by one, as a dataclass sets them, takes twice as long
+        # fmt: off
+        made.__dict__.update(
+            where=where, shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
+            softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
+            modification=modification, is_live=bool(tensors) and not isinstance(rule, AtPositions),
+        )
+        # fmt: on
+        return made
+
+    def current(self) -> Ingredients:
+        """The same with what the tensors of the mask hold now: the rules that are found in them, and a new plan."""
+        return self.replaced(rule=found(self.rule, self.shape, self.origin), is_live=False) if self.is_live else self
+
+    @property
+    def row_plan(self) -> Plan:
+        """A plan in which every row stands in one tile: `plan`, unless that overlaps."""
+        return plan_of(self.rule, self.shape, *self.origin, True) if self.plan.overlaps else self.plan
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """float64 for float64 inputs, else float32."""
+        return wide_dtype(self.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.query.device
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """What gradients may be taken of."""
+        bias = () if self.bias is None else (self.bias.source,)
+        sink = () if self.sink_logit is None else (self.sink_logit,)
+        return (self.query, self.key, *bias, *sink, *self.parameters, *self.captured)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are scaled dot products, or smaller."""
+        return self.tile_function is None and self.bias is None and self.modification is None
+
+    @property
+    def captured(self) -> tuple[Tensor, ...]:
+        """What a function of scores reads that gradients are taken of."""
+        return () if self.modification is None else self.modification.leaves
+
+    @property
+    def everything(self) -> Tile:
+        """The whole matrix as one tile."""
+        batch, heads, q_len, kv_len = self.shape
+        keys = Strip(range(kv_len), True if self.plan.is_full else "all pairs")
+        return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
+
+    def replaced(self, **changes: Any) -> Ingredients:
+        """The same with some fields replaced; the plan is kept where rule, shape and origin are."""
+        other = object.__new__(Ingredients)
+        other.__dict__.update(self.__dict__, **changes)
+        if not changes.keys().isdisjoint(("rule", "shape", "origin")):
+            other.__dict__.pop("plan", None)
+        return other
+
+    def to(self, device: torch.device | None, dtype: torch.dtype | None) -> Ingredients:
+        """The same on another device, or computed in another dtype."""
+        own = self.dtype if dtype is None else dtype
+        narrow = self.query.dtype == self.dtype and self.tile_function is None
+        kept = own if narrow else wide_dtype(own)
+        changes = {name: moved(getattr(self, name), device, dtype) for name in ("bias", "sink_logit", "parameters")}
+        return self.replaced(
+            **changes,
+            dtype=own,
+            query=self.query.to(device, kept),
+            key=self.key.to(device, kept),
+            rule=moved(self.rule, device, None),
+            row_positions=moved(self.row_positions, device, None),
+        )
+
+    def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
+        """All tensors that a product is a function of, sinks aside: query, key, value, bias, parameters, captured."""
+        bias = None if self.bias is None else self.bias.source
+        return (self.query, self.key, value, bias, *self.parameters, *self.captured)
+
+    def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[Ingredients, Tensor]:
+        """The same made of other `sources`, and the value among them."""
+        query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
+        assert value is not None
+        term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
+        return self.replaced(query=query, key=key, bias=term, parameters=tuple(parameters)), value
+
+    def emptied(self) -> Ingredients:
+        """The same without its sources, so that who keeps it until the backward pass keeps no memory of theirs."""
+        bias = None if self.bias is None else self.bias.of(_NOTHING)
+        return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
+
+
+def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], has_positions: bool, where: str) -> Mask:
+    """Return the mask of a call whose bias is torch's ``causal_lower_right`` or ``causal_upper_left``."""
+    for name, x in (("mask", mask), ("bias", bias)):
+        if has_positions and isinstance(x, Tensor):
+            raise _refused_at_positions(x, name, where)
+    causal = from_causal_bias(bias, shape[2], shape[3], where, "bias")
+    return causal if mask is None else as_mask(mask, shape, where=where) & causal
+
+
+def _refused_at_positions(x: Tensor, name: str, where: str) -> Exception:
+    is_causal = is_causal_bias(x)
+    hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
+    hint = "masks.Causal() is the rule on positions" if is_causal else hint
+    what = "be a rule on positions (not a tensor) when positions are given"
+    return value_error(where, name, what, "a CausalBias" if is_causal else "a bool tensor", hint=hint)
+
+
+def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+    """Batch item, head and positions of the first query and key, int64 ``[1, 1, 1, 1]``."""
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=query.device)
+    if isinstance(rule, AtPositions) and query.numel() and key.numel():
+        q, kv = rule.positions(zero, zero, zero)
+        return zero, zero, q.clamp_min(0), kv.clamp_min(0)
+    return zero, zero, zero + origin[0], zero + origin[1]

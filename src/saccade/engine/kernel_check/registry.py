@@ -1,0 +1,163 @@
+"""First use: where a compiled kernel runs for the first time, a few of its rows are compared with the definition.
+
+What a compiler or a driver makes of a kernel is known only where it runs. So the first product of each kind (kernel,
+device, dtype, kinds of mask and bias, widths and lengths) pays for a look, and what was seen is kept: `explain` tells
+it, and a kernel that was wrong is not asked for that kind again.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernel_check.result import FirstUse
+from saccade.engine.kernels.kernel import Kernel
+from saccade.masks import Mask
+from saccade.support.errors import value_error
+from saccade.support.numerics import is_finite
+from saccade.support.torch_modes import is_plain, unobserved
+
+__all__ = ["failed", "holds", "is_on", "reasons", "seen"]
+
+_VARIABLE, _CHOICES = "SACCADE_FIRST_USE", ("on", "off")
+_BLOCK = 128
+
+
+class _Kind(NamedTuple):
+    """What is compiled apart, as far as can be told from outside."""
+
+    kernel: Kernel | str
+    device: torch.device
+    dtype: torch.dtype
+    mask: tuple[object, ...]
+    terms: tuple[object, ...]
+    width: int
+    is_grouped: bool
+    lengths: tuple[str, ...]
+
+
+class _Record(NamedTuple):
+    """What was seen of a kind: the last look, and the (value width, gradients) that looks have covered."""
+
+    found: FirstUse
+    covered: frozenset[tuple[int, bool]]
+
+
+_RECORDS: dict[_Kind, _Record] = {}
+
+
+def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -> bool:
+    """Whether a kernel may run this product: it was seen to hold for its kind, or is now.
+
+    Warns, once for each kind, where it was not.
+
+    Args:
+        kernel, given, value: of the product.
+        own: the ingredients as the kernel gets them, in an order of its own.
+    """
+    if not kernel.is_checked or not is_on(given) or given.query.is_meta or not is_plain(given.query):
+        return True
+    kind, wanted = _kind_of(kernel, given), (value.shape[3], _wants_gradients(given, value))
+    record = _RECORDS.get(kind)
+    if record is not None and (not record.found.ok or _covers(record, wanted)):
+        return record.found.ok
+    try:
+        from saccade.engine.kernel_check.compare import look  # noqa: PLC0415  no processor's kernel needs it
+
+        with unobserved():
+            if not is_finite(given.query, given.key, value):
+                return True  # the definition of these rows is NaN; a later product will do
+            found = look(kernel, own, value, gradients=wanted[1])
+    except torch.OutOfMemoryError:
+        return True  # the product may fit without a look; a smaller one of its kind will do
+    _keep(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
+    return found.ok
+
+
+def failed(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients, error: Exception) -> None:
+    """Note that a kernel raised in a product whose kind had been seen to hold, and warn."""
+    from saccade.engine.kernel_check.compare import after_error  # noqa: PLC0415  as above
+
+    _keep(_kind_of(kernel, given), _Record(after_error(kernel, own, value, error), frozenset()))
+
+
+def _keep(kind: _Kind, record: _Record) -> None:
+    _RECORDS[kind] = record
+    if not record.found.ok:
+        warnings.warn(record.found.warning, stacklevel=3)
+
+
+def reasons(kernel: Kernel, given: Ingredients) -> tuple[str, ...]:
+    """Why a kernel is not to be asked again for such a product: what was wrong when it first ran; empty if nothing."""
+    record = _RECORDS.get(_kind_of(kernel, given)) if kernel.is_checked and is_on(given) else None
+    return () if record is None or record.found.ok else (record.found.fault,)
+
+
+def seen(kernel: Kernel, given: Ingredients) -> str:
+    """What has been seen of a kernel for such a product, as `explain` tells it; empty for kernels without a check."""
+    if not kernel.is_checked:
+        return ""
+    if not is_on(given):
+        return f"nothing: {_VARIABLE}=off"
+    record = _RECORDS.get(_kind_of(kernel, given))
+    return (
+        "nothing yet: its first product here will be compared with the definition"
+        if record is None
+        else str(record.found)
+    )
+
+
+def is_on(given: Ingredients) -> bool:
+    """Whether kernels are looked at, unless the environment says no."""
+    told = os.environ.get(_VARIABLE, "on")
+    if told not in _CHOICES:
+        raise value_error(given.where, _VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
+    return told == "on"
+
+
+def _wants_gradients(given: Ingredients, value: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given.sources(value))
+
+
+def _covers(record: _Record, wanted: tuple[int, bool]) -> bool:
+    """Who was looked at with gradients was looked at without."""
+    return wanted in record.covered or (wanted[0], True) in record.covered
+
+
+def _kind_of(kernel: Kernel, given: Ingredients) -> _Kind:
+    bias = given.bias
+    terms = (
+        None if bias is None else (type(bias), bias.source.requires_grad, bias.source.dtype),
+        given.softcap is not None,
+        type(given.tile_function),
+        given.modification is not None,
+    )
+    return _Kind(
+        type(kernel).__qualname__ if _is_ours(kernel) else kernel,
+        given.device,
+        given.query.dtype,
+        _structure(given.rule),
+        terms,
+        given.query.shape[3],
+        given.query.shape[1] != given.key.shape[1],
+        (*map(_length, given.shape[2:]), "square" if given.shape[2] == given.shape[3] else "oblong"),
+    )
+
+
+def _is_ours(kernel: Kernel) -> bool:
+    return type(kernel).__module__.startswith("saccade.")
+
+
+def _structure(rule: Mask) -> tuple[object, ...]:
+    """The classes that a mask is made of: what a compiler tells apart, numbers aside."""
+    return (type(rule), *map(_structure, rule.made_of))
+
+
+def _length(size: int) -> str:
+    """Kernels treat a single row, less than a block, whole blocks and a rest in ways of their own."""
+    return "one" if size == 1 else "short" if size < _BLOCK else "rest" if size % _BLOCK else "whole"

@@ -1,0 +1,310 @@
+"""NaN and inf must not pass between a query and a key where the one may not attend to the other.
+
+In a product of matrices 0 * NaN is NaN, so masking the given alone does not keep them apart. Kernels therefore run on
+ingredients in which such rows are zeroed and hidden, and afterwards mark with NaN the queries that are concerned: those
+that may attend to such a key or value, and those that hold it themselves and may attend to anything. A pair whose score
+is -inf has weight 0, whatever its key and value hold.
+
+What is hidden may also be finite and so large that products with it overflow: inf - inf and 0 * inf are NaN. There
+the product is run once more without such keys and values, if nobody may attend to them, and by a kernel that leaves
+hidden scores out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.engine.bias.term import HidingTerm
+from saccade.engine.dropout import Dropped
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
+from saccade.engine.kernels.tiled import Tiled
+from saccade.engine.memory_accounting import bytes_widened
+from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
+from saccade.engine.tiles.tile_scores import scores_of
+from saccade.engine.tiles.tile_splitting import pieces
+from saccade.plan import Strip, Tile
+from saccade.support.numerics import is_finite, not_finite
+
+__all__ = ["Isolated", "backward", "bytes_of_look", "contained", "forward", "forward_if_clean", "is_clean", "isolate"]
+
+_PAIRS_AT_ONCE = 1 << 20
+_TILED = Tiled()
+
+
+class Isolated(NamedTuple):
+    """Ingredients without non-finite rows, and the queries whose results are NaN all the same.
+
+    Attributes:
+        given, value: the cleaned ingredients; rows of query and key that were not finite are hidden.
+        in_scores: queries with a score that is NaN, or that reach such a key; bool ``[batch, heads, q_len]``.
+        in_output: these, and queries that may attend to such a value.
+    """
+
+    given: Ingredients
+    value: Tensor
+    in_scores: Tensor
+    in_output: Tensor
+
+    def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+        """Output and lse of the cleaned ingredients, NaN for the queries concerned; other rows stay as they are."""
+        out, lse = kernel.forward(self.given, self.value, dropped)
+        assert lse is not None  # a kernel that gives none is run by `forward_if_clean`
+        if isinstance(kernel, KernelByHand) and not is_finite(out):
+            out, lse = _forward_again(kernel, self.given, self.value, dropped, (out, lse))
+        return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
+
+
+def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None = None) -> tuple[Tensor, Tensor]:
+    """Output and lse of any kernel, in which NaN and inf are where they may be seen."""
+    if isinstance(kernel, KernelByHand):
+        out, lse = kernel.forward(given, value, dropped)
+        # Where the output is finite, nothing that is not has had a part in it, unless scores could bring it back.
+        if given.plan.is_full or (is_finite(out) and (_keeps_infinity(given) or is_finite(given.query, given.key))):
+            return out, lse
+        isolated = isolate(given, value)
+        if isolated is not None:
+            return isolated.forward(kernel, dropped)
+        return (out, lse) if is_finite(out) else _forward_again(kernel, given, value, dropped, (out, lse))
+    return _forward_by_autograd(kernel, given, value, dropped)
+
+
+def _forward_by_autograd(
+    kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None
+) -> tuple[Tensor, Tensor]:
+    # Autograd goes back through what is computed: what is hidden must not be part of it.
+    given, value = _without_large(given, value) or (given, value)
+    isolated = None if is_clean(given, given.query, given.key, value) else isolate(given, value)
+    if isolated is not None:
+        return isolated.forward(kernel, dropped)
+    out, lse = kernel.forward(given, value, dropped)
+    assert lse is not None
+    spoilt = lse.detach().isnan()
+    if out.requires_grad and not given.plan.is_full and bool(spoilt.any()):
+        isolated = isolate(given, value, spoilt)
+        assert isolated is not None  # there is a row to hide
+        return isolated.forward(kernel, dropped)
+    return out, lse
+
+
+def forward_if_clean(kernel: Kernel, given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """Output and lse of a kernel that can hide no rows; None where NaN or inf could pass: another one has to run."""
+    # Even where nothing is hidden: kernels have been seen to answer a query of NaN with numbers.
+    if not is_finite(given.query, given.key, value):
+        return None
+    out, lse = kernel.forward(given, value, None)
+    # A score can overflow though its query and its key are finite, and in a backward pass spread from there.
+    if out.requires_grad and not given.plan.is_full and bool(out.detach().isnan().any()):
+        return None
+    if out.requires_grad and lse is not None and not given.plan.is_full:
+        # They are 0 and -inf already: what flows back to rows that see nothing, a NaN even, ends here.
+        empty = lse.detach() == -math.inf
+        return out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
+    return out, lse
+
+
+def backward(
+    kernel: KernelByHand,
+    given: Ingredients,
+    value: Tensor,
+    dropped: Dropped | None,
+    results: Backward,
+    wanted: tuple[bool, ...],
+) -> Tensors:
+    """Gradients by a kernel's own backward pass."""
+    if not _is_plain(given, value, results.lse):
+        given, value, results = _kept_apart(kernel, given, value, dropped, results)
+    found = kernel.backward(given, value, dropped, results, wanted)
+    if given.plan.is_full or is_finite(*(x for x in found if x is not None)):
+        return found
+    instead = _instead(kernel, given, value)
+    return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
+
+
+def contained(
+    given: Ingredients, value: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
+) -> tuple[Ingredients, Tensor, Tensor, Tensor | None]:
+    """Return the inputs of a differentiable backward pass such that NaN and inf spread to no row that is not theirs.
+
+    Args:
+        given, value: of the product.
+        lse: its result; NaN for the rows that a bias makes so.
+        grad_out, grad_lse: gradients of the results, which are zeroed for the rows that are NaN.
+    """
+    given, value = _without_large(given, value) or (given, value)
+    spoilt = lse.isnan()
+    if is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(spoilt.any())):
+        return given, value, grad_out, grad_lse
+    isolated = isolate(given, value, spoilt)
+    if isolated is None:
+        return given, value, grad_out, grad_lse
+    grad_lse = None if grad_lse is None else grad_lse.masked_fill(isolated.in_scores, 0.0)
+    return isolated.given, isolated.value, grad_out.masked_fill(isolated.in_output[..., None], 0.0), grad_lse
+
+
+def _kept_apart(
+    kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward
+) -> tuple[Ingredients, Tensor, Backward]:
+    """What a backward pass starts from, such that nothing spreads from what is hidden or sees nothing."""
+    # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
+    # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
+    spoilt = results.lse.isnan()
+    known = is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(spoilt.any()))
+    isolated = None if known else isolate(given, value, spoilt)
+    if isolated is not None:
+        given, value = isolated.given, isolated.value
+        out, lse = kernel.forward(given, value, dropped)
+        if not is_finite(out):
+            out, lse = _forward_again(kernel, given, value, dropped, (out, lse))
+        # The results of the queries concerned are NaN, whatever the inputs are.
+        grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(isolated.in_scores, 0.0)
+        grad_out = results.grad_out.masked_fill(isolated.in_output[..., None], 0.0)
+        results = Backward(out, lse, grad_out, grad_lse)
+    empty = results.lse == -math.inf
+    if bool(empty.any()):  # a row that sees nothing cannot be moved, not even by NaN
+        lse, grad_out = results.lse.masked_fill(empty, math.inf), results.grad_out.masked_fill(empty[..., None], 0.0)
+        grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(empty, 0.0)
+        results = Backward(results.out, lse, grad_out, grad_lse)
+    return given, value, results
+
+
+def _forward_again(
+    kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The product where what is hidden may have overflowed; what was found if nothing could."""
+    instead = _instead(kernel, given, value)
+    return found if instead is None else instead[0].forward(*instead[1:], dropped)
+
+
+def _instead(
+    kernel: KernelByHand, given: Ingredients, value: Tensor
+) -> tuple[KernelByHand, Ingredients, Tensor] | None:
+    """What to run where what is hidden may have overflowed; None if nothing could."""
+    smaller = _without_large(given, value)
+    if smaller is None and not kernel.adds_to_hidden:
+        return None
+    return (_TILED if kernel.adds_to_hidden else kernel, *(smaller or (given, value)))
+
+
+def _without_large(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor] | None:
+    """Without keys and values that products overflow with; None if there are none, or somebody may attend to one."""
+    if given.plan.is_full:
+        return None
+    most = math.sqrt(torch.finfo(given.compute_dtype).max) / 16
+    large_key, large_value = ((x.detach().abs() > most).any(-1) for x in (given.key, value))
+    if not bool(large_key.any() | large_value.any()):
+        return None
+    nobody = torch.zeros(given.query.shape[:3], dtype=torch.bool, device=given.device)
+    with torch.no_grad():
+        concerned = _concerned(given.replaced(answers=None), nobody, large_key, large_value)
+    if any(bool(x.any()) for x in concerned):
+        return None
+    # Nobody may attend to it by the mask, or since its score is -inf: that of zeros would not be.
+    bias = _hiding(given, nobody, large_key) if bool(large_key.any()) else given.bias
+    key = given.key.masked_fill(large_key[..., None], 0)
+    return given.replaced(key=key, bias=bias), value.masked_fill(large_value[..., None], 0)
+
+
+def _hiding(given: Ingredients, bad_query: Tensor, bad_key: Tensor) -> HidingTerm:
+    """The bias with -inf for some queries and keys, which is what a score of -inf means."""
+    hidden = bad_key.repeat_interleave(given.shape[1] // bad_key.shape[1], 1)
+    return HidingTerm(given.bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
+
+
+def is_clean(given: Ingredients, *tensors: Tensor) -> bool:
+    """Whether nothing that is not finite could pass where it must not: nothing is hidden, or all is finite."""
+    return given.plan.is_full or is_finite(*tensors)
+
+
+def _is_plain(given: Ingredients, value: Tensor, lse: Tensor) -> bool:
+    """Whether nothing that is not finite could spread, and every row sees something: one look in place of several."""
+    if given.plan.is_full:
+        return lse.numel() > 0 and float(lse.amin()) > -math.inf
+    return is_finite(lse, given.query, given.key, value)
+
+
+def _keeps_infinity(given: Ingredients) -> bool:
+    """Whether a query or key that is not finite has no finite score; a cap, or a function, may make one of it."""
+    return given.softcap is None and given.tile_function is None and given.modification is None
+
+
+def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
+    """What is held beside a kernel's results, or instead of them, while `forward` looks whether all is finite."""
+    batch, heads, q_len, kv_len = given.shape
+    if given.plan.is_full:
+        return 0
+    width, groups = given.key.shape[3], given.key.shape[1]
+    if not kernel.by_hand:
+        entries = groups * kv_len * max(width, value_dim)
+    elif _keeps_infinity(given):
+        entries = heads * q_len * value_dim
+    else:
+        entries = max(heads * q_len * max(width, value_dim), groups * kv_len * width)
+    return bytes_widened(batch * entries, given.query.dtype)
+
+
+def isolate(given: Ingredients, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
+    """Zero and hide the non-finite rows of query, key and value; None if there are none.
+
+    Args:
+        given, value: as they are.
+        spoilt: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, as a bias may give them.
+
+    Cost: O(len * head_dim), and if there are such rows a look at the pairs of the plan that they have a part in.
+    """
+    bad_query, bad_key, bad_value = (not_finite(x) for x in (given.query, given.key, value))
+    bad_query = bad_query if spoilt is None else bad_query | spoilt
+    if not bool(bad_query.any() | bad_key.any() | bad_value.any()):
+        return None
+    # A zeroed key has score 0; -inf in the bias hides it.
+    bias = _hiding(given, bad_query, bad_key) if bool(bad_query.any() | bad_key.any()) else given.bias
+    query, key = given.query.masked_fill(bad_query[..., None], 0), given.key.masked_fill(bad_key[..., None], 0)
+    clean = given.replaced(query=query, key=key, bias=bias)
+    with torch.no_grad():
+        by_scores, by_value = _concerned(given.replaced(answers=None), bad_query, bad_key, bad_value)
+    return Isolated(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
+
+
+def _concerned(given: Ingredients, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries with a score above -inf, or NaN, that a bad query or key has a part in; the same for bad values."""
+    _, heads, _, _ = given.shape
+    groups = bad_key.shape[1]
+    by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
+    bad_columns = (bad_key | bad_value).any(0).any(0).numpy(force=True)
+    for tile in given.row_plan.tiles:
+        is_own = bool(at(bad_query[tile.batch, tile.heads], tile.rows, 2).any())
+        columns = tile.columns if is_own else tuple(_picked(tile, bad_columns))
+        if not columns:
+            continue
+        cut = tile._replace(columns=columns)
+        for piece in pieces(cut, share=heads // groups, rows=cut.height, entries=_PAIRS_AT_ONCE):
+            seen = scores_of(given, piece) != -math.inf
+            of_group = (piece.batch, groups_of(piece.heads, heads, groups))
+            spans = joined(piece.spans)
+            share = seen.shape[1] // (of_group[1].stop - of_group[1].start)
+            key, value = (
+                take(x[of_group], spans, 2).repeat_interleave(share, 1)[:, :, None] for x in (bad_key, bad_value)
+            )
+            query = at(bad_query[piece.batch, piece.heads], piece.rows, 2)
+            for total, touched in (
+                (by_scores, (seen & key).any(-1) | (seen.any(-1) & query)),
+                (by_value, (seen & value).any(-1)),
+            ):
+                at(total[piece.batch, piece.heads], piece.rows, 2).logical_or_(touched)
+    return by_scores, by_value
+
+
+def _picked(tile: Tile, marked: np.ndarray) -> Iterator[Strip]:
+    """The columns of a tile that are marked (bool ``[kv_len]``), as strips."""
+    for strip in tile.columns:
+        keys = strip.keys
+        places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])
+        for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
+            span = keys[int(run[0]) : int(run[-1]) + 1]
+            yield Strip(span, True if strip.residual is True else ("pairs", tile.rows, span))

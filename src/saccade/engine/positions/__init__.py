@@ -1,0 +1,1 @@
+"""Positions of queries and keys as kernels read them."""

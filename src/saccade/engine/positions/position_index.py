@@ -1,0 +1,150 @@
+"""TokenOrder: the tokens of a table of positions, one after another; from rows to positions, and back to columns."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+
+__all__ = ["Among", "TokenOrder"]
+
+_FARTHEST = 1 << 40  # positions beyond it, times the batch items, may not fit into int64
+_MOST_RUNS = 16  # of neighbouring tokens in an item, up to which holes are left out one by one
+
+
+class Among(NamedTuple):
+    """Which positions the tokens among some rows span, per group of rows; all of shape ``[groups]``.
+
+    Attributes:
+        first, last: positions of the first and the last token; 0 where there is none.
+        some: whether there is a token.
+        every: whether in every row stands one.
+    """
+
+    first: Ints
+    last: Ints
+    some: npt.NDArray[np.bool_]
+    every: npt.NDArray[np.bool_]
+
+
+class TokenOrder:
+    """The tokens of all batch items, one after another, where in each item positions never decrease from row to row.
+
+    Padding may stand anywhere, positions may repeat and leave gaps; then the tokens at positions ``start`` to ``stop``
+    are neighbours, and bisection finds them.
+
+    Args:
+        table: int64 ``[items, len]``, below 0 where no token stands; as `of` has checked it.
+
+    Cost: one pass over the table; a question costs O(log(tokens)).
+    """
+
+    def __init__(self, table: Ints):
+        items, self._len = table.shape
+        here = table >= 0
+        self._seats = np.flatnonzero(here)  # item * len + index
+        self._positions = table.ravel() if len(self._seats) == table.size else table.ravel()[self._seats]
+        counts = here.sum(axis=1)
+        self._begins = np.concatenate([[0], np.cumsum(counts)])
+        self._step = int(self._positions.max(initial=0)) + 2  # more than any end of a range of positions
+        # Item and position in one number; it grows from token to token.
+        self._places = self._positions + np.repeat(np.arange(items) * self._step, counts)
+
+    @classmethod
+    def of(cls, table: Tensor) -> TokenOrder | None:
+        """That of a table; None where positions decrease, or cannot be read without waiting for a device."""
+        if table.device.type != "cpu":
+            return None
+        rows = table.detach().numpy()
+        if rows.size and int(rows.max()) > _FARTHEST:
+            return None
+        made = cls(rows)
+        return made if bool((made._places[1:] >= made._places[:-1]).all()) else None
+
+    @cached_property
+    def items(self) -> int:
+        """Batch items that the table tells apart."""
+        return len(self._begins) - 1
+
+    def universe(self, item: Ints) -> Universe:
+        """The positions from the first token of an item to its last one."""
+        low, high = self._begins[item], self._begins[item + 1]
+        return Universe(*self._ends(low, high, 1))
+
+    def among(self, item: Ints, first: Ints, last: Ints) -> Among:
+        """The tokens in the rows ``first`` to ``last`` (inclusive)."""
+        offset = item * self._len
+        low, high = np.searchsorted(self._seats, (offset + first, offset + last + 1))
+        return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
+
+    def columns(self, item: Ints, positions: Spans, keys: Universe) -> Bounds:
+        """Where the tokens stand that have these positions; exact unless tokens and padding alternate too often."""
+        if not len(self._seats):
+            return Bounds.exactly(Spans.nothing(keys))
+        place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
+        low, high = np.searchsorted(self._places, (place + positions.starts, place + positions.ends))
+        some = low < high
+        starts = np.where(some, self._seats.take(low, mode="clip") - offset, 0)
+        ends = np.where(some, self._seats.take(high - 1, mode="clip") + 1 - offset, 0)
+        hull = Spans.of(starts, ends, keys)
+        is_holed = ends - starts > high - low
+        if not (some & is_holed).any():
+            return Bounds.exactly(hull)
+        if self._runs is None:
+            return Bounds(hull, Spans.of(starts, np.where(is_holed, starts, ends), keys))
+        run_starts, run_ends = self._runs
+        return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
+
+    def one_by_one(self, item: int, indices: range) -> range | None:
+        """The positions of the tokens with these indices, if they follow one by one without padding; else None."""
+        offset = item * self._len
+        low, high = np.searchsorted(self._seats, (offset + indices.start, offset + indices.stop)).tolist()
+        if high - low != len(indices) or indices.step != 1:
+            return None
+        positions = self._positions[low:high]
+        if not (positions[1:] - positions[:-1] == 1).all():
+            return None
+        return range(int(positions[0]), int(positions[-1]) + 1)
+
+    def span(self, item: int) -> range:
+        """The positions from an item's first token to its last one."""
+        first, stop = self.universe(np.asarray([item]))
+        return range(int(first[0]), int(stop[0]))
+
+    def edges(self, item: int, cuts: Ints) -> Ints:
+        """Indices at which tokens begin and end, and those of the first tokens at or behind some positions."""
+        low, high = self._begins[item : item + 2].tolist()
+        found = low + np.searchsorted(self._positions[low:high], cuts)
+        inner = self._seats[found[found < high]] - item * self._len
+        return inner if self._runs is None else np.concatenate([inner, *(side[item] for side in self._runs)])
+
+    @cached_property
+    def _runs(self) -> tuple[Ints, Ints] | None:
+        """First and last + 1 indices of neighbouring tokens, ``[items, runs]``; None if an item has too many."""
+        item = np.repeat(np.arange(self.items), np.diff(self._begins))
+        is_new = np.ones(len(self._seats), dtype=bool)
+        is_new[1:] = (np.diff(self._seats) != 1) | (np.diff(item) != 0)
+        first = np.flatnonzero(is_new)
+        last = np.append(first, len(self._seats))[1:] - 1
+        counts = np.bincount(item[first], minlength=self.items)
+        most = int(counts.max(initial=0))
+        if most > _MOST_RUNS:
+            return None
+        starts, ends = np.zeros((2, self.items, most), dtype=np.int64)
+        slots = np.arange(most) < counts[:, None]
+        starts[slots] = self._seats[first] - item[first] * self._len
+        ends[slots] = self._seats[last] + 1 - item[first] * self._len
+        return starts, ends
+
+    def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
+        """Positions of the tokens numbered ``low`` and ``high - 1``, the latter plus ``beyond``; 0 where none is."""
+        if not len(self._seats):
+            return np.zeros_like(low), np.zeros_like(low)
+        some = low < high
+        first = np.where(some, self._positions.take(low, mode="clip"), 0)
+        return first, np.where(some, self._positions.take(high - 1, mode="clip") + beyond, 0)

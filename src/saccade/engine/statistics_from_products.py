@@ -1,0 +1,99 @@
+r"""Entropy and column sums from products alone, for devices whose fast kernels compute nothing else.
+
+.. math:: H_i = \mathrm{lse}_i - \sum_j A_{ij} s_{ij} = \mathrm{lse}_i - \mathrm{scale} \cdot q_i \cdot (A K)_i
+
+so that one product with the keys as values is the entropy. And where queries and keys are exchanged and the lse of
+query i is taken off its scores, the new lse of key j is the log of :math:`\sum_i \exp(s_{ij} - \mathrm{lse}_i)`: of the
+sum of its column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from saccade.engine.bias.term import DenseTerm
+from saccade.engine.dispatch import product, route_of
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.nonfinite import is_clean
+from saccade.masks import Mask
+from saccade.support.torch_modes import is_plain
+
+__all__ = ["NAMES", "can_ask", "numbers"]
+
+NAMES = frozenset(["entropy", "received"])
+_KERNELS = ("varlen", "flex")  # for which this is the fastest way: others read complete rows anyway
+_LARGEST = 64.0  # of scores: their rounding, a few times 6e-8 of them, is all that the difference loses
+
+
+def can_ask(given: Ingredients, impl: str | Kernel) -> bool:
+    """Whether a kernel runs here that gives products alone, and the differences lose nothing that counts."""
+    if not (is_plain(given.query) and is_plain(given.key)) or 0 in given.shape:
+        return False
+    if not given.is_plain or given.softcap is not None or given.sink_logit is not None:
+        return False
+    if route_of(_wide(given), 0.0, impl, needs_lse=True).kernel.name not in _KERNELS:
+        return False
+    longest = torch.stack([torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in _tensors(given)])
+    return float(longest.prod()) * abs(given.scale) <= _LARGEST and is_clean(given, *_tensors(given))
+
+
+@torch.no_grad()
+def numbers(given: Ingredients, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
+    """Those of `NAMES` that are asked for and can be had, of ingredients of which `can_ask` says yes.
+
+    Args:
+        given, impl: of the matrix.
+        names: which.
+
+    Returns:
+        "entropy", in nats, ``[batch, heads, q_len]``, 0 for a row that sees nothing; "received", ``[batch, heads,
+        kv_len]``, unless nobody knows the mask of keys and queries exchanged.
+
+    Cost: one product, and one more for "received", with a copy of the keys for each head.
+    """
+    wide, found = _wide(given), {}
+    exchanged = _transposed(given.rule) if "received" in names else None
+    if "entropy" in names:
+        seen, lse = product(wide, wide.key, impl=impl)
+        entropy = lse - given.scale * (wide.query * seen).sum(-1)
+        found["entropy"] = entropy.masked_fill(lse == -math.inf, 0.0).clamp_min(0.0)
+    elif exchanged is not None:
+        lse = product(wide, wide.key.new_zeros(*wide.key.shape[:3], 1), impl=impl)[1]
+    if exchanged is not None:
+        found["received"] = _received(wide, exchanged, lse, impl)
+    return found
+
+
+def _received(given: Ingredients, rule: Mask, lse: Tensor, impl: str | Kernel) -> Tensor:
+    batch, heads, q_len, kv_len = given.shape
+    exchanged = given.replaced(
+        rule=rule,
+        shape=(batch, heads, kv_len, q_len),
+        origin=(given.origin[1], given.origin[0]),
+        query=given.key.repeat_interleave(heads // given.key.shape[1], 1),
+        key=given.query,
+        bias=DenseTerm(-lse.masked_fill(lse == -math.inf, 0.0)[:, :, None]),
+    )
+    return product(exchanged, lse.new_zeros(batch, heads, q_len, 1), impl=impl)[1].exp()
+
+
+def _wide(given: Ingredients) -> Ingredients:
+    """In float32 or wider, as all statistics are."""
+    return given.replaced(
+        query=given.query.to(given.compute_dtype), key=given.key.to(given.compute_dtype), dtype=given.compute_dtype
+    )
+
+
+def _tensors(given: Ingredients) -> tuple[Tensor, Tensor]:
+    return given.query, given.key
+
+
+def _transposed(rule: Mask) -> Mask | None:
+    from saccade.masks.transposed import transposed  # noqa: PLC0415  knows masks that a product need not
+
+    return transposed(rule)

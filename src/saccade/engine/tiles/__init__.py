@@ -1,0 +1,1 @@
+"""Scores of one tile, and how tiles are split."""

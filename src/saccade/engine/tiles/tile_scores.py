@@ -1,0 +1,262 @@
+"""Scores of a tile, and the softmax of complete rows of them.
+
+Their order is this: scale, softcap, a function of the user's, bias, mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.engine.bias.sink_logit import log_share
+from saccade.engine.block_sparse.selected_blocks import at_positions
+from saccade.engine.inputs import Ingredients
+from saccade.engine.tiles.grouped_heads import grouped, groups_of, joined, product, take
+from saccade.plan import Ranges, Tile
+from saccade.support.torch_modes import is_transformed, unobserved
+
+__all__ = [
+    "ROOM_FOR_HIDDEN",
+    "Rows",
+    "allowed",
+    "biased",
+    "capped",
+    "compared",
+    "hidden",
+    "hide_",
+    "index_of",
+    "keeps_hidden",
+    "key_of_hidden",
+    "modified",
+    "normalised",
+    "place_of",
+    "positions",
+    "scores_of",
+    "softmax_rows",
+    "visible_scores",
+]
+
+ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
+_NEVER = -1000.0  # exp of it is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
+
+
+def scores_of(given: Ingredients, tile: Tile) -> Tensor:
+    """Scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf where not allowed."""
+    groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
+    q = take(given.query[tile.batch, tile.heads], (tile.rows,), 2).to(given.compute_dtype)
+    k = take(given.key[tile.batch, groups], joined(tile.spans), 2).to(given.compute_dtype)
+    scores = visible_scores(given, q, k, None if given.bias is None else given.bias.read(tile), tile)
+    if _can_write(scores):
+        return hide_(given, scores, tile)
+    seen = allowed(given, tile)
+    return scores if seen is None else scores.masked_fill(~seen, -math.inf)
+
+
+def visible_scores(given: Ingredients, q: Tensor, k: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
+    """Return the scores of a tile before the mask, from its queries, its keys and its part of the bias."""
+    scores = product(q * given.scale, k.mT) if given.tile_function is None else compared(given, q, k)
+    return biased(given, modified(given, capped(given, scores), tile), bias)
+
+
+def _can_write(scores: Tensor) -> bool:
+    """Whether scores may be changed in place: neither autograd nor a transform has to see every step."""
+    return not (scores.requires_grad or is_transformed())
+
+
+def compared(given: Ingredients, q: Tensor, k: Tensor) -> Tensor:
+    """Scores of a few queries and keys by the score's own function, scaled: ``[batch, heads, rows, columns]``."""
+    function, parameters = given.tile_function, given.parameters
+    assert function is not None  # who calls has looked
+    return grouped(lambda left, right: function(left, right, *parameters), q, k) * given.scale
+
+
+def capped(given: Ingredients, scores: Tensor) -> Tensor:
+    """Scaled scores after the softcap; in place where no gradient is recorded."""
+    if given.softcap is None:
+        return scores
+    if not _can_write(scores):
+        return given.softcap * torch.tanh(scores / given.softcap)
+    return scores.div_(given.softcap).tanh_().mul_(given.softcap)
+
+
+def modified(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
+    """Capped scores as the user's function changes them; it may write into what it is given."""
+    if given.modification is None:
+        return scores
+    return given.modification(scores, place_of(given, tile), given.where)
+
+
+def place_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a function of scores is told of a tile: batch items, heads, positions; 0 where no token stands."""
+    b, h, _ = index_of(given, tile)
+    q, kv = positions(given, tile)
+    return (b, h, q, kv) if at_positions(given.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
+
+
+def biased(given: Ingredients, scores: Tensor, bias: Tensor | None) -> Tensor:
+    """Capped scores with a tile's part of the bias; in place where no gradient is recorded."""
+    if bias is None:
+        return scores
+    bias = bias.to(given.compute_dtype)
+    return scores.add_(bias) if _can_write(scores) and not bias.requires_grad else scores + bias
+
+
+def hide_(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
+    """-inf where not allowed, in place: most strips have nothing to hide, and to mask them all is dear."""
+    start = 0
+    for strip in tile.columns:
+        stop = start + len(strip.keys)
+        if strip.residual is not True:
+            own = _kept_hidden(given, tile._replace(columns=(strip,)))
+            scores[..., start:stop].masked_fill_(own, -math.inf)
+        start = stop
+    return scores
+
+
+def keeps_hidden(given: Ingredients) -> bool:
+    """Whether the pairs that a strip hides are kept with the plan."""
+    return given.rule.is_value and given.rule.shape == (1, 1)
+
+
+def key_of_hidden(given: Ingredients, tile: Tile) -> Hashable:
+    """Of a tile of one strip: where keys are equal, the same pairs are hidden."""
+    (strip,) = tile.columns
+    return ("hidden", given.device, tile.height, len(strip.keys), strip.residual)
+
+
+def _kept_hidden(given: Ingredients, tile: Tile) -> Tensor:
+    """The pairs of one strip that are not allowed; kept with the plan where the rule is a value."""
+    if not keeps_hidden(given):
+        return hidden(given, tile)
+    key, memo = key_of_hidden(given, tile), given.plan.memo
+    kept = memo.get(key)
+    if isinstance(kept, Tensor):
+        return kept
+    with unobserved():
+        made = hidden(given, tile)
+    room = memo.get("room for hidden", ROOM_FOR_HIDDEN)
+    if isinstance(room, int) and made.numel() <= room:
+        memo[key], memo["room for hidden"] = made, room - made.numel()
+    return made
+
+
+def hidden(given: Ingredients, tile: Tile) -> Tensor:
+    """The pairs of some unsure strips that are not allowed, bool ``[batch | 1, heads | 1, rows, columns]``."""
+    seen = allowed(given, tile)
+    assert seen is not None  # a strip is unsure
+    return ~(seen[:1, :1] if keeps_hidden(given) else seen)  # a rule that tells none apart may answer for each
+
+
+def allowed(given: Ingredients, tile: Tile) -> Tensor | None:
+    """Which pairs of a tile are allowed, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
+    if all(strip.residual is True for strip in tile.columns):
+        return None
+    b, h, q = index_of(given, tile)
+    parts = []
+    for strip in tile.columns:
+        if strip.residual is True:
+            parts.append(torch.ones(1, 1, 1, len(strip.keys), dtype=torch.bool, device=given.device))
+        else:
+            parts.append(tile.rule.allows(b, h, q, _columns_of(given, (strip.keys,))))
+    sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
+    wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
+    seen = wide[0] if len(wide) == 1 else torch.cat(wide, 3)
+    if given.answers is not None and given.rule.asks_functions:
+        _check_answer(given, tile, seen)
+    return seen
+
+
+def index_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+    """What the rule calls the batch items, heads and rows of a tile: int64, each along its own axis of four."""
+    b, h = (torch.arange(own.start, own.stop, device=given.device) for own in (tile.batch, tile.heads))
+    q = _counted((tile.rows,), given.origin[0], given.device)
+    return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
+
+
+def _columns_of(given: Ingredients, spans: Ranges) -> Tensor:
+    """What the rule calls some columns, int64 ``[1, 1, 1, columns]``."""
+    return _counted(spans, given.origin[1], given.device)[None, None, None, :]
+
+
+def positions(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor]:
+    """Where rows and columns of a tile stand, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
+    b, _, q = index_of(given, tile)
+    kv = _columns_of(given, tile.spans)
+    placed = at_positions(given.rule)
+    if placed is not None:
+        return placed.positions(b, q, kv)
+    return (q if given.row_positions is None else given.row_positions[q]), kv
+
+
+def _counted(spans: Ranges, first: int, device: torch.device) -> Tensor:
+    parts = [torch.arange(span.start + first, span.stop + first, span.step, device=device) for span in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _check_answer(given: Ingredients, tile: Tile, seen: Tensor) -> None:
+    """Raise if a rule that calls functions answers otherwise than it did before, for the same pairs."""
+    rows = torch.arange(seen.shape[2], device=given.device) * 1_000_003
+    columns = torch.arange(seen.shape[3], device=given.device) * 7_919
+    marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
+    fingerprint = int((seen * marks).sum())
+    place = (tile.batch.start, tile.heads.start, tile.rows, tile.columns)
+    if given.answers is not None and given.answers.setdefault(place, fingerprint) != fingerprint:
+        hint = "bind what the function reads, e.g. lambda b, h, q, kv, n=n: kv < n, or pass a tensor"
+        sentence = f"{given.where}: mask must answer alike in the forward and backward pass; got another answer."
+        raise RuntimeError(f"{sentence}\nHint: {hint}")
+
+
+def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over complete rows and its log-sum-exp; a row of nothing but -inf gives weights 0 and lse -inf."""
+    if scores.shape[-1] == 0:
+        return scores, scores.new_full(scores.shape[:-1], -math.inf)
+    peak = scores.detach().amax(-1, keepdim=True)
+    empty = peak == -math.inf
+    # Where nothing is allowed, exp(0 - 0) stands in until the end, so that no NaN arises in the backward pass.
+    shifted = (scores - peak.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
+    exponentials = shifted.exp()
+    total = exponentials.sum(-1, keepdim=True)
+    weights = (exponentials / total).masked_fill(empty, 0.0)
+    lse = (total.log() + peak.masked_fill(empty, 0.0)).masked_fill(empty, -math.inf)
+    return weights, lse[..., 0]
+
+
+class Rows(NamedTuple):
+    """Complete rows of a softmax.
+
+    Attributes:
+        weights: ``[batch, heads, rows, columns]``; 0 in a row that may attend to nothing.
+        logs: of the weights, at least about -1000, also where the weight is 0; None with gradients, where everything
+            is computed out of place.
+        lse: log of the denominators, ``[batch, heads, rows]``, a sink's share included.
+    """
+
+    weights: Tensor
+    logs: Tensor | None
+    lse: Tensor
+
+
+def softmax_rows(given: Ingredients, tile: Tile, *, differentiable: bool) -> Rows:
+    """Softmax of a tile that holds complete rows, for those who read weights rather than multiply by them."""
+    scores = scores_of(given, tile)
+    sink = None if given.sink_logit is None else given.sink_logit[tile.heads]
+    if differentiable:
+        weights, lse = normalised(scores)
+        if sink is not None:
+            share = log_share(lse, sink)
+            weights, lse = weights * share.exp()[..., None], lse - share
+        return Rows(weights, None, lse)
+    peak = scores.amax(-1, keepdim=True)
+    empty = peak == -math.inf
+    logs = scores.sub_(peak.masked_fill(empty, 0.0)).clamp_min_(_NEVER)
+    weights = logs.exp()
+    total = weights.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
+    log_total = total.log()
+    if sink is not None:
+        log_total -= log_share((log_total + peak)[..., 0], sink)[..., None]
+        total = log_total.exp()
+    return Rows(weights.div_(total), logs.sub_(log_total), (log_total + peak)[..., 0])

@@ -1,0 +1,61 @@
+"""What holds tensors, on another device or in another dtype."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from saccade.support.errors import kind, type_error
+from saccade.support.numerics import wide_dtype
+
+__all__ = ["moved", "target_of"]
+
+T = TypeVar("T")
+
+
+def target_of(
+    where: str, target: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[torch.device | None, torch.dtype | None]:
+    """What stands between the brackets of ``A.to(...)``: a device, a float dtype, or both, also by these names."""
+    device, dtype = None, None
+    for name in named:
+        if name not in ("device", "dtype"):
+            raise type_error(where, "an argument", "be device= or dtype=", f"{name}=")
+    for own in (*target, *(x for x in named.values() if x is not None)):
+        if isinstance(own, torch.dtype) and own.is_floating_point:
+            dtype = own
+        elif isinstance(own, str | torch.device):
+            device = torch.device(own)
+        else:
+            got = str(own) if isinstance(own, torch.dtype) else kind(own)
+            raise type_error(where, "what a matrix is moved to", "be a device, a float dtype, or both", got)
+    return device, dtype
+
+
+def moved(x: T, device: torch.device | None, dtype: torch.dtype | None) -> T:
+    """A copy with all tensors moved; floats become float32, or float64 where that is asked for.
+
+    Args:
+        x: a tensor, an object of saccade, or a tuple, list or dict of these; anything else stays as it is.
+        device, dtype: None leaves them.
+    """
+    if isinstance(x, Tensor):
+        wide = wide_dtype(dtype) if dtype is not None and x.is_floating_point() else None
+        return x.to(device, wide)  # type: ignore[return-value]  # a tensor again
+    if isinstance(x, torch.dtype | torch.device):
+        target = dtype if isinstance(x, torch.dtype) else device
+        return x if target is None else target  # type: ignore[return-value]  # of the same kind
+    if isinstance(x, tuple | list):
+        own = [moved(each, device, dtype) for each in x]
+        return type(x)(*own) if hasattr(x, "_fields") else type(x)(own)
+    if isinstance(x, dict):
+        return type(x)((name, moved(each, device, dtype)) for name, each in x.items())
+    if isinstance(x, nn.Module | type) or not type(x).__module__.startswith("saccade.") or not hasattr(x, "__dict__"):
+        return x
+    made = copy.copy(x)
+    made.__dict__.update({name: moved(each, device, dtype) for name, each in x.__dict__.items()})
+    return made

@@ -1,0 +1,89 @@
+"""What ``nn.MultiheadAttention`` is called with, as heads, a rule and a bias."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tensor
+from saccade.masks import Dense, Full, Mask, from_key_padding_mask
+from saccade.support.validation import check_holds_values
+
+__all__ = ["Projected", "projected", "rule_of", "with_added_keys"]
+
+
+class Projected(NamedTuple):
+    """``[batch, heads, len, head_dim]`` each, with the keys and values that the layer adds; value None if not asked."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+
+
+def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = None) -> Projected:
+    """Queries, keys and values ``[batch, len, width]`` after projection, cut into heads.
+
+    Args:
+        module: with the weights and options of an ``nn.MultiheadAttention``.
+        query, key, value: what it was called with, the batch first.
+    """
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    if module.in_proj_weight is not None:
+        weights = module.in_proj_weight.chunk(3)
+    else:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    parts = zip((query, key, value), weights, biases, (None, module.bias_k, module.bias_v), strict=True)
+    made: list[Tensor] = []
+    for x, weight, bias, more in parts:
+        if x is None:
+            continue
+        own = F.linear(x, weight, bias)
+        if more is not None:
+            own = torch.cat([own, more.to(own.dtype).expand(len(own), -1, -1)], 1)
+        if module.add_zero_attn and made:  # to keys and values
+            own = F.pad(own, (0, 0, 0, 1))
+        made.append(own.unflatten(2, (module.num_heads, -1)).transpose(1, 2))
+    return Projected(made[0], made[1], made[2] if value is not None else None)
+
+
+def rule_of(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
+) -> tuple[Mask, Tensor | None]:
+    """Return torch's masks, where True means *ignore* and floats are added, as a rule and a bias.
+
+    Raises:
+        TypeError: an ``attn_mask`` that holds no values: torch's layers then add what is in its memory.
+    """
+    batch, heads, _, kv_len = shape
+    rule: Mask = Full()
+    bias: Tensor | None = None
+    if attn_mask is not None:
+        hint = "a bool tensor, True = ignore; after saccade.replace_attention(model) a CausalBias is taken as a mask"
+        check_holds_values("nn.MultiheadAttention", "attn_mask", attn_mask, causal_hint=hint)
+        mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
+        mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
+        rule, bias = rule_of_tensor(_wider(mask, kv_len), kv_len)
+    if key_padding_mask is not None:
+        padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
+        padding = ~padding if padding.dtype == torch.bool else padding
+        allowed, added = mask_of_tensor(_wider(padding, kv_len))
+        rule = rule if allowed is None else both(rule, from_key_padding_mask(~allowed))
+        if added is not None:
+            bias = added[:, None, None] if bias is None else bias + added[:, None, None]
+    return rule, bias
+
+
+def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> Mask:
+    """Return a pattern for ``kv_len`` keys and some that every query may attend to; written out, for it is rare."""
+    if not num_added:
+        return pattern
+    return Dense(F.pad(pattern.to_dense(q_len, kv_len), (0, num_added), value=True))
+
+
+def _wider(mask: Tensor, kv_len: int) -> Tensor:
+    """A mask with the keys that the layer adds, which all may attend to."""
+    more = kv_len - mask.shape[-1]
+    return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask

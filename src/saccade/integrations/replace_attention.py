@@ -1,0 +1,296 @@
+"""replace_attention: run the attention of a model on saccade, its weights untouched."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from saccade.integrations import transformers
+from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused
+from saccade.integrations.stand_in import StandIn, put_in, tried
+from saccade.integrations.transformers_capture import speaks_attention_interface
+from saccade.integrations.written_out import written_out
+from saccade.masks import Mask
+from saccade.mechanisms import Mechanism
+from saccade.nn import MultiHeadAttention
+from saccade.support.argument_hints import answers
+from saccade.support.errors import kind, shown, type_error, unsupported, value_error
+from saccade.support.validation import instance
+
+__all__ = ["Replaced", "replace_attention"]
+
+_TAKEN = ("attn_mask", "is_causal")  # of a timm-style attention, besides its input
+_names = (f"saccade-{number}" for number in itertools.count(1))
+
+
+class Replaced(NamedTuple):
+    """One attention that was replaced.
+
+    Attributes:
+        name: of the module in its model.
+        before, after: what kind it was, and what runs now.
+    """
+
+    name: str
+    before: str
+    after: str
+
+
+@answers("replace_attention", {})
+def replace_attention(
+    model: nn.Module,
+    *,
+    mask: Mask | None = None,
+    mechanism: Mechanism | None = None,
+    leave: Collection[str] | None = None,
+    cross_attention: Collection[str] | None = None,
+) -> tuple[Replaced, ...]:
+    """Run a model's attention on saccade: weights, names and outputs stay, time and memory do not.
+
+    Supported are ``nn.MultiheadAttention`` with all its flags, by itself and in ``nn.Transformer*``; attentions with
+    one projection ``qkv``, as timm's; and models of transformers, as `saccade.integrations.transformers.install` runs
+    them. The modules are the same objects as before, each of a subclass of its class: ``isinstance``, parameters,
+    ``state_dict()``, hooks and attributes stay, so that optimizers, checkpoints and wrappers fit.
+
+    A mask holds for self-attention. An ``nn.MultiheadAttention`` is cross-attention, and gets no mask, as
+    ``multihead_attn`` of torch's decoder layers, where ``cross_attention`` names it, and in calls whose query and key
+    differ in length. It is self-attention where they are one tensor, or hold the same values in the first call
+    (``attn(norm(x), norm(x), norm(x))``). If they differ there, the call is refused, unless ``cross_attention`` is
+    given: all modules that it does not name are self-attention.
+
+    Args:
+        model: any module tree; changed in place.
+        mask: a pattern for every self-attention, joined with what each call brings by ``&``. In models of
+            transformers it counts from the first token of each text; see `saccade.integrations.transformers.install`.
+        mechanism: which matrix; exact softmax when None. Each attention gets a copy. Not for models of transformers.
+        leave: names of modules whose attention stays as it is, with ``*`` for any characters: ``["decoder.pool"]``.
+        cross_attention: names of the ``nn.MultiheadAttention`` that are cross-attention, with ``*`` for any characters:
+            ``["decoder.*.cross"]``. None leaves it to each call.
+
+    Returns:
+        The attentions that were replaced, in the order of the model's modules.
+
+    Raises:
+        TypeError: no module, mask, mechanism or names.
+        ValueError: a name in ``leave`` that no module of the model has, or one in ``cross_attention`` that no
+            ``nn.MultiheadAttention`` has.
+        UnsupportedError: an attention in it is of none of these kinds, or there is none: all are named, and nothing is
+            replaced. An attention that a module writes out is one too: its ``forward`` multiplies the result of a
+            softmax, or calls torch's attention functions.
+
+    Cost: nothing; timm-style attentions are run once on a few random numbers, before and after.
+
+    Example:
+        >>> from saccade.masks import Window
+        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2)
+        >>> [one.name for one in replace_attention(model, mask=Window(128, 128))]
+        ['layers.0.self_attn', 'layers.1.self_attn']
+    """
+    where = "replace_attention"
+    instance(where, "model", model, nn.Module, "be a module")
+    instance(where, "mask", mask, (Mask, type(None)), "be a saccade mask or None", hint="a tensor goes to each call")
+    if isinstance(mechanism, type):
+        raise type_error(
+            where, "mechanism", "be a saccade Mechanism or None", kind(mechanism), hint="make one: Linear()"
+        )
+    instance(where, "mechanism", mechanism, (Mechanism, type(None)), "be a saccade Mechanism or None")
+    left = _left(model, leave)
+    found = [one for one in _found(model) if one[0] not in left]
+    found += [one for one in _written_out(model, [name for name, _, _ in found]) if one[0] not in left]
+    reasons = [f"{name or 'the model'} is {type(part).__name__}: {why}" for name, part, why in found if why]
+    reasons += [
+        f"{name or 'the model'} is a model of transformers, which runs exact softmax; mechanism= is for others"
+        for name, part, _ in found
+        if mechanism is not None and is_pretrained(part)
+    ]
+    if not found:
+        reasons.append("no part of it is an attention that is known here")
+    cross = _cross(model, found, cross_attention)
+    if reasons:
+        names = ", ".join(repr(name) for name, _, why in found if why and name)
+        hint = f"leave=[{names}] leaves them as they are; `saccade.mechanisms` and `saccade.nn` build one's own"
+        hint = hint if names else "`saccade.mechanisms` and `saccade.nn` build attention of one's own"
+        raise unsupported(where, type(model).__name__, reasons, hint=hint)
+    replaced: list[Replaced] = []
+    for name, part, _ in found:
+        if is_pretrained(part):
+            replaced += _installed(name, part, mask)
+            continue
+        before = type(part).__name__
+        put_in(part, TorchAttention if isinstance(part, nn.MultiheadAttention) else FusedAttention, mask, mechanism)
+        if isinstance(part, TorchAttention):
+            part.is_cross = cross.get(part)
+        replaced.append(Replaced(name, before, f"{type(part).__name__}, {type(part.mechanism).__name__}"))
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # its fast path takes tokens out of a batch, for layers that take none
+    return tuple(replaced)
+
+
+def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Attentions and whole models of transformers: name, module, and why it cannot be replaced, or nothing."""
+    inside: list[str] = []
+    for name, part in model.named_modules():
+        if any(name.startswith(outer) for outer in inside):
+            continue
+        why: str | None = None
+        if is_pretrained(part):
+            why = _against_model(part)
+        elif isinstance(part, MultiHeadAttention | StandIn):
+            why = "it runs on saccade already; its mask and mechanism can be set"
+        elif isinstance(part, nn.MultiheadAttention):
+            is_own = type(part).forward is not nn.MultiheadAttention.forward
+            why = "its forward is not that of nn.MultiheadAttention" if is_own else _against_object(part)
+        elif is_fused(part):
+            why = _against_fused(part)
+        elif "attention" in type(part).__name__.lower() and any(True for _ in part.parameters()):
+            inner = [own for own, other in part.named_modules() if own and _is_known(other)]
+            why = None if inner else "how it computes is not known here"
+        if why is None:
+            continue
+        if not name and not is_pretrained(part):
+            why = why or "it is itself the attention, and there is no model to put another into"
+        inside.append(f"{name}." if name else "")
+        yield name, part, why
+
+
+def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.Module, str]]:
+    """Modules beside those that are known, and within models of transformers, that write attention out."""
+    within = tuple(f"{name}." for name in known if not is_pretrained(model.get_submodule(name)))
+    for name, part in model.named_modules():
+        why = "" if name in known or f"{name}.".startswith(within) else written_out(part)
+        if why:
+            yield name, part, why
+
+
+def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
+    """Names of the modules that stay as they are, and of all within them.
+
+    Raises:
+        TypeError, ValueError: no names of modules.
+    """
+    where, rule = "replace_attention", "be a list of names, or None"
+    if isinstance(leave, str) or not isinstance(leave, Collection | None):
+        raise type_error(where, "leave", rule, kind(leave), hint="[name]")
+    names, left = [name for name, _ in model.named_modules() if name], set[str]()
+    for pattern in leave or ():
+        instance(where, "leave", pattern, str, rule)
+        own = [name for name in names if fnmatchcase(name, pattern)]
+        if not own:
+            raise value_error(where, "leave", "hold names of modules of the model", repr(pattern))
+        left.update(name for name in names if f"{name}.".startswith(tuple(f"{one}." for one in own)))
+    return left
+
+
+def _is_known(part: nn.Module) -> bool:
+    return isinstance(part, nn.MultiheadAttention) or is_fused(part)
+
+
+def is_pretrained(part: nn.Module) -> bool:
+    """Whether it is a model of transformers, which need not be installed."""
+    return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
+
+
+def _against_object(part: nn.Module) -> str:
+    """Return why a module cannot run on saccade although its class could, or nothing."""
+    if is_parametrized(part):
+        return "its weights are computed from others, by parametrizations"
+    if "forward" in vars(part):
+        return "its forward was changed on the object, by a recording that has not ended or by another library"
+    taken = [name for name in ("mask", "mechanism") if hasattr(part, name)]
+    return f"its attribute {taken[0]} is one that saccade sets" if taken else ""
+
+
+def _against_model(model: Any) -> str:
+    """Return why a model of transformers cannot run on our attention; "" if it can."""
+    if not any(speaks_attention_interface(part) for part in model.modules()):
+        return "it computes its attention itself, without transformers' attention interface"
+    if getattr(model, "_supports_sdpa", True):
+        return ""
+    # transformers says so of models with a softcap or sinks, which we run, and of models with softmaxes of their own.
+    by_hand = sorted({type(part).__name__ for part in model.modules() if _is_by_hand(type(part))})
+    return f"its {', '.join(by_hand)} compute attention by their own code alone" if by_hand else ""
+
+
+def _is_by_hand(kind: type[nn.Module]) -> bool:
+    """Return whether an attention of transformers computes its softmax without the attention interface."""
+    if "attention" not in kind.__name__.lower() or not kind.__module__.startswith("transformers."):
+        return False
+    source = inspect.getsource(kind)
+    return "softmax(" in source and "ALL_ATTENTION_FUNCTIONS" not in source
+
+
+def _against_fused(module: Any) -> str:
+    """Run both on a few random numbers: names alone do not say what a module computes."""
+    against = _against_object(module)
+    if against:
+        return against
+    more = [name for name in list(inspect.signature(type(module).forward).parameters)[2:] if name not in _TAKEN]
+    if more:
+        return f"its forward takes {', '.join(more)} too"
+    width = module.qkv.in_features
+    like = next(module.parameters())
+    x = torch.randn(1, 5, width, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        with torch.no_grad():
+            theirs = module.eval()(x)
+            with tried(module, FusedAttention):
+                ours = module.eval()(x)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        return f"it could not be tried: {str(error).splitlines()[0]}"
+    finally:
+        for part, mode in modes:
+            part.training = mode
+    is_same = isinstance(theirs, torch.Tensor) and theirs.shape == ours.shape
+    if is_same and torch.allclose(theirs, ours, atol=1e-2 if like.dtype.itemsize < 4 else 1e-4):
+        return ""
+    return "it computes something else than softmax attention with these parts"
+
+
+def _cross(
+    model: nn.Module, found: list[tuple[str, nn.Module, str]], cross_attention: Collection[str] | None
+) -> dict[nn.Module, bool]:
+    """Return which attentions are cross-attention, as far as that is known without a call.
+
+    Raises:
+        TypeError, ValueError: no names of attentions.
+    """
+    known: dict[nn.Module, bool] = {}
+    names = {name: part for name, part, _ in found if isinstance(part, nn.MultiheadAttention)}
+    if cross_attention is not None:
+        where, rule = "replace_attention", "be a list of names, or None"
+        if isinstance(cross_attention, str) or not isinstance(cross_attention, Collection):
+            raise type_error(where, "cross_attention", rule, shown(cross_attention), hint="[name]")
+        for pattern in cross_attention:
+            instance(where, "cross_attention", pattern, str, rule)
+            if not any(fnmatchcase(name, pattern) for name in names):
+                hint = f"its nn.MultiheadAttention are {', '.join(names) or 'none'}"
+                rule = "hold names of nn.MultiheadAttention in the model"
+                raise value_error(where, "cross_attention", rule, repr(pattern), hint=hint)
+        known = {part: any(fnmatchcase(name, own) for own in cross_attention) for name, part in names.items()}
+    decoders = (part for part in model.modules() if isinstance(part, nn.TransformerDecoderLayer))
+    return known | {layer.multihead_attn: True for layer in decoders}
+
+
+def _installed(name: str, model: Any, mask: Mask | None) -> Iterator[Replaced]:
+    before = model.config._attn_implementation
+    after = transformers.install(next(_names), mask=mask)
+    model.set_attn_implementation(after)
+    # BertAttention holds a BertSelfAttention, which is the one that computes.
+    attentions = {own: part for own, part in model.named_modules() if _is_attention(part)}
+    for own, part in attentions.items():
+        if not any(inner.startswith(f"{own}.") for inner in attentions):
+            whole = f"{name}.{own}" if name else own
+            yield Replaced(whole, f"{type(part).__name__}, {before}", f"{type(part).__name__}, {after}")
+
+
+def _is_attention(part: nn.Module) -> bool:
+    return speaks_attention_interface(part) and type(part).__name__.endswith("Attention")

@@ -1,0 +1,220 @@
+"""Other people's attention modules that run on saccade: the same objects, called as before."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.engine.nested import Nested, check_dense, is_nested
+from saccade.integrations.lazy_weights import weights_of
+from saccade.integrations.mha_inputs import projected, rule_of, with_added_keys
+from saccade.integrations.stand_in import StandIn
+from saccade.integrations.tensor_masks import both, rule_of_tensor
+from saccade.masks import Causal, Full, Mask
+from saccade.masks.convert.causal_bias import from_causal_bias
+from saccade.mechanisms import Softmax
+from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_plain
+from saccade.support.validation import check_holds_values, is_causal_bias
+
+__all__ = ["FusedAttention", "TorchAttention", "is_fused"]
+
+_FUSED = ("qkv", "proj", "num_heads")  # as timm names the parts of its attentions
+
+
+class TorchAttention(StandIn):
+    """An ``nn.MultiheadAttention`` that runs on saccade: the same parameters and flags, called in the same way.
+
+    Its mask holds for self-attention: calls whose query and key are one tensor or hold the same values.
+
+    Attributes:
+        is_cross: whether the module is cross-attention; None until that is known.
+
+    Cost: that of the mechanism. Weights are built where ``need_weights`` asks for them, up to a limit.
+    """
+
+    is_cross: bool | None = None
+
+    def set_up(self) -> None:
+        """Keep torch's encoder layers in Python: they leave their fused code where a module has a hook."""
+        self.register_forward_pre_hook(_keep_in_python)
+
+    def merge_masks(self, *_: Any) -> Any:
+        """Refuse; torch's encoder layer calls this before its fused code, when somebody removed the hook."""
+        reason = "its fused code leaves out what replace_attention put in, and the hook that prevents it was removed"
+        hint = "torch.backends.mha.set_fastpath_enabled(False)"
+        raise unsupported("replace_attention", "nn.TransformerEncoderLayer", [reason], hint=hint)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As ``nn.MultiheadAttention``: in its layouts, with its masks, where True means *ignore*."""
+        if is_causal and attn_mask is None:
+            reason = "is_causal is a hint about attn_mask, which is not given"
+            raise unsupported(
+                "nn.MultiheadAttention", "is_causal=True", [reason], hint="mask=masks.Causal() is a pattern"
+            )
+        if is_nested(query, key, value):
+            _check_nested(self, attn_mask, key_padding_mask)
+            return self._of_nested(query, key, value, need_weights, average_attn_weights)
+        is_single = query.dim() == 2
+        x = [
+            own[None] if is_single else own if self.batch_first else own.transpose(0, 1) for own in (query, key, value)
+        ]
+        is_self = self.mask is not None and self._is_self(x[0], x[0] if key is query else x[1])
+        q, k, v = projected(self, *x)
+        assert v is not None  # it was asked for
+        kv_len = x[1].shape[1]
+        num_added = k.shape[2] - kv_len
+        q_len, patterns = q.shape[2], [self.mask] if self.mask is not None and is_self else []
+        if is_causal_bias(attn_mask):
+            patterns.append(from_causal_bias(attn_mask, q_len, kv_len, "nn.MultiheadAttention", "attn_mask"))
+            attn_mask = None
+        rule, bias = rule_of(attn_mask, key_padding_mask, (*q.shape[:3], k.shape[2]))
+        for pattern in patterns:
+            rule = both(with_added_keys(pattern, q_len, kv_len, num_added), rule)
+        out, matrix = self.attend(q, k, v, rule, bias, self.dropout)
+        out = self.out_proj(out)
+        out = out[0] if is_single else out if self.batch_first else out.transpose(0, 1)
+        if not need_weights:
+            return out, None
+        sources = (q, k, *self.mechanism.parameters(), *rule.tensors(), *(() if bias is None else (bias,)))
+        return out, weights_of(matrix, average_attn_weights, out.dtype, sources, is_single=is_single)
+
+    def _of_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run a call on nested tensors, ``[batch, len, width]`` whatever `batch_first` is, as one packed sequence."""
+        if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+            outside: Any = torch.compiler.disable(self._of_nested)
+            return outside(query, key, value, need_weights, average_attn_weights)
+        items = Nested.of("nn.MultiheadAttention", query, key, value, axis=0)
+        is_alike = self.mask is not None and items.q_lengths == items.kv_lengths
+        is_self = is_alike and self._is_self(items.query, items.query if key is query else items.key)
+        q, k, v = projected(self, *items[:3])
+        assert v is not None  # it was asked for
+        rule = items.mask(self.mask if is_self else None, self.num_heads, "nn.MultiheadAttention")
+        out, matrix = self.attend(q, k, v, rule, None, self.dropout, **items.positions)
+        out = items.unpacked(self.out_proj(out))
+        if not need_weights:
+            return out, None
+        sources = (q, k, *self.mechanism.parameters(), *rule.tensors())
+        return out, weights_of(matrix, average_attn_weights, out.dtype, sources, items=items)
+
+    def _is_self(self, query: Tensor, key: Tensor) -> bool:
+        """Return whether a call is self-attention, and remember it of a module of which nothing was known.
+
+        The values may be changed from the second call on, as an audit does with the query alone.
+
+        Args:
+            query, key: ``[batch, len, width]``.
+
+        Raises:
+            UnsupportedError: nothing is known of the module, and the tensors are equally long and differ.
+        """
+        if self.is_cross or query.shape[1] != key.shape[1]:
+            return False
+        if query is key or self.is_cross is False:
+            return True
+        if _hold_the_same(query, key):
+            # Equal numbers everywhere, as in a dry run on zeros, say nothing about the module.
+            is_constant = query.numel() == 0 or bool((query == query.flatten()[0]).all())
+            self.is_cross = None if is_constant else False
+            return True
+        reason = "query and key are equally long and differ, so that this may be self-attention or cross-attention"
+        hint = "replace_attention(..., cross_attention=[names of modules]); with [] there is none"
+        raise unsupported("replace_attention", f"mask={self.mask}", [reason], hint=hint)
+
+
+class FusedAttention(StandIn):
+    """A self-attention with one projection ``qkv``, as timm's vision transformers have, that runs on saccade.
+
+    It has ``qkv``, ``proj`` and ``num_heads``; and maybe ``q_norm``, ``k_norm``, ``attn_drop``, ``norm``, ``proj_drop``
+    and ``scale``.
+    """
+
+    def set_up(self) -> None:
+        """Take over the module's scale."""
+        scale = getattr(self, "scale", None)
+        if isinstance(self.mechanism, Softmax) and self.mechanism.scale is None and isinstance(scale, float | int):
+            self.mechanism.scale = float(scale)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """``x [batch, len, width]``; a bool mask with True = may attend, or float terms; and whether it is causal."""
+        check_dense("attention", x=x)
+        q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self._part("q_norm", q), self._part("k_norm", k)
+        rule, bias = self._rule_of(attn_mask, k.shape[2])
+        for pattern in (self.mask, Causal() if is_causal else None):
+            rule = rule if pattern is None else both(pattern, rule)
+        dropped = getattr(self, "attn_drop", None)
+        out, _ = self.attend(q, k, v, rule, bias, getattr(dropped, "p", 0.0))
+        return self._part("proj_drop", self.proj(self._part("norm", out)))
+
+    def _rule_of(self, attn_mask: Tensor | None, length: int) -> tuple[Mask, Tensor | None]:
+        if attn_mask is None:
+            return Full(), None
+        if is_causal_bias(attn_mask):
+            return from_causal_bias(attn_mask, length, length, "attention", "attn_mask"), None
+        check_holds_values("attention", "attn_mask", attn_mask)
+        return rule_of_tensor(_four(attn_mask), length)
+
+    def _part(self, name: str, x: Tensor) -> Tensor:
+        part = getattr(self, name, None)
+        made: Tensor = x if part is None else part(x)
+        return made
+
+
+def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> None:
+    """Refuse what goes with one matrix for all items only."""
+    masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
+    reasons = [
+        f"{name}= does not go with nested tensors, whose items have a matrix each"
+        for name, x in masks.items()
+        if x is not None
+    ]
+    if module.bias_k is not None or module.add_zero_attn:
+        reasons.append("the layer adds keys of its own (add_bias_kv, add_zero_attn)")
+    if reasons:
+        raise unsupported("nn.MultiheadAttention", "a nested tensor", reasons, hint="x.to_padded_tensor(0.0) is dense")
+
+
+def _keep_in_python(module: nn.Module, args: Any) -> None:
+    """Do nothing; see `TorchAttention.set_up`."""
+
+
+def _hold_the_same(query: Tensor, key: Tensor) -> bool:
+    """Return whether two tensors have the same bits, as two runs of one layer on one input have; NaN included."""
+    if query.shape != key.shape or query.dtype != key.dtype or query.device != key.device:
+        return False
+    if query.is_meta or not (is_plain(query) and is_plain(key)):
+        return False
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[query.dtype.itemsize]
+    return torch.equal(query.detach().view(bits), key.detach().view(bits))
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether a module has the parts of a timm-style attention, and is called with one tensor."""
+    if not all(hasattr(module, name) for name in _FUSED) or not isinstance(module.num_heads, int):
+        return False
+    needed = [
+        own
+        for own in inspect.signature(type(module).forward).parameters.values()
+        if own.default is inspect.Parameter.empty
+    ]
+    return len(needed) == 2 and isinstance(module.qkv, nn.Linear) and isinstance(module.proj, nn.Linear)
+
+
+def _four(mask: Tensor) -> Tensor:
+    return mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))

@@ -1,0 +1,1 @@
+"""Conversion of tensors, text and other libraries' masks to masks, and back."""

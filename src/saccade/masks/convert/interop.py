@@ -1,0 +1,241 @@
+"""Masks from what other libraries hand over: attention masks, lengths of packed texts, windows, block masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.masks.mask import Mask
+from saccade.masks.rules.blocks import Blocks
+from saccade.masks.rules.causal import Causal
+from saccade.masks.rules.dense import Dense
+from saccade.masks.rules.documents import Documents
+from saccade.masks.rules.full import Full
+from saccade.masks.rules.padding import Padding
+from saccade.masks.rules.predicate import Predicate
+from saccade.masks.rules.window import Window
+from saccade.masks.validation import check_readable
+from saccade.support.errors import kind, shown, type_error, value_error
+from saccade.support.validation import instance, integer, is_integer
+
+__all__ = [
+    "from_attention_mask",
+    "from_block_mask",
+    "from_cu_seqlens",
+    "from_key_padding_mask",
+    "from_position_ids",
+    "from_sliding_window",
+]
+
+
+def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
+    """The mask for a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*.
+
+    Args:
+        key_padding_mask: bool ``[batch, kv_len]``, True at padding. Elsewhere in saccade True means *may attend*;
+            the inversion happens here and nowhere else.
+
+    Returns:
+        A `Padding` where the tokens of every item stand together at one side, else a `Dense` mask.
+
+    Raises:
+        TypeError: not a bool tensor.
+        ValueError: not of two dimensions; a sparse or nested tensor, or one without values.
+    """
+    where, name = "from_key_padding_mask", "key_padding_mask"
+    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
+        got = str(key_padding_mask.dtype) if isinstance(key_padding_mask, Tensor) else kind(key_padding_mask)
+        hint = "True marks padding; float masks that are added to scores go to bias"
+        raise type_error(where, name, "be a bool tensor", got, hint=hint)
+    if key_padding_mask.dim() != 2:
+        raise value_error(where, name, "have shape [batch, kv_len]", list(key_padding_mask.shape))
+    check_readable(where, name, key_padding_mask)
+    return _of_tokens(~key_padding_mask)
+
+
+def from_attention_mask(attention_mask: Tensor) -> Mask:
+    """The mask for an ``attention_mask`` of transformers: 1 at tokens, 0 at padding.
+
+    It says which *keys* are tokens, and nothing about order: join it with the pattern of the model,
+    ``Causal() & from_attention_mask(attention_mask)``.
+
+    >>> print(from_attention_mask(torch.tensor([[0, 1, 1], [1, 1, 1]])))
+    Padding(lengths=(2, 3), side='left', padded_len=3)
+
+    Args:
+        attention_mask: ``[batch, kv_len]`` of any dtype with values 0 and 1; or what a model makes of it,
+            ``[batch | 1, heads | 1, q_len, kv_len]``: bool with True = may attend, or float with 0 at visible pairs
+            and the lowest number of the dtype, or -inf, at the others.
+
+    Returns:
+        `Padding` where the tokens of every item stand together at one side; else, and for four dimensions, `Dense`.
+
+    Raises:
+        TypeError: no tensor.
+        ValueError: other values or shapes; a sparse or nested tensor, or one without values.
+    """
+    where, name = "from_attention_mask", "attention_mask"
+    mask = instance(where, name, attention_mask, Tensor, "be a tensor")
+    if mask.dim() not in (2, 4):
+        rule = "have shape [batch, kv_len] or [batch, heads, q_len, kv_len]"
+        raise value_error(where, name, rule, list(mask.shape))
+    check_readable(where, name, mask)
+    if mask.dim() == 2:
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            hint = "terms that are added to scores go to bias="
+            raise value_error(where, name, "hold 1 at tokens and 0 at padding", _odd(mask, (0, 1)), hint=hint)
+        return _of_tokens(mask.bool())
+    if mask.is_floating_point():
+        hidden = mask <= torch.finfo(mask.dtype).min / 2
+        if not bool((hidden | (mask == 0)).all()):
+            hint = "terms that are added to scores go to bias="
+            raise value_error(where, name, "be 0 where a pair is visible, else the lowest number", "others", hint=hint)
+        return Dense(~hidden)
+    if mask.dtype != torch.bool:
+        raise value_error(where, name, "be bool or float with four dimensions", str(mask.dtype), hint="mask.bool()")
+    return Dense(mask)
+
+
+def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
+    """The mask for texts packed one behind another, told as FlashAttention tells them: by where each begins.
+
+    >>> print(from_cu_seqlens(torch.tensor([0, 1, 3]), Causal()).picture(3))
+    1 . .
+    . 1 .
+    . 1 1
+
+    Args:
+        cu_seqlens: whole numbers ``[texts + 1]``: 0, then where each text ends.
+        rule: who may attend to whom inside a text, on positions of the text; everyone when None.
+
+    Raises:
+        TypeError: no whole numbers, or a rule that is not a mask.
+        ValueError: not one dimension, not from 0 upwards.
+    """
+    where, name = "from_cu_seqlens", "cu_seqlens"
+    ends = _whole_numbers(where, name, cu_seqlens)
+    if ends.dim() != 1 or not len(ends) or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
+        got = shown(ends.tolist()) if ends.dim() == 1 else list(ends.shape)
+        raise value_error(where, name, "begin with 0 and never fall, [texts + 1]", got)
+    return Documents(ends.diff().tolist(), _checked(where, rule))
+
+
+def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documents:
+    """The mask for texts packed one behind another, told by positions that begin anew at 0 with each text.
+
+    >>> from_position_ids(torch.tensor([[0, 1, 0, 1, 2]])).lengths
+    ((2, 3),)
+
+    Args:
+        position_ids: whole numbers ``[len]`` or ``[batch, len]``.
+        rule: who may attend to whom inside a text, on positions of the text; everyone when None.
+
+    Raises:
+        TypeError: no whole numbers, or a rule that is not a mask.
+        ValueError: positions that do not count from 0 up within each text.
+    """
+    where, name = "from_position_ids", "position_ids"
+    given = _whole_numbers(where, name, position_ids)
+    if given.dim() not in (1, 2) or not given.numel():
+        raise value_error(where, name, "have shape [len] or [batch, len]", list(given.shape))
+    table = given.reshape(-1, given.shape[-1])
+    begins = table == 0
+    goes_on = torch.ones_like(begins)
+    goes_on[:, 1:] = table.diff(dim=1) == 1
+    if not bool(begins[:, 0].all()) or not bool((begins | goes_on).all()):
+        hint = "tokens that follow others in a cache are told by q_positions and kv_positions"
+        raise value_error(where, name, "count 0, 1, 2, … from the start of each text", "other positions", hint=hint)
+    starts = [row.nonzero()[:, 0].tolist() for row in begins]
+    lengths = [[b - a for a, b in zip(row, [*row[1:], table.shape[1]], strict=True)] for row in starts]
+    return Documents(lengths, _checked(where, rule))
+
+
+def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
+    """The causal mask for a ``sliding_window`` of transformers, or the mask for a ``window_size`` of FlashAttention.
+
+    >>> from_sliding_window(4), from_sliding_window((3, -1))
+    (Window(left=3, right=0), Window(left=3, right=None))
+
+    Args:
+        sliding_window: a number of keys, the query's own among them, none of them later (transformers); or keys before
+            and behind the query besides its own, -1 = no limit (FlashAttention); or None, no window: `Causal`.
+
+    Raises:
+        TypeError: something else.
+        ValueError: sizes below 1, or below -1 in a pair.
+    """
+    where, name = "from_sliding_window", "sliding_window"
+    if sliding_window is None:
+        return Causal()
+    if isinstance(sliding_window, tuple | list):
+        if len(sliding_window) != 2:
+            raise value_error(where, name, "be a number, or a pair (left, right)", shown(sliding_window))
+        left, right = (integer(where, name, size, -1) for size in sliding_window)
+        if left == right == -1:
+            return Full()
+        return Window(None if left == -1 else left, None if right == -1 else right)
+    return Window(integer(where, name, sliding_window) - 1, 0)
+
+
+def from_block_mask(block_mask: Any) -> Mask:
+    """The mask for a ``BlockMask`` of FlexAttention: its function, asked in the blocks that it names.
+
+    Args:
+        block_mask: what ``create_block_mask`` returns. Its function counts queries from 0; here the last query stands
+            at the last key.
+
+    Raises:
+        TypeError: something else.
+    """
+    where = "from_block_mask"
+    if not all(hasattr(block_mask, name) for name in ("mask_mod", "seq_lengths", "BLOCK_SIZE", "to_dense")):
+        hint = "a function (b, h, q, kv) -> bool is a mask as it is"
+        raise type_error(where, "block_mask", "be a BlockMask of FlexAttention", kind(block_mask), hint=hint)
+    function, (q_len, kv_len) = block_mask.mask_mod, block_mask.seq_lengths
+    ahead = kv_len - q_len
+
+    def moved(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        found: Tensor = function(b, h, q - ahead, kv)
+        return found
+
+    rule = Predicate(function if ahead == 0 else moved)
+    blocks, (rows, columns) = block_mask.to_dense().bool(), block_mask.BLOCK_SIZE
+    # Blocks of one item, in squares that queries and keys share, are known beforehand; others are found by asking.
+    if ahead or rows != columns or blocks.shape[0] != 1 or bool(blocks.all()):
+        return rule
+    return Blocks(blocks[0], rows) & rule
+
+
+def _checked(where: str, rule: Mask | None) -> Mask | None:
+    return instance(where, "rule", rule, (Mask, type(None)), "be a mask or None")
+
+
+def _of_tokens(is_token: Tensor) -> Mask:
+    """The rule that hides all keys but tokens, bool ``[batch, kv_len]``."""
+    kv_len = is_token.shape[1]
+    lengths = is_token.sum(1)
+    index = torch.arange(kv_len, device=is_token.device)
+    if lengths.numel() and torch.equal(is_token, index < lengths[:, None]):
+        return Padding(lengths)
+    if lengths.numel() and torch.equal(is_token, index >= kv_len - lengths[:, None]):
+        return Padding(lengths, side="left", padded_len=kv_len)
+    return Dense(is_token[:, None, None, :])
+
+
+def _whole_numbers(where: str, name: str, given: object) -> Tensor:
+    """A readable tensor of whole numbers, or of a list of them."""
+    found = given
+    if isinstance(given, list | tuple) and all(is_integer(x) and abs(int(x)) < 1 << 62 for x in given):
+        found = torch.tensor([int(x) for x in given], device="cpu")
+    if not isinstance(found, Tensor) or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        got = str(found.dtype) if isinstance(found, Tensor) else kind(given)
+        raise type_error(where, name, "be a tensor of whole numbers", got)
+    check_readable(where, name, found)
+    return found.long()
+
+
+def _odd(mask: Tensor, known: tuple[int, ...]) -> str:
+    other = mask[~torch.isin(mask, torch.tensor(known, dtype=mask.dtype, device=mask.device))]
+    return str(other[0].item())

@@ -1,0 +1,203 @@
+"""Masks read from text, as one writes them on a command line: ``causal & window(128, 0)``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from saccade.masks.algebra import And, Or
+from saccade.masks.convert.interop import from_sliding_window
+from saccade.masks.mask import Mask
+from saccade.masks.recipes import longformer, streaming
+from saccade.masks.rules.causal import Causal
+from saccade.masks.rules.documents import Documents
+from saccade.masks.rules.full import Full
+from saccade.masks.rules.global_tokens import Global
+from saccade.masks.rules.padding import Padding
+from saccade.masks.rules.prefix import Prefix
+from saccade.masks.rules.strided import Strided
+from saccade.masks.rules.window import Window
+from saccade.support.errors import escaped, value_error
+from saccade.support.validation import instance
+
+__all__ = ["parse"]
+
+_WHERE = "masks.parse"
+_TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|\S")
+_MOST_DIGITS = 19  # as many as 2**62 has; Python itself refuses to read some thousands
+_MOST_BRACKETS = 64  # one inside the other, each a call of its own
+_SHOWN = 32  # characters on either side of the place that an error points at
+
+
+class _Name(NamedTuple):
+    """A name of the grammar: how it is written, and what makes its mask of the numbers in its brackets."""
+
+    form: str
+    of: Callable[..., Mask]
+
+
+def _window(*widths: int) -> Mask:
+    return Window(*(widths * 2 if len(widths) == 1 else widths))
+
+
+def _longformer(*numbers: Any) -> Mask:
+    return longformer(numbers[0], numbers[1:]) if len(numbers) > 1 else longformer(*numbers)
+
+
+_NAMES: Mapping[str, _Name] = {
+    "causal": _Name("causal", Causal),
+    "full": _Name("full", Full),
+    "window": _Name("window(left, right) or window(each_side)", _window),
+    "sliding": _Name("sliding(window)", from_sliding_window),
+    "documents": _Name("documents(length, ...)", lambda *lengths: Documents(lengths)),
+    "padding": _Name("padding(length, ...)", lambda *lengths: Padding(lengths)),
+    "prefix": _Name("prefix(length)", Prefix),
+    "global": _Name("global(position, ...)", lambda *positions: Global(positions)),
+    "strided": _Name("strided(step)", Strided),
+    "streaming": _Name("streaming(sink_tokens, window)", streaming),
+    "longformer": _Name("longformer(each_side, position, ...)", _longformer),
+}
+
+
+def parse(text: str) -> Mask:
+    """The mask that a text describes, without running it as a program.
+
+    Names are joined by ``&`` (both), ``|`` (either) and ``~`` (not) and grouped by brackets; ``~`` binds closest, then
+    ``&``, then ``|``, as in Python. Numbers are whole, and mean what they mean in the masks' own constructors:
+
+    ====================================  =========================================================
+    ``causal``, ``full``                  ``Causal()``, ``Full()``
+    ``window(4, 0)``, ``window(4)``       ``Window(4, 0)``; ``Window(4, 4)``: one number is for each side
+    ``sliding(5)``                        ``Window(4, 0)``: the window of transformers counts the query too
+    ``documents(128, 200)``               ``Documents([128, 200])``: lengths
+    ``padding(5, 7)``                     ``Padding([5, 7])``: tokens of each batch item
+    ``prefix(10)``, ``strided(4)``        ``Prefix(10)``, ``Strided(4)``
+    ``global(0, 5)``                      ``Global([0, 5])``: positions
+    ``streaming(4, 1024)``                ``streaming(4, 1024)``: first tokens, and a window
+    ``longformer(256, 0)``                ``longformer(256, [0])``: keys on each side, and positions
+    ====================================  =========================================================
+
+    Example:
+        >>> parse("causal & (window(2, 0) | global(0))")
+        Causal() & (Window(left=2, right=0) | Global(positions=(0,), sees=True, seen=True))
+        >>> parse("causal & windw(2)")
+        Traceback (most recent call last):
+        ValueError: masks.parse: text must name masks that it knows; got windw.
+            causal & windw(2)
+                     ^
+        Hint: it knows causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
+
+    Raises:
+        TypeError: no text.
+        ValueError: text of another form, or numbers that a mask refuses; the sentence points at the place.
+
+    Cost: O(len(text)), and that of the masks.
+    """
+    return _Reader(instance(_WHERE, "text", text, str, "be a string")).read()
+
+
+class _Reader:
+    """Reads a text from left to right, a method for each level of binding."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)] + [("", len(text))]
+        self.at = 0
+        self.brackets = 0
+
+    def read(self) -> Mask:
+        mask = self.either()
+        if self.word:
+            raise self.refused("go on with & or |, or end")
+        return mask
+
+    @property
+    def word(self) -> str:
+        return self.tokens[self.at][0]
+
+    def takes(self, word: str) -> bool:
+        """Whether the next word is this one; then it is read."""
+        found = self.word == word
+        self.at += found
+        return found
+
+    def either(self) -> Mask:
+        place, parts = self.at, [self.both()]
+        while self.takes("|"):
+            parts.append(self.both())
+        return self.joined(Or, parts, place)
+
+    def both(self) -> Mask:
+        place, parts = self.at, [self.inverted()]
+        while self.takes("&"):
+            parts.append(self.inverted())
+        return self.joined(And, parts, place)
+
+    def joined(self, kind: type[And | Or], parts: list[Mask], place: int) -> Mask:
+        try:
+            return kind(tuple(parts)) if len(parts) > 1 else parts[0]
+        except ValueError as error:  # other numbers of batch items
+            raise self.refused("join masks that go together", place, cause=error) from error
+
+    def inverted(self) -> Mask:
+        is_inverted = False
+        while self.takes("~"):
+            is_inverted = not is_inverted
+        return ~self.one() if is_inverted else self.one()
+
+    def one(self) -> Mask:
+        if not self.takes("("):
+            return self.named()
+        self.brackets += 1
+        if self.brackets > _MOST_BRACKETS:
+            raise self.refused(f"have at most {_MOST_BRACKETS} brackets inside one another")
+        mask = self.either()
+        if not self.takes(")"):
+            raise self.refused("close each bracket with )")
+        self.brackets -= 1
+        return mask
+
+    def named(self) -> Mask:
+        place, hint = self.at, f"it knows {', '.join(_NAMES)}"
+        if self.word not in _NAMES:
+            is_name = self.word.isidentifier()
+            raise self.refused("name masks that it knows" if is_name else "have a mask here", hint=hint)
+        name = _NAMES[self.word]
+        self.at += 1
+        numbers = self.numbers() if self.takes("(") else []
+        try:
+            return name.of(*numbers)
+        except (TypeError, ValueError) as error:
+            raise self.refused(
+                "hold numbers that the mask takes", place, cause=error, hint=f"write {name.form}"
+            ) from error
+
+    def numbers(self) -> list[int]:
+        """What stands between brackets, the first of which is read."""
+        numbers: list[int] = []
+        if self.takes(")"):
+            return numbers
+        while True:
+            if not (self.word.isascii() and self.word.isdigit()):
+                raise self.refused("have a whole number here")
+            if len(self.word.lstrip("0")) > _MOST_DIGITS:
+                raise self.refused(f"hold numbers of at most {_MOST_DIGITS} digits")
+            numbers.append(int(self.word.lstrip("0") or "0"))
+            self.at += 1
+            if self.takes(")"):
+                return numbers
+            if not self.takes(","):
+                raise self.refused("go on with a comma or close the bracket with )")
+
+    def refused(
+        self, rule: str, place: int | None = None, *, cause: Exception | None = None, hint: str | None = None
+    ) -> ValueError:
+        """The sentence, with the text around the place of a token (the next one when None) and a mark below it."""
+        word, start = self.tokens[self.at if place is None else place]
+        before = ("..." if start > _SHOWN else "") + escaped(self.text[max(start - _SHOWN, 0) : start])
+        behind = self.text[start : start + _SHOWN] + ("..." if len(self.text) > start + _SHOWN else "")
+        got = word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
+        facts = [before + escaped(behind), " " * len(before) + "^"]
+        facts += [] if cause is None else [str(cause).split("\n", 1)[0]]
+        return value_error(_WHERE, "text", rule, escaped(got) or "the end", facts=facts, hint=hint)

@@ -1,0 +1,156 @@
+"""A mask, or a score's function, as integers and tensors: nothing else crosses into a compiled or exported program.
+
+A value is written as the name of its class and its fields, one after another. The name is looked up among the classes
+that were written in this process, and then in the module that it names. Nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+import sys
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor
+
+from saccade import masks
+from saccade.masks.mask import Mask
+from saccade.support.errors import unsupported
+
+__all__ = ["decode", "encode"]
+
+_NOTHING, _BOOL, _INT, _FLOAT, _TEXT, _TUPLE, _TENSOR, _VALUE, _FUNCTION = range(9)
+_LETTERS = 7  # bytes of a text in one integer
+
+_written: dict[str, Any] = {}
+
+
+def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
+    """The program of a mask or a function, and the tensors in it; None if it cannot be written.
+
+    What can: functions without variables of their own, and frozen dataclasses of numbers, texts, tensors, tuples, None
+    and one another. A mask that calls functions cannot, since these may answer otherwise in another call.
+
+    Example:
+        >>> program, tensors = encode(masks.Causal() & masks.Window(2, 0))
+        >>> decode(program, tensors)
+        Causal() & Window(left=2, right=0)
+    """
+    program: list[int] = []
+    tensors: list[Tensor] = []
+    return (program, tensors) if _write(thing, program, tensors) else None
+
+
+def decode(program: Sequence[int], tensors: Sequence[Tensor]) -> Any:
+    """What was encoded.
+
+    Raises:
+        UnsupportedError: a class or function that is not defined in this process.
+    """
+    return _read(iter(program), tensors) if tensors else _kept(tuple(program))
+
+
+@lru_cache(maxsize=64)
+def _kept(program: tuple[int, ...]) -> Any:
+    return _read(iter(program), ())
+
+
+def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
+    if thing is None:
+        program.append(_NOTHING)
+    elif isinstance(thing, bool):
+        program.extend((_BOOL, int(thing)))
+    elif isinstance(thing, int):
+        program.extend((_INT, thing))
+    elif isinstance(thing, float):
+        program.extend((_FLOAT, *_packed(repr(thing))))
+    elif isinstance(thing, str):
+        program.extend((_TEXT, *_packed(thing)))
+    elif isinstance(thing, Tensor):
+        program.extend((_TENSOR, len(tensors)))
+        tensors.append(thing)
+    elif isinstance(thing, tuple):
+        program.extend((_TUPLE, len(thing)))
+        return all(_write(part, program, tensors) for part in thing)
+    else:
+        is_function = isinstance(thing, FunctionType)
+        if thing.__code__.co_freevars if is_function else isinstance(thing, Mask) and thing.asks_functions:
+            return False
+        address = _address(thing if is_function else type(thing))
+        if address is None:
+            return False
+        program.extend((_FUNCTION if is_function else _VALUE, *_packed(address[0])))
+        return all(_write(getattr(thing, name), program, tensors) for name in address[1:])
+    return True
+
+
+def _read(program: Iterator[int], tensors: Sequence[Tensor]) -> Any:
+    tag = next(program)
+    if tag == _TUPLE:
+        return tuple([_read(program, tensors) for _ in range(next(program))])
+    if tag in (_FLOAT, _TEXT):
+        text = _unpacked(program)
+        return text if tag == _TEXT else float(text)
+    if tag in (_VALUE, _FUNCTION):
+        thing, *names = _found(_unpacked(program))
+        return thing if tag == _FUNCTION else thing(**{name: _read(program, tensors) for name in names})
+    if tag == _NOTHING:
+        return None
+    number = next(program)
+    return tensors[number] if tag == _TENSOR else bool(number) if tag == _BOOL else number
+
+
+def _address(thing: Any) -> tuple[str, ...] | None:
+    """A name for a class or a function, and a class's fields; None for what cannot be made again from a name."""
+    fields = _fields(thing)
+    if fields is None:
+        return None
+    is_ours = getattr(masks, thing.__name__, None) is thing
+    name = thing.__name__ if is_ours else f"{thing.__module__}:{thing.__qualname__}"
+    while _written.setdefault(name, thing) is not thing:  # defined once more, as by a cell of a notebook
+        name += "'"
+    return name, *fields
+
+
+# To a compiler that traces, the answer is a constant. The decorator that says so would import the compiler.
+_address._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _fields(thing: Any) -> tuple[str, ...] | None:
+    """The fields of a frozen dataclass, none of a function; None for anything else."""
+    if isinstance(thing, FunctionType):
+        return ()
+    parameters = getattr(thing, "__dataclass_params__", None)
+    is_frozen = isinstance(thing, type) and parameters is not None and parameters.frozen
+    return tuple(field.name for field in dataclasses.fields(thing) if field.init) if is_frozen else None
+
+
+def _found(name: str) -> tuple[Any, ...]:
+    """The class of a name and its fields, or the function."""
+    module, _, path = name.rpartition(":")
+    thing = _written.get(name)
+    if thing is None:
+        with contextlib.suppress(KeyError, AttributeError):
+            thing = operator.attrgetter(path)(sys.modules[module or "saccade.masks"])
+    fields = _fields(thing)
+    if fields is None:
+        reason = f"it was made with {path} of {module or 'saccade.masks'}, which is not defined in this process"
+        raise unsupported("saccade", "the program", [reason], hint="import that module before the program runs")
+    return thing, *fields
+
+
+def _packed(text: str) -> list[int]:
+    """The number of integers, and a text in them."""
+    letters = text.encode()
+    parts = [letters[start : start + _LETTERS] for start in range(0, len(letters), _LETTERS)]
+    # A leading 1 keeps zeros in front.
+    return [len(parts), *(int.from_bytes(b"\x01" + part, "big") for part in parts)]
+
+
+def _unpacked(program: Iterator[int]) -> str:
+    parts = [next(program) for _ in range(next(program))]
+    return b"".join(part.to_bytes(8, "big").lstrip(b"\x00")[1:] for part in parts).decode()

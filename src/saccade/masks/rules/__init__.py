@@ -1,0 +1,1 @@
+"""The rules: one kind of mask a file."""

@@ -1,0 +1,84 @@
+"""Coarse: a rule on blocks of positions instead of positions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+import numpy as np
+from torch import Tensor
+
+from saccade.masks.domain import Domain
+from saccade.masks.mask import Mask
+from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.plan import Box, Groups
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.validation import instance
+
+__all__ = ["Coarse"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coarse(Mask):
+    """Positions are rounded down to blocks of ``block_size``, and ``rule`` decides which block sees which.
+
+    >>> from saccade.masks import Causal
+    >>> print(Coarse(Causal(), 2).picture(4))
+    1 1 . .
+    1 1 . .
+    1 1 1 1
+    1 1 1 1
+
+    Args:
+        rule: a mask on numbers of blocks.
+        block_size: positions along one side of a block, an int of at least 1.
+
+    Raises:
+        TypeError: a rule that is not a mask.
+        ValueError: a block size below 1.
+    """
+
+    rule: Mask
+    block_size: int
+
+    def __post_init__(self) -> None:
+        instance("Coarse", "rule", self.rule, Mask, "be a mask")
+        check_field(self, "block_size", 1, bits=SIZE_BITS)
+
+    @property
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.rule,)
+
+    @property
+    def domain(self) -> Domain:
+        return self.rule.domain.times(self.block_size)
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return self.rule.hides_keys_only
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
+        return self.rule.allows(b, h, row, column)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        size = self.block_size
+        rows = Groups(groups.batch, np.floor_divide(groups.first, size), np.floor_divide(groups.last, size))
+        columns = Universe(np.floor_divide(keys.first, size), -np.floor_divide(-keys.stop, size))
+        inner = self.rule.bounds(rows, columns)
+        needed = Spans.of(inner.needed.starts * size, inner.needed.ends * size, keys)
+        if inner.is_exact:
+            return Bounds.exactly(needed)
+        return Bounds(needed, Spans.of(inner.sure.starts * size, inner.sure.ends * size, keys))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        size = self.block_size
+        rows, keys = (range(x[0] // size, x[-1] // size + 1) for x in (box.rows, box.keys))
+        residual = self.rule.residual(Box(box.batch, rows, keys))
+        if isinstance(residual, bool):
+            return residual
+        inside = (box.rows[0] % size, box.rows.step, len(box.rows), box.keys[0] % size, len(box.keys))
+        return (Coarse, size, inside, residual)
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        return np.arange(rows.start // self.block_size * self.block_size, rows.stop, self.block_size)

@@ -1,0 +1,132 @@
+"""Blocks: a mask given block by block, one layout for all heads or one per head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from saccade.masks.device_constant import Table
+from saccade.masks.domain import Domain
+from saccade.masks.mask import Mask
+from saccade.masks.validation import SIZE_BITS, check_readable
+from saccade.plan import Box, Groups
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.argument_hints import answers_class
+from saccade.support.errors import shown, type_error, value_error
+from saccade.support.validation import integer
+
+__all__ = ["Blocks"]
+
+Layout = tuple[tuple[tuple[bool, ...], ...], ...]
+
+
+@answers_class()
+@dataclasses.dataclass(frozen=True)
+class Blocks(Mask):
+    """Pairs are allowed in squares of ``block_size`` positions: ``layout[i][j]`` says whether block i sees block j.
+
+    >>> print(Blocks([[True, False], [True, True]], 2).picture(4))
+    1 1 . .
+    1 1 . .
+    1 1 1 1
+    1 1 1 1
+
+    Positions outside of the layout see nothing and are not seen; attention over such positions is refused.
+
+    Args:
+        layout: bool ``[blocks, blocks]``, or ``[heads, blocks, blocks]`` for a layout per head (nested lists or a
+            tensor, which is copied).
+        block_size: positions along one side of a block, an int of at least 1.
+
+    Raises:
+        TypeError: a layout that is not bool.
+        ValueError: a layout of another shape, or a block size below 1.
+
+    Reference: Gray, Radford & Kingma 2017, "GPU Kernels for Block-Sparse Weights".
+    """
+
+    layout: Layout
+    block_size: int
+    _table: ClassVar[Table]
+
+    def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
+        given = _array(layout)
+        block_size = integer("Blocks", "block_size", block_size, below=1 << SIZE_BITS)
+        nested = given.reshape(-1, *given.shape[-2:]).tolist()
+        object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
+        object.__setattr__(self, "block_size", block_size)
+        object.__setattr__(self, "_table", Table(torch.tensor(self.layout, device="cpu")))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (1, len(self.layout))
+
+    @property
+    def domain(self) -> Domain:
+        rows, columns = (len(side) * self.block_size for side in (self.layout[0], self.layout[0][0]))
+        return Domain(range(rows), range(columns))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        table = self._table.on(q.device)
+        heads, rows, columns = table.shape
+        row, column = q.div(self.block_size, rounding_mode="floor"), kv.div(self.block_size, rounding_mode="floor")
+        inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+        return table[h if heads > 1 else 0, row.clamp(0, rows - 1), column.clamp(0, columns - 1)] & inside
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        table = np.asarray(self.layout)
+        low, high = (np.floor_divide(edge, self.block_size) for edge in (groups.first, groups.last))
+        outside = (low < 0) | (high >= table.shape[1])
+        # How many rows up to each one allow a block: a group needs a block if the count grows within it.
+        counts = np.concatenate([np.zeros_like(table[:, :1], dtype=np.int64), np.cumsum(table, axis=1)], axis=1)
+        first, stop = (np.clip(edge, 0, table.shape[1]) for edge in (low, high + 1))
+        hits = counts[:, stop] - counts[:, first]  # [heads, groups, blocks]
+        needed = (hits > 0).any(0)
+        sure = (hits == (stop - first)[:, None]).all(0) & ~outside[:, None]
+        starts = np.broadcast_to(np.arange(table.shape[2]) * self.block_size, needed.shape)
+        return Bounds(*(Spans.of(starts, starts + self.block_size * which, keys) for which in (needed, sure)))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        size = self.block_size
+        rows = range(box.rows[0] // size, box.rows[-1] // size + 1)
+        columns = range(box.keys[0] // size, box.keys[-1] // size + 1)
+        table = np.asarray(self.layout)
+        inside = rows[0] >= 0 and rows[-1] < table.shape[1] and columns[0] >= 0 and columns[-1] < table.shape[2]
+        part = table[:, max(rows[0], 0) : rows[-1] + 1, max(columns[0], 0) : columns[-1] + 1]
+        if not part.any():
+            return False
+        if inside and part.all():
+            return True
+        return (self, box.rows, box.keys)
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        return np.arange(len(self.layout[0]) + 1) * self.block_size
+
+    def __repr__(self) -> str:
+        layouts = [[list(row) for row in head] for head in self.layout]
+        return f"Blocks({layouts if len(layouts) > 1 else layouts[0]}, {self.block_size})"
+
+
+def _array(layout: object) -> npt.NDArray[np.bool_]:
+    """A layout of two or three dimensions."""
+    if isinstance(layout, Tensor):
+        check_readable("Blocks", "layout", layout)
+        layout = layout.detach().cpu()
+    try:
+        given = np.asarray(layout)
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, among others
+        rule = "be bool, in rows of equal lengths"
+        raise type_error("Blocks", "layout", rule, shown(layout), hint="torch.stack joins tensors") from None
+    if given.dtype != np.bool_ and given.size:
+        got = given.dtype if given.dtype.kind in "biufc" else shown(layout)
+        raise type_error("Blocks", "layout", "be bool, True = may attend", got, hint="layout.bool()")
+    if given.ndim not in (2, 3) or 0 in given.shape:
+        rule = "have shape [blocks, blocks] or [heads, blocks, blocks]"
+        raise value_error("Blocks", "layout", rule, list(given.shape))
+    return given

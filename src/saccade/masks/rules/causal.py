@@ -1,0 +1,53 @@
+"""Causal: no one sees what comes later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+import numpy as np
+from torch import Tensor
+
+from saccade.masks.mask import Mask
+from saccade.plan import Box, Groups, Triangle
+from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.support.argument_hints import answers_class
+
+__all__ = ["Causal"]
+
+
+@answers_class(more="a mask is a rule on positions and has no length: Causal() fits any")
+@dataclasses.dataclass(frozen=True)
+class Causal(Mask):
+    """A query sees its own position and everything before it.
+
+    The last query stands at the last key (bottom-right), so a shorter query block is the end of the sequence:
+
+    >>> print(Causal().picture(4))
+    1 . . .
+    1 1 . .
+    1 1 1 .
+    1 1 1 1
+    >>> print(Causal().picture(2, 4))
+    1 1 1 .
+    1 1 1 1
+    """
+
+    is_causal = True
+    is_relative = True
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return kv <= q
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        # For several rows the first one's own key is left out of what is sure, although it is: what remains is then
+        # the square triangle that kernels run natively.
+        sure_stop = np.where(groups.last > groups.first, groups.first, groups.first + 1)
+        return Bounds(Spans.within(keys, keys.first, groups.last + 1), Spans.within(keys, keys.first, sure_stop))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        if box.keys[-1] <= box.rows[0]:
+            return True
+        if box.keys[0] > box.rows[-1]:
+            return False
+        return Triangle(len(box.rows), len(box.keys), (box.rows[0] - box.keys[0]) // box.rows.step)

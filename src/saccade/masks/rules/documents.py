@@ -1,0 +1,258 @@
+"""Documents: several texts packed into one sequence, none of which sees another."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Sequence
+from types import NoneType
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from saccade.masks.algebra import And
+from saccade.masks.device_constant import Table
+from saccade.masks.domain import Domain
+from saccade.masks.mask import Mask
+from saccade.masks.rules.full import Full
+from saccade.masks.validation import ints_of, items_of
+from saccade.plan import ALL, Box, Groups
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.argument_hints import answers_class
+from saccade.support.errors import shown, value_error
+from saccade.support.validation import instance
+
+__all__ = ["Documents", "with_facts"]
+
+_TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
+
+
+@answers_class(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
+@dataclasses.dataclass(frozen=True)
+class Documents(Mask):
+    """Tokens attend within their own document; ``rule`` counts positions from each document's start.
+
+    With a rule, packed equals padded equals one by one: write ``Documents(lengths, rule=Causal() & ...)`` rather
+    than joining with ``&``, which would count positions from the start of the whole sequence.
+
+    >>> print(Documents([2, 3]).picture(5))
+    1 1 . . .
+    1 1 . . .
+    . . 1 1 1
+    . . 1 1 1
+    . . 1 1 1
+    >>> from saccade.masks import Causal
+    >>> print(Documents([2, 2], rule=Causal()).picture(4))
+    1 . . .
+    1 1 . .
+    . . 1 .
+    . . 1 1
+
+    Args:
+        lengths: lengths of the documents, in order, for all batch items alike; or one such list per batch item.
+            In an item whose documents are shorter than those of another, the positions behind them belong to none: they
+            see nothing and are not seen. Attention over positions behind the longest item is refused.
+        rule: who may attend to whom inside a document; everyone when None.
+
+    Raises:
+        ValueError: negative or non-integer lengths, or none at all; a sum of 2**31 or more, of which each position
+            has its place in a table.
+        TypeError: lengths that are no list, or a rule that is not a mask.
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    rule: Mask | None
+    # Derived from the lengths; one per mask, but no part of its value.
+    _places: ClassVar[Table]
+    _texts: ClassVar[tuple[tuple[Ints, Ints], ...]]
+    is_fact_of_batch = True
+
+    def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
+        items = _items(lengths)
+        instance("Documents", "rule", rule, (Mask, NoneType), "be a mask or None")
+        if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
+            expected = f"tell apart 1 or {len(items)} batch items"
+            raise value_error("Documents", "rule", expected, rule.shape[0])
+        object.__setattr__(self, "lengths", items)
+        object.__setattr__(self, "rule", rule)
+        object.__setattr__(self, "_places", Table(_table(items)))
+        object.__setattr__(self, "_texts", tuple(_lengths_and_ends(item) for item in items))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        batch, heads = self._inside.shape
+        return (max(batch, len(self.lengths)), heads)
+
+    @property
+    def _inside(self) -> Mask:
+        """The rule inside of a document."""
+        return Full() if self.rule is None else self.rule
+
+    @property
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self._inside,)
+
+    @property
+    def is_causal(self) -> bool:
+        return self._inside.is_causal
+
+    @property
+    def domain(self) -> Domain:
+        longest = max(map(sum, self.lengths))
+        return Domain(*(range(min(longest, self._first_outside(own))) for own in self._inside.domain))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        item = b if len(self.lengths) > 1 else 0
+        document, start = self._places.on(q.device).unbind(0)
+        last = document.shape[1] - 1
+        # Entry 0 of the table stands for every position before the first document, the last one for those after.
+        row, column = ((x + 1).clamp(0, last) for x in (q, kv))
+        own = document[item, row]
+        together = (own == document[item, column]) & (own >= 0)
+        if self.rule is None:
+            return together
+        return together & self.rule.allows(b, h, q - start[item, row], kv - start[item, column])
+
+    def _first_outside(self, inside: range | None) -> int:
+        """The first position that stands in its document that the rule, which covers ``inside``, does not cover."""
+        if inside is None:
+            return 1 << _TOTAL_BITS
+        # A document that is longer than the rule goes on behind it; one of a rule that begins later begins outside.
+        within = inside.stop if inside.start <= 0 else 0
+        firsts = [(ends - lengths)[lengths > within] + within for lengths, ends in self._texts]
+        return min((int(first.min()) for first in firsts if len(first)), default=1 << _TOTAL_BITS)
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Positions counted from the start of the own document, int64 as they came; -1 for those in none.
+
+        Args:
+            positions: int64 ``[batch | 1, len]``, counted from the start of the line.
+        """
+        document, start = self._places.on(positions.device).unbind(0)
+        item = torch.arange(max(len(positions), len(self.lengths)), device=positions.device)[:, None]
+        item, row = item % len(self.lengths), (positions + 1).clamp(0, document.shape[1] - 1)
+        row = row.expand(len(item), -1)
+        return (row - 1 - start[item, row]).masked_fill(document[item, row] < 0, -1)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        if len(self.lengths) > 1 and (groups.batch == ALL).any():
+            return Bounds.unknown(keys)
+        start, stop, one = self._spans(groups)
+        inside = Spans.within(keys, start, stop)
+        apart = Bounds(inside, Spans.nothing(keys))
+        if self.rule is None:
+            return Bounds.exactly(inside).where(one, apart)
+        first = np.clip(keys.first - start, 0, stop - start)
+        own = Universe(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
+        moved = groups._replace(first=groups.first - start, last=groups.last - start)
+        inner = self.rule.bounds(moved, own)
+        within = Bounds(inner.needed.shifted(start, keys), inner.sure.shifted(start, keys))
+        return within.where(one, apart)
+
+    def residual(self, box: Box) -> bool | Hashable:
+        if len(self.lengths) > 1 and box.batch == ALL:
+            return (self, box)
+        item = 0 if len(self.lengths) == 1 else box.batch
+        (row_start, row_stop, one), (start, stop, other) = (self._around(item, x) for x in (box.rows, box.keys))
+        if row_start >= stop or start >= row_stop:
+            return False
+        if not (one and other and start == row_start):
+            return (self, box)
+        rows, keys = (range(x.start - start, x.stop - start, x.step) for x in (box.rows, box.keys))
+        return self._inside.residual(Box(box.batch, rows, keys))
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        terms = self._inside.terms()
+        if all(step == 1 for step, _ in terms):
+            return [(1, self)]
+        return [(step, Documents(self.lengths, term)) for step, term in terms]
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        items = self._texts if batch == ALL else [self._texts[0 if len(self._texts) == 1 else batch]]
+        edges = []
+        for lengths, ends in items:
+            edges += [ends - lengths, ends]
+            if self.rule is not None and len(lengths):
+                inner = self.rule.cuts(batch, range(int(lengths.max())))
+                inside = (inner > 0) & (inner < lengths[:, None])
+                edges.append(
+                    (ends - lengths)[:, None].repeat(len(inner), 1)[inside]
+                    + np.broadcast_to(inner, inside.shape)[inside]
+                )
+        return np.concatenate(edges)
+
+    def _around(self, item: int, span: range) -> tuple[int, int, bool]:
+        """What `_spans` says of a single group, sooner."""
+        lengths, ends = self._texts[item]
+        total = int(ends[-1]) if len(ends) else 0
+        if not total or span[0] >= total or span[-1] < 0:
+            return 0, 0, False
+        low, high = bisect_right(ends, max(span[0], 0)), bisect_right(ends, min(span[-1], total - 1))
+        return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
+
+    def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+        """Per group: start of the first document it touches, end of the last, and whether it lies in just one."""
+        start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
+        one = np.zeros(groups.first.shape, dtype=bool)
+        items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
+        for item in np.unique(items).tolist():
+            own = items == item
+            lengths, ends = self._texts[item]
+            total = int(ends[-1]) if len(ends) else 0
+            first, last = groups.first[own], groups.last[own]
+            touches = (first < total) & (last >= 0)
+            if not total:
+                continue
+            low = np.searchsorted(ends, np.clip(first, 0, total - 1), side="right")
+            high = np.searchsorted(ends, np.clip(last, 0, total - 1), side="right")
+            start[own] = np.where(touches, ends[low] - lengths[low], 0)
+            stop[own] = np.where(touches, ends[high], 0)
+            one[own] = (low == high) & (first >= 0) & (last < total)
+        return start, stop, one
+
+
+def with_facts(pattern: Mask, facts: Mask) -> Mask:
+    """A layer's pattern and the facts of a batch: where these are documents, the pattern begins anew with each."""
+    parts = facts.parts if isinstance(facts, And) else (facts,)
+    place = next((i for i, part in enumerate(parts) if isinstance(part, Documents)), None)
+    if place is None:
+        return pattern & facts
+    texts = parts[place]
+    assert isinstance(texts, Documents)  # for the type checker
+    begun = Documents(texts.lengths, pattern if texts.rule is None else pattern & texts.rule)
+    return begun if len(parts) == 1 else And((*parts[:place], begun, *parts[place + 1 :]))
+
+
+def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
+    """Lengths of documents, per batch item; one item if all are alike."""
+    hint = "lengths in a list hold for all batch items; or one such list per item"
+    given = items_of("Documents", "lengths", lengths, "be ints of at least 0", hint=hint)
+    if not given:
+        raise value_error("Documents", "lengths", "be at least one", "none", hint=hint)
+    rows = given if isinstance(given[0], Iterable) else [given]
+    items = tuple(ints_of("Documents", "lengths", row, hint=hint) for row in rows)
+    if any(sum(item) >> _TOTAL_BITS for item in items):
+        raise value_error("Documents", "lengths", f"add up to less than 2**{_TOTAL_BITS}", shown(rows))
+    return items
+
+
+def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Lengths of the documents that hold something, and where they end."""
+    lengths = np.asarray([length for length in item if length], dtype=np.int64)
+    return lengths, np.cumsum(lengths)
+
+
+def _table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
+    """int64 [2, items, 1 + positions + 1]: document and its start, by position + 1; document -1 outside."""
+    longest = max(sum(item) for item in lengths)
+    table = np.full((2, len(lengths), longest + 2), -1, dtype=np.int64)
+    table[1] = 0
+    for number, item in enumerate(lengths):
+        sizes = np.asarray(item, dtype=np.int64)
+        inside = table[:, number, 1 : 1 + int(sizes.sum())]
+        inside[0] = np.repeat(np.arange(len(sizes)), sizes)
+        inside[1] = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return torch.from_numpy(table)

@@ -1,0 +1,133 @@
+"""Global: a few tokens that see everyone, and whom everyone sees."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.masks.device_constant import Table
+from saccade.masks.mask import Mask
+from saccade.masks.validation import ints_of
+from saccade.plan import Box, Groups
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.argument_hints import answers_class
+from saccade.support.errors import value_error
+from saccade.support.validation import flag
+
+__all__ = ["Global", "global_positions"]
+
+
+@answers_class(positions="Global([0]): the tokens that see all and are seen by all")
+@dataclasses.dataclass(frozen=True)
+class Global(Mask):
+    """Tokens at ``positions`` see all keys, and all queries see them. Meant to be joined: ``window | Global([0])``.
+
+    >>> print(Global([1]).picture(4))
+    . 1 . .
+    1 1 1 1
+    . 1 . .
+    . 1 . .
+    >>> print(Global([1], sees=False).picture(3))
+    . 1 .
+    . 1 .
+    . 1 .
+
+    Args:
+        positions: where the tokens stand; ints of at least 0, in any order (or an int tensor).
+        sees: a global token may attend to every key.
+        seen: every query may attend to a global token.
+
+    Raises:
+        TypeError: positions that are no list.
+        ValueError: a negative or non-integer position, or neither ``sees`` nor ``seen``.
+
+    Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
+    """
+
+    positions: tuple[int, ...]
+    sees: bool = True
+    seen: bool = True
+    _table: ClassVar[Table]
+
+    def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
+        given = global_positions("Global", positions)
+        sees, seen = flag("Global", "sees", sees), flag("Global", "seen", seen)
+        if not (sees or seen):
+            raise value_error("Global", "sees or seen", "be true", "neither")
+        object.__setattr__(self, "positions", tuple(sorted(set(given))))
+        object.__setattr__(self, "sees", sees)
+        object.__setattr__(self, "seen", seen)
+        object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64, device="cpu")))
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return not self.sees
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        by_query = self._is_global(q) if self.sees else q != q
+        by_key = self._is_global(kv) if self.seen else kv != kv
+        return by_query | by_key
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        everything, nothing = Spans.everything(keys), Spans.nothing(keys)
+        seen = nothing
+        if self.seen and self.positions:
+            starts, ends = self._runs()[:, None].repeat(len(groups.first), axis=1)
+            seen = Spans.of(starts, ends, keys)
+        if not self.sees:
+            return Bounds.exactly(seen)
+        hits = self._count(groups.first, groups.last + 1)
+        all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, tokens of other rows are counted too
+        needed = everything.where(hits > 0, seen)
+        return Bounds(needed, needed if ((hits > 0) == all_hit).all() else everything.where(all_hit, seen))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        rows = self._inside(box.rows) if self.sees else ()
+        columns = self._inside(box.keys) if self.seen else ()
+        if len(rows) == len(box.rows) or len(columns) == len(box.keys):
+            return True
+        if not rows and not columns:
+            return False
+        return (Global, len(box.rows), len(box.keys), rows, columns)
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
+
+    def _is_global(self, x: Tensor) -> Tensor:
+        """Whether a position is one of ours, by bisection in as many steps as it takes."""
+        if not self.positions:
+            return x != x
+        tokens = self._table.on(x.device)
+        low, left = torch.zeros_like(x), len(self.positions)
+        while left > 1:  # as a searchsorted would, but an entry at a time, which compilers fuse
+            half = left // 2
+            low = low + half * (tokens[low + half] <= x)
+            left -= half
+        return tokens[low] == x
+
+    def _runs(self) -> Ints:
+        """Where runs of neighbours begin and end, ``[2, runs]``: better cuts than the ends of single positions."""
+        where = np.asarray(self.positions, dtype=np.int64)
+        is_new = np.diff(where, prepend=-2) != 1
+        return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])
+
+    def _count(self, first: Ints, stop: Ints) -> Ints:
+        where = np.asarray(self.positions, dtype=np.int64)
+        return np.searchsorted(where, stop) - np.searchsorted(where, first)
+
+    def _inside(self, span: range) -> tuple[int, ...]:
+        return tuple(span.index(position) for position in self.positions if position in span)
+
+
+def global_positions(where: str, positions: object) -> tuple[int, ...]:
+    """Positions of global tokens, checked.
+
+    Raises:
+        TypeError, ValueError: no list, or a negative or non-integer position.
+    """
+    return ints_of(where, "positions", positions, is_ordered=False, hint="one position is a list too: [0]")

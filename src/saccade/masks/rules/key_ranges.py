@@ -1,0 +1,122 @@
+"""KeyRanges: the keys that each query sees, as a few ranges."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.masks.device_constant import Table
+from saccade.masks.domain import EVERYWHERE, Domain
+from saccade.masks.mask import Mask
+from saccade.plan import ALL, Groups
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+
+__all__ = ["KeyRanges"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeyRanges(Mask):
+    """Each query sees a few ranges of keys, its own: what a bool tensor says that no other rule says.
+
+    Row r of L stands at position ``columns - L + r``, as in `Dense`; one row holds for every query.
+
+    Args:
+        starts, ends: int64 ``[items, rows, ranges]``, each row's ranges sorted and apart. A range that holds nothing
+            starts at ``columns`` and ends at 0, and stands last. One item holds for all.
+        columns: number of keys.
+
+    Cost: 16 bytes a range. Bounds of groups are exact for single rows; of several rows the first ranges are taken
+        together, the second ones, and so on.
+    """
+
+    starts: Ints
+    ends: Ints
+    columns: int
+    _hash: ClassVar[int]
+    _table: ClassVar[Table]
+    is_fact_of_batch = True
+
+    def __post_init__(self) -> None:
+        content = (self.starts.shape, self.columns, self.starts.tobytes(), self.ends.tobytes())
+        object.__setattr__(self, "_hash", hash(content))
+        object.__setattr__(self, "_table", Table(torch.from_numpy(np.stack([self.starts, self.ends]))))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KeyRanges) or self._hash != other._hash or self.columns != other.columns:
+            return False
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.ends, other.ends)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (len(self.starts), 1)
+
+    @property
+    def hides_keys_only(self) -> bool:
+        return self.starts.shape[1] == 1
+
+    @property
+    def domain(self) -> Domain:
+        rows = self.starts.shape[1]
+        if rows == 1:
+            return EVERYWHERE if self.columns == 1 else Domain(None, range(self.columns))
+        return Domain(range(self.columns - rows, self.columns), range(self.columns))
+
+    @property
+    def first_row(self) -> int:
+        """Position of the first row; 0 where one row holds for every query."""
+        return 0 if self.hides_keys_only else self.columns - self.starts.shape[1]
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        table = self._table.on(q.device)
+        _, items, rows, ranges = table.shape
+        item, row, inside = (b if items > 1 else 0), q - q, q == q
+        if rows > 1:
+            row = q - self.first_row
+            inside = (row >= 0) & (row < rows)
+            row = row.clamp(0, rows - 1)
+        seen = kv != kv
+        for number in range(ranges):
+            # Single cells: FlexAttention compiles no slice of a table beside positions.
+            start, end = table[0, item, row, number], table[1, item, row, number]
+            seen = seen | ((kv >= start) & (kv < end))
+        return seen & inside
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        items, rows, _ = self.starts.shape
+        low, high = (x - self.first_row for x in (groups.first, groups.last))
+        if rows == 1:
+            low = high = np.zeros_like(low)
+        some, every = (low < rows) & (high >= 0), (low >= 0) & (high < rows)
+        low, high, nothing = np.clip(low, 0, rows - 1), np.clip(high, 0, rows - 1), Spans.nothing(keys)
+        if items > 1 and (groups.batch == ALL).any():
+            tables = (self.starts.min(0), self.ends.max(0), self.starts.max(0), self.ends.min(0))
+        else:
+            own = groups.batch * rows if items > 1 else 0
+            low, high = low + own, high + own
+            starts, ends = (x.reshape(items * rows, -1) for x in (self.starts, self.ends))
+            if (low == high).all() and np.array_equal(some, every):
+                return Bounds.exactly(Spans.of(starts[low], ends[low], keys).where(some, nothing))
+            tables = (starts, ends, starts, ends)
+        sides = (np.minimum, np.maximum, np.maximum, np.minimum)
+        first, stop, sure_first, sure_stop = (_among(*x, low, high) for x in zip(sides, tables, strict=True))
+        needed = Spans.of(first, stop, keys).where(some, nothing)
+        return Bounds(needed, Spans.of(sure_first, sure_stop, keys).where(every, nothing))
+
+    def __repr__(self) -> str:
+        items, rows, ranges = self.starts.shape
+        return f"KeyRanges(items={items}, rows={rows}, columns={self.columns}, at_most={ranges})"
+
+
+def _among(least_or_most: np.ufunc, numbers: Ints, low: Ints, high: Ints) -> Ints:
+    """The least or the most of the rows ``low`` to ``high`` (inclusive) of numbers ``[rows, ranges]``."""
+    pairs = np.stack([low, high + 1], 1).ravel()
+    # What stands between two groups belongs to none, and `reduceat` wants the row behind the last to be there.
+    found: Ints = least_or_most.reduceat(np.concatenate([numbers, numbers[-1:]]), pairs)[::2]
+    return found

@@ -1,0 +1,113 @@
+"""Padding: keys that are not tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.masks.device_constant import Table
+from saccade.masks.mask import Mask
+from saccade.masks.validation import POSITION_BITS, ints_of
+from saccade.plan import ALL, Box, Groups
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.argument_hints import answers_class
+from saccade.support.errors import shown, value_error
+from saccade.support.validation import integer, one_of
+
+__all__ = ["Padding"]
+
+
+@answers_class(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
+@dataclasses.dataclass(frozen=True)
+class Padding(Mask):
+    """Only real tokens may be attended to: batch item b has ``lengths[b]`` of them.
+
+    A fact of the batch, to be joined with the pattern of a module: ``mha(x, mask=Padding(lengths))``. It hides
+    keys only; what the rows of padding tokens hold is up to the caller to ignore.
+
+    >>> print(Padding([2]).picture(3))
+    1 1 .
+    1 1 .
+    1 1 .
+    >>> print(Padding([2], side="left", padded_len=3).picture(3))
+    . 1 1
+    . 1 1
+    . 1 1
+
+    Args:
+        lengths: real tokens per batch item, at least 0 (ints or an int tensor).
+        side: where the padding stands, "right" (behind the tokens) or "left" (before them).
+        padded_len: the length that the items were padded to; needed for "left".
+
+    Raises:
+        TypeError: lengths that are no list.
+        ValueError: negative or non-integer lengths, an unknown side, a ``padded_len`` below the longest item, or
+            "left" without one.
+    """
+
+    lengths: tuple[int, ...]
+    side: Literal["right", "left"]
+    padded_len: int | None
+    _table: ClassVar[Table]
+    hides_keys_only = True
+    is_fact_of_batch = True
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Tensor,
+        side: Literal["right", "left"] = "right",
+        padded_len: int | None = None,
+    ):
+        given = ints_of("Padding", "lengths", lengths, hint="the length of a single item is a list too: [5]")
+        if not given:
+            raise value_error("Padding", "lengths", "be one for each batch item", "none")
+        one_of("Padding", "side", side, ("right", "left"))
+        if padded_len is not None:
+            padded_len = integer("Padding", "padded_len", padded_len, 0, below=1 << POSITION_BITS)
+        if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(given)):
+            hint = "where a left-padded item begins follows from the length that it was padded to"
+            rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")
+            raise value_error("Padding", "padded_len", rule, f"{padded_len} with lengths {shown(given)}", hint=hint)
+        object.__setattr__(self, "lengths", given)
+        object.__setattr__(self, "side", side)
+        object.__setattr__(self, "padded_len", padded_len if side == "left" else None)
+        object.__setattr__(self, "_table", Table(torch.from_numpy(np.stack(self._edges()))))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (len(self.lengths), 1)
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        item = b if len(self.lengths) > 1 else 0
+        start, stop = self._table.on(kv.device).unbind(0)
+        return (kv >= start[item]) & (kv < stop[item])
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        start, stop = self._edges()
+        if len(self.lengths) > 1:
+            if (groups.batch == ALL).any():
+                sure = Spans.within(keys, start.max(), np.maximum(start.max(), stop.min()))
+                return Bounds(Spans.within(keys, start.min(), stop.max()), sure)
+            start, stop = start[groups.batch], stop[groups.batch]
+        return Bounds.exactly(Spans.within(keys, start, stop))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        start, stop = self._edges()
+        if len(self.lengths) > 1 and box.batch != ALL:
+            start, stop = start[box.batch : box.batch + 1], stop[box.batch : box.batch + 1]
+        if box.keys[0] >= start.max() and box.keys[-1] < stop.min():
+            return True
+        if box.keys[-1] < start.min() or box.keys[0] >= stop.max():
+            return False
+        return (self, box.batch, len(box.rows), box.keys)
+
+    def _edges(self) -> tuple[Ints, Ints]:
+        lengths = np.asarray(self.lengths, dtype=np.int64)
+        if self.side == "left" and self.padded_len is not None:
+            return self.padded_len - lengths, np.full_like(lengths, self.padded_len)
+        return np.zeros_like(lengths), lengths

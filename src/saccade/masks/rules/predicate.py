@@ -1,0 +1,56 @@
+"""Predicate: any function as a mask."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.masks.mask import Mask
+from saccade.support.errors import kind, type_error
+
+__all__ = ["Predicate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicate(Mask):
+    """The rule is a function ``(b, h, q, kv) -> bool`` of tensors that broadcast (FlexAttention's ``mask_mod``).
+
+    Exact like every mask, but it knows nothing about itself: all pairs are looked at, a few rows at a time.
+
+    >>> print(Predicate(lambda b, h, q, kv: (q + kv) % 2 == 0).picture(3))
+    1 . 1
+    . 1 .
+    1 . 1
+
+    Args:
+        function: of int64 tensors; may depend on the batch item and the head.
+
+    Raises:
+        TypeError: not callable, or a class; when it is asked: an answer that is no bool tensor (True or False will do).
+    """
+
+    function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    is_value = False  # What the function reads may change between two calls.
+    asks_functions = True
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) or isinstance(self.function, type):
+            rule = "be callable as (b, h, q, kv) -> bool"
+            raise type_error("Predicate", "function", rule, kind(self.function))
+
+    def __repr__(self) -> str:
+        return f"Predicate({getattr(self.function, '__name__', type(self.function).__name__)})"
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        answer = self.function(b, h, q, kv)
+        if isinstance(answer, bool | np.bool_):  # the same for all pairs, as a rule for one layer of a model may say
+            return (q == q) & (kv == kv) if answer else (q != q) & (kv != kv)
+        if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
+            got = str(answer.dtype).removeprefix("torch.") if isinstance(answer, Tensor) else kind(answer)
+            hint = "a comparison of q and kv is bool; (q == q) is true everywhere"
+            raise type_error("Predicate", "function", "answer with a bool tensor, True = may attend", got, hint=hint)
+        return answer

@@ -1,0 +1,134 @@
+"""Random: a few blocks of keys for each block of queries, drawn once and for all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from saccade.masks.mask import Mask
+from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.plan import Box, Groups
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+
+__all__ = ["DRAW_BITS", "SEED_BITS", "Random"]
+
+DRAW_BITS = 12  # each draw is compared with those before it: with more blocks than that a row would take minutes
+SEED_BITS = 63  # exported programs keep it as int64
+_WORD = 0xFFFFFFFF
+_MOST_ROWS = 64  # blocks of queries in one group beyond which nearly all keys are needed anyway
+
+
+@dataclasses.dataclass(frozen=True)
+class Random(Mask):
+    """Each block of queries sees ``blocks_per_row`` blocks of keys, drawn at random.
+
+    Block i draws different blocks from the first ``2 * max(i + 1, blocks_per_row)``: half of what it may draw lies
+    before it, half after. The draw depends on the seed and on i, and on nothing else: it is the same in training and
+    evaluation, for every length of keys (what is drawn beyond the last key is not there), and touches no random
+    state of the process.
+
+    >>> print(Random(1, 2, seed=3).picture(8))
+    1 1 . . . . . .
+    1 1 . . . . . .
+    . . . . . . 1 1
+    . . . . . . 1 1
+    . . . . . . . .
+    . . . . . . . .
+    1 1 . . . . . .
+    1 1 . . . . . .
+
+    Args:
+        blocks_per_row: blocks of keys for each block of queries, an int of at least 1; the time of a draw grows with
+            its square.
+        block_size: positions in a block, an int of at least 1.
+        seed: of the draws.
+
+    Raises:
+        ValueError: anything else.
+
+    Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D, where the draw is made anew for each
+    length (and, in a widespread implementation, only while training).
+    """
+
+    blocks_per_row: int
+    block_size: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_field(self, "blocks_per_row", 1, bits=DRAW_BITS)
+        check_field(self, "block_size", 1, bits=SIZE_BITS)
+        check_field(self, "seed", 0, bits=SEED_BITS)
+
+    def drawn(self, rows: Ints) -> Ints:
+        """Blocks of keys that blocks of queries see, int64 ``[rows, blocks_per_row]``, sorted in each row."""
+        return np.sort(np.stack(list(self._draws(np.asarray(rows, dtype=np.int64))), axis=-1), axis=-1)
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
+        seen = column != column
+        for drawn in self._draws(row):
+            seen = seen | (drawn == column)
+        return seen & (row >= 0)
+
+    def _draws(self, row: Any) -> Iterator[Any]:
+        """The blocks that a block draws, one after another; for arrays and tensors alike.
+
+        Floyd's way to draw without repetition: each draw is from one more than the one before, and where it repeats
+        one it takes the last.
+        """
+        draws = self.blocks_per_row
+        before: list[Any] = []
+        among = 2 * (row + 1 + (draws - row - 1) * (row + 1 < draws))
+        for number in range(draws):
+            most = among - draws + number
+            pick = _word(self.seed, row, number) % (most + 1)
+            for other in before:
+                pick = pick + (most - pick) * (other == pick)
+            before.append(pick)
+            yield pick
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        size = self.block_size
+        low, high = (np.floor_divide(edge, size) for edge in (groups.first, groups.last))
+        most = int((high - low).max(initial=0)) + 1
+        if most > _MOST_ROWS:
+            return Bounds.unknown(keys)
+        starts, ends = [], []
+        for offset in range(most):
+            row = low + offset
+            present = (row <= high) & (row >= 0)
+            starts.append(self.drawn(np.maximum(row, 0)) * size)
+            ends.append(starts[-1] + np.where(present, size, 0)[:, None])
+        needed = Spans.of(np.concatenate(starts, axis=1), np.concatenate(ends, axis=1), keys)
+        return Bounds.exactly(needed).where((low == high) & (low >= 0), Bounds(needed, Spans.nothing(keys)))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        size = self.block_size
+        rows = np.arange(max(box.rows[0] // size, 0), box.rows[-1] // size + 1)
+        columns = range(box.keys[0] // size, box.keys[-1] // size + 1)
+        drawn = self.drawn(rows)
+        hits = (drawn >= columns[0]) & (drawn <= columns[-1])
+        if not hits.any():
+            return False
+        if box.rows[0] >= 0 and (hits.sum(axis=1) == len(columns)).all():
+            return True
+        return (self, box.rows, box.keys)
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        return np.arange(max(rows.start, 0) // self.block_size * self.block_size, rows.stop, self.block_size)
+
+
+def _word(seed: int, row: Any, number: int) -> Any:
+    """32 random bits for each row: Murmur3's finaliser, by operators that arrays and tensors share."""
+    x = (row & _WORD) ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) & _WORD
+    for _ in range(2):
+        x = x ^ (x >> 16)
+        x = (x * 0x85EBCA6B) & _WORD
+        x = x ^ (x >> 13)
+        x = (x * 0xC2B2AE35) & _WORD
+        x = (x ^ (x >> 16)) ^ (number + 1)
+    return x & _WORD

@@ -1,0 +1,63 @@
+"""Strided: every so many positions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+from torch import Tensor
+
+from saccade.masks.mask import Mask
+from saccade.masks.validation import check_field
+from saccade.plan import Box, Groups
+from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.support.argument_hints import answers_class
+
+__all__ = ["Strided"]
+
+
+@answers_class()
+@dataclasses.dataclass(frozen=True)
+class Strided(Mask):
+    """A query sees the positions whose distance from its own is a multiple of ``step``, itself included.
+
+    >>> print(Strided(2).picture(4))
+    1 . 1 .
+    . 1 . 1
+    1 . 1 .
+    . 1 . 1
+
+    Run on every step-th row and key, as views without copies; joined with other rules by ``|``, as a term of its own
+    that is merged by the lse.
+
+    Args:
+        step: distance of two neighbouring keys; an int of at least 1.
+
+    Raises:
+        ValueError: anything else.
+
+    Reference: Child et al. 2019, arXiv:1904.10509, section 4.3.
+    """
+
+    step: int
+    is_relative = True
+
+    def __post_init__(self) -> None:
+        check_field(self, "step", 1)
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return (q - kv) % self.step == 0
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        everything = Spans.everything(keys)
+        # Rows and keys that stand a multiple of the step apart anyway see each other.
+        return Bounds(everything, everything if groups.step % self.step == 0 else Spans.nothing(keys))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        offset = (box.rows[0] - box.keys[0]) % self.step
+        if box.rows.step % self.step == 0 and box.keys.step % self.step == 0:
+            return offset == 0
+        return (self, box.rows.step, len(box.rows), len(box.keys), offset)
+
+    def terms(self) -> Sequence[tuple[int, Mask]]:
+        return [(self.step, self)]

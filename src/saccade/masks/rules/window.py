@@ -1,0 +1,92 @@
+"""Window: keys near the query."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from saccade.masks.mask import Mask
+from saccade.masks.validation import POSITION_BITS
+from saccade.plan import Box, Groups
+from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.support.argument_hints import answers_class
+from saccade.support.validation import integer
+
+__all__ = ["Window"]
+
+_UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions and widths must stay within int64
+
+
+@answers_class(
+    left="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only",
+    right="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only; from_sliding_window(5) is transformers'",
+)
+@dataclasses.dataclass(frozen=True)
+class Window(Mask):
+    """A query sees itself, ``left`` keys before it and ``right`` keys after it.
+
+    >>> print(Window(2, 0).picture(5))
+    1 . . . .
+    1 1 . . .
+    1 1 1 . .
+    . 1 1 1 .
+    . . 1 1 1
+    >>> print(Window(1, 1).picture(4))
+    1 1 . .
+    1 1 1 .
+    . 1 1 1
+    . . 1 1
+
+    Args:
+        left, right: numbers of keys *besides* the query's own position, at least 0; None means no limit.
+
+    Raises:
+        ValueError: a negative or non-integer width.
+    """
+
+    left: int | None
+    right: int | None
+    is_relative = True
+
+    def __post_init__(self) -> None:
+        hint = "it counts the keys on that side besides the query's own; None means no limit"
+        for name in ("left", "right"):
+            width = getattr(self, name)
+            if width is not None:
+                width = integer("Window", name, width, 0, hint=hint)
+                object.__setattr__(self, name, None if width >= _UNLIMITED else width)
+
+    @property
+    def is_causal(self) -> bool:
+        return self.right == 0
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        distance = q - kv
+        if self.left is None:
+            return distance == distance if self.right is None else distance >= -self.right
+        near = distance <= self.left
+        return near if self.right is None else near & (distance >= -self.right)
+
+    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        def between(low_row: object, high_row: object) -> Spans:
+            first = keys.first if self.left is None else low_row - self.left  # type: ignore[operator]
+            stop = keys.stop if self.right is None else high_row + self.right + 1  # type: ignore[operator]
+            return Spans.within(keys, first, stop)
+
+        needed = between(groups.first, groups.last)
+        if (groups.first == groups.last).all():
+            return Bounds.exactly(needed)
+        return Bounds(needed, between(groups.last, groups.first))
+
+    def residual(self, box: Box) -> bool | Hashable:
+        least = box.rows[0] - box.keys[-1]
+        most = box.rows[-1] - box.keys[0]
+        low = least if self.right is None else -self.right
+        high = most if self.left is None else self.left
+        if low <= least and most <= high:
+            return True
+        if most < low or least > high:
+            return False
+        return (self, box.rows.step, len(box.rows), len(box.keys), box.rows[0] - box.keys[0])

@@ -1,0 +1,227 @@
+"""AttentionMatrix, the matrix of exact softmax attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from saccade.engine import custom_op, dropout
+from saccade.engine.dispatch import output, product, route_of
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.nonfinite import is_clean, isolate
+from saccade.engine.tiles.grouped_heads import joined
+from saccade.engine.tiles.tile_scores import softmax_rows
+from saccade.engine.tiles.tile_splitting import part_of
+from saccade.engine.to_device import target_of
+from saccade.masks import Mask
+from saccade.matrix.from_inputs import OfIngredients
+from saccade.matrix.score_matrix import ScoreMatrix
+from saccade.positions import Bias
+from saccade.positions.token_positions import GivenPositions
+from saccade.scores import Score
+from saccade.scores.base import ScoreMod
+from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.fused_sweep import answers_by_sweep
+from saccade.statistics.row_block import Block, as_slice
+from saccade.support.argument_hints import answers
+from saccade.support.torch_modes import is_plain, wants_gradient, without_autocast
+
+if TYPE_CHECKING:
+    from saccade.engine.explanation import Explanation
+    from saccade.statistics import Parts, Summary
+
+__all__ = ["AttentionMatrix", "Impl", "from_ingredients"]
+
+Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
+
+
+class AttentionMatrix(OfIngredients):
+    r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
+
+    .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
+              s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
+              + \mathrm{bias}_{ij}
+
+    where V(i) are the keys that query i may attend to, and f changes nothing unless the score brings a function (see
+    `saccade.scores.Modified`). A row with none is 0. A sink logit adds one more term to the denominator, and no key:
+    rows then sum to less than 1.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``, float32, float64, bfloat16 or float16.
+        key: ``[batch, kv_heads, kv_len, head_dim]``; ``kv_heads`` divides ``heads``, and head h reads key head
+            ``h // (heads // kv_heads)``. Keys are never expanded in memory.
+        mask: who may attend to whom; None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
+            ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
+            ``(b, h, q, kv) -> bool``. True = may attend. Two dimensions are always ``[q, kv]``: which keys of each item
+            are tokens, ``[batch, kv]``, is ``mask[:, None, None, :]``. torch's ``causal_lower_right`` and
+            ``causal_upper_left`` are masks, too, also where they are passed as ``bias``.
+        score: how alike a query and a key are, a `saccade.scores.Score`; or a function that changes scaled dot
+            products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`); the dot product when None.
+        bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
+            `saccade.positions.Bias` (ALiBi, T5, …), which is read at distances and never written out.
+        scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
+        softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
+        sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
+        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. A kernel of your own may be
+            given itself.
+        q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
+            ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query
+            i at ``kv_len - q_len + i`` (bottom-right).
+
+    Raises:
+        ValueError, TypeError: ingredients that do not fit together; before any work is done.
+
+    Cost: making it costs checks and a (kept) plan. ``A @ value`` runs the chosen kernel.
+
+    Example:
+        >>> q = k = torch.ones(1, 2, 4, 8)
+        >>> from saccade.masks import Causal
+        >>> AttentionMatrix(q, k, Causal())[0, 0, 1].tolist()
+        [0.5, 0.5, 0.0, 0.0]
+
+    Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
+    """
+
+    @answers("AttentionMatrix", value="A @ value takes the values")
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        mask: object = None,
+        *,
+        score: Score | ScoreMod | None = None,
+        bias: Tensor | Bias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink_logit: Tensor | None = None,
+        impl: Impl = "auto",
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ):
+        self.ingredients = Ingredients.of(
+            query,
+            key,
+            mask,
+            score=score,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            sink_logit=sink_logit,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            where="AttentionMatrix",
+        )
+        self.impl = impl
+        self._lse: Tensor | None = None
+
+    @property
+    def mask(self) -> Mask:
+        """Who may attend to whom."""
+        return self.ingredients.rule
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        """``A @ value`` by the fastest exact kernel.
+
+        Args:
+            value: ``[batch, kv_heads, kv_len, value_dim]``; ``value_dim`` may differ from ``head_dim``.
+            dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
+            seed: of the dropout, from 0 to 2**63 - 1; drawn from torch's generator when None. The same seed drops
+                the same (batch item, head, query position, key position).
+
+        Returns:
+            ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
+        """
+        run = custom_op.output if torch.compiler.is_compiling() else output
+        out, lse = run(self.ingredients, value, dropout_p, self.impl, seed)
+        if lse is not None and not lse.requires_grad and is_plain(lse):
+            self._lse = lse
+        return out
+
+    @property
+    def lse(self) -> Tensor:
+        """Natural log of each row's denominator, ``[batch, heads, q_len]``; -inf for an empty row.
+
+        A sink's term is in it: results over disjoint keys are merged without one, and the sink's share is taken last.
+
+        float32, or float64 for float64 inputs. Cost: one product the first time, kept after that (with gradients,
+        one product each time).
+        """
+        if self._lse is not None and not self._wants_grad():
+            return self._lse
+        key = self.ingredients.key
+        nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
+        run = custom_op.product if torch.compiler.is_compiling() else product
+        return run(self.ingredients, nothing, impl=self.impl)[1]
+
+    @property
+    def scores(self) -> ScoreMatrix:
+        """What the softmax is taken of: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
+        return ScoreMatrix(self.ingredients)
+
+    def to(
+        self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None
+    ) -> AttentionMatrix:
+        return from_ingredients(self.ingredients.to(*target_of("AttentionMatrix.to", target, kwargs)), self.impl)
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
+        return self.ingredients.sink_logit is None
+
+    def summary(self, parts: Parts | None = None) -> Summary:
+        from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
+
+        return summary_of(self, self.ingredients.current(), parts)
+
+    def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
+        """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
+        from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
+
+        dropout.check(dropout_p, "AttentionMatrix.explain")
+        given = self.ingredients.current()
+        route = route_of(given, dropout_p, self.impl)
+        value_dim = given.query.shape[3] if value_dim is None else value_dim
+        return Explanation.of(given, route, value_dim, dropout_p, mask=self.mask)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        return self._blocks(batch, head, rows)  # what is refused is refused at once, not with the first block
+
+    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
+        given, bad = self.ingredients.current(), None
+        if not is_clean(given, given.query, given.key):
+            isolated = isolate(given, given.key)
+            if isolated:
+                given, bad = isolated.given, isolated.in_scores
+        for tile in given.row_plan.tiles:
+            for piece in part_of(tile, batch, head, rows):
+                with without_autocast(self.device):
+                    weights, logs, lse = softmax_rows(given, piece, differentiable=self._wants_grad())
+                span = piece.rows
+                if bad is not None:
+                    marked = bad[piece.batch, piece.heads, as_slice(span)]
+                    weights, lse = weights.masked_fill(marked[..., None], math.nan), lse.masked_fill(marked, math.nan)
+                    logs = None if logs is None else logs.masked_fill(marked[..., None], math.nan)
+                columns = joined(piece.spans)
+                yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
+
+    def _of(self, given: Ingredients) -> AttentionMatrix:
+        return from_ingredients(given, self.impl)
+
+    def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
+        return answers_by_sweep(self.ingredients.current(), self.impl, folds, outline)
+
+    def _wants_grad(self) -> bool:
+        return any(wants_gradient(x) for x in self.ingredients.leaves)
+
+
+def from_ingredients(given: Ingredients, impl: Impl = "auto") -> AttentionMatrix:
+    """The matrix of ingredients that have been checked."""
+    matrix = object.__new__(AttentionMatrix)
+    matrix.ingredients, matrix.impl, matrix._lse = given, impl, None
+    return matrix

@@ -1,0 +1,48 @@
+"""selected: exact softmax over the blocks of keys that were chosen for each query."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from torch import Tensor
+
+from saccade.engine.block_sparse.by_key import ByBlock
+from saccade.engine.block_sparse.gather import Gathered
+from saccade.engine.block_sparse.index import reasons_of
+from saccade.engine.block_sparse.selected_blocks import Chosen
+from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.kernel import Kernel
+from saccade.matrix.attention_matrix import AttentionMatrix, from_ingredients
+
+__all__ = ["selected"]
+
+_BY_BLOCK, _GATHERED = ByBlock(), Gathered()
+_GATHER, _FEW = 32, 8  # times that a gathered key costs a key of a tile; queries of a step
+_SMALLEST = 16  # keys of a block, from which on products with it are worth the rows that are gathered for it
+
+
+def selected(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatrix:
+    """A softmax matrix of which each query sees chosen blocks only.
+
+    Args:
+        matrix: any; what it allows is allowed still.
+        index: see `saccade.engine.block_sparse.selected_blocks.Chosen`.
+        size: keys of a block.
+    """
+    given = matrix.ingredients.current()
+    _, heads, _, kv_len = given.shape
+    rule = Chosen(given.rule, given.origin, index, size, heads, -(-kv_len // size))
+    made = given.replaced(rule=rule, is_live=False)
+    return from_ingredients(made, _impl_of(made) if matrix.impl == "auto" else matrix.impl)
+
+
+def _impl_of(given: Ingredients) -> Kernel | Literal["auto"]:
+    """The kernel that reads nothing but what was chosen, if it runs the scores and pays; else any, with the mask."""
+    rule, (_, heads, q_len, kv_len) = cast("Chosen", given.rule), given.shape
+    if reasons_of(given):
+        return "auto"
+    if rule.size >= _SMALLEST and q_len > 1:
+        return _BY_BLOCK
+    sharing = heads // max(1, given.key.shape[1], rule.index.shape[1])
+    slots = rule.index.shape[3] * rule.size
+    return _GATHERED if slots * _GATHER <= sharing * kv_len or q_len <= _FEW else "auto"

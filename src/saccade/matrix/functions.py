@@ -1,0 +1,140 @@
+"""attention() and attention_with_lse(): a product with the matrix, in two lines each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.engine import custom_op
+from saccade.engine.dispatch import output, product
+from saccade.engine.inputs import Ingredients
+from saccade.engine.nested import Nested, check_nested, is_nested
+from saccade.matrix.attention_matrix import Impl
+from saccade.positions import Bias
+from saccade.positions.token_positions import GivenPositions
+from saccade.scores import Score
+from saccade.scores.base import ScoreMod
+from saccade.support.argument_hints import answers
+
+__all__ = ["attention", "attention_with_lse"]
+
+
+@answers("attention", value="attention(query, key, value); self-attention gives the same tensor three times")
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object = None,
+    *,
+    score: Score | ScoreMod | None = None,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logit: Tensor | None = None,
+    dropout_p: float = 0.0,
+    impl: Impl = "auto",
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
+) -> Tensor:
+    """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, as key and value then are, whose items attend
+            each within itself. They run as one packed sequence, and the mask is a rule on an item's positions.
+        key: ``[batch, kv_heads, kv_len, head_dim]``.
+        value: ``[batch, kv_heads, kv_len, value_dim]``.
+        mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.
+        dropout_p: probability that a weight is dropped; the caller passes 0 in evaluation.
+
+    Returns:
+        ``[batch, heads, q_len, value_dim]`` in the query's dtype; scores and softmax are computed in float32 or
+        wider. A row that may attend to nothing is exactly 0, its lse is -inf, its gradients are 0.
+
+    Raises:
+        ValueError, TypeError: ingredients that do not fit together.
+        UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
+
+    Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile, or a few
+    blocks of scores of 4 or 8 MB; O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, dropout
+    aside.
+
+    Example:
+        >>> q = k = v = torch.ones(1, 2, 4, 8)
+        >>> attention(q, k, v).shape
+        torch.Size([1, 2, 4, 8])
+    """
+    # fmt: off
+    if is_nested(query, key, value):
+        return _of_nested(
+            attention, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
+            softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
+        )
+    given = Ingredients.of(
+        query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
+        q_positions=q_positions, kv_positions=kv_positions, where="attention",
+    )
+    # fmt: on
+    return (custom_op.output if torch.compiler.is_compiling() else output)(given, value, dropout_p, impl)[0]
+
+
+@answers("attention_with_lse")
+def attention_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object = None,
+    *,
+    score: Score | ScoreMod | None = None,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logit: Tensor | None = None,
+    dropout_p: float = 0.0,
+    impl: Impl = "auto",
+    q_positions: GivenPositions = None,
+    kv_positions: GivenPositions = None,
+) -> tuple[Tensor, Tensor]:
+    """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
+
+    Two results over disjoint keys merge by it: ``lse = logaddexp(lse1, lse2)``,
+    ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64
+    inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
+    """
+    # fmt: off
+    if is_nested(query, key, value):
+        return _of_nested(
+            attention_with_lse, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
+            softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
+        )
+    given = Ingredients.of(
+        query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
+        q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
+    )
+    # fmt: on
+    return (custom_op.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)
+
+
+def _of_nested(
+    run: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object,
+    q_positions: GivenPositions,
+    kv_positions: GivenPositions,
+    **options: Any,
+) -> Any:
+    """Run one of the functions above on nested tensors, and nest its results."""
+    if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+        outside = torch.compiler.disable(_of_nested)
+        return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
+    where = run.__name__
+    positions = {"q_positions": q_positions, "kv_positions": kv_positions}
+    check_nested(where, mask, options["bias"], options["score"], **positions)
+    items = Nested.of(where, query, key, value, axis=1)
+    joined = items.mask(mask, items.query.shape[1], where)
+    out = run(items.query, items.key, items.value, joined, **options, **items.positions)
+    return items.unpacked(out) if isinstance(out, Tensor) else tuple(map(items.unpacked, out))

@@ -1,0 +1,119 @@
+"""Approximate: a mechanism other than softmax, which is handed queries, keys and a mask that were checked."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.engine.positions.positioned_mask import check_domain
+from saccade.engine.validation import autocast, check_query_key
+from saccade.masks import And, Mask, as_mask
+from saccade.matrix import Matrix
+from saccade.mechanisms.base import Mechanism
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.errors import unsupported
+from saccade.support.numerics import wide_dtype
+
+__all__ = ["Approximate", "Inputs", "parts_of", "scale_of"]
+
+
+class Inputs(NamedTuple):
+    """Queries and keys that fit together, and the mask for them.
+
+    Attributes:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key: ``[batch, kv_heads, kv_len, head_dim]``, in the dtype of the query, which is that of products.
+        rule: the mask.
+        shape: (batch, heads, q_len, kv_len).
+        q_positions, kv_positions: where the tokens stand; None by default.
+    """
+
+    query: Tensor
+    key: Tensor
+    rule: Mask
+    shape: tuple[int, int, int, int]
+    q_positions: Positions | None
+    kv_positions: Positions | None
+
+    @property
+    def wide(self) -> torch.dtype:
+        """What is computed in: float64 for float64 inputs, else float32."""
+        return wide_dtype(self.query.dtype)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether somebody said where the tokens stand: then a position below 0 means that none does."""
+        return self.q_positions is not None or self.kv_positions is not None
+
+    @property
+    def starts(self) -> tuple[int | None, int | None]:
+        """Where the first query and key stand, if the others follow them one by one; None for those that do not."""
+        q, kv = self.q_positions, self.kv_positions
+        first = 0 if self.is_placed else self.shape[3] - self.shape[2]
+        return first if q is None else q.first, 0 if kv is None else kv.first
+
+    def written_out(self) -> tuple[Tensor, Tensor]:
+        """Positions of queries and keys as int64 ``[batch | 1, len]``; -1 for no token."""
+        _, _, q_len, kv_len = self.shape
+        q, kv = self.q_positions, self.kv_positions
+        if q is None:
+            first = 0 if self.is_placed else kv_len - q_len
+            rows = torch.arange(first, first + q_len, device=self.query.device)[None]
+        else:
+            rows = q.on(self.query.device).clamp(min=-1)
+        if kv is None:
+            return rows, torch.arange(kv_len, device=self.query.device)[None]
+        return rows, kv.on(self.query.device).clamp(min=-1)
+
+
+class Approximate(Mechanism):
+    """A mechanism that makes its matrix of checked inputs."""
+
+    @abstractmethod
+    def _made(self, given: Inputs) -> Matrix:
+        """The matrix."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ) -> Matrix:
+        return self._made(self._inputs(query, key, mask, q_positions, kv_positions))
+
+    def _inputs(
+        self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
+    ) -> Inputs:
+        """What was given, checked."""
+        where = type(self).__name__
+        query, key = autocast(query), autocast(key)
+        shape = check_query_key(query, key, None, where)
+        rule = as_mask(mask, shape, where=where)
+        batch, _, q_len, kv_len = shape
+        q = kv = None
+        if q_positions is not None:
+            q = Positions.of(q_positions, where, "q_positions", length=q_len, batch=batch)
+        if kv_positions is not None:
+            kv = Positions.of(kv_positions, where, "kv_positions", length=kv_len, batch=batch)
+        check_domain(rule, q, kv, shape[2], shape[3], where)
+        reasons = self.reasons(rule)
+        if reasons:
+            hint = "saccade.mechanisms.Softmax() takes every mask"
+            raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
+        return Inputs(query, key, rule, shape, q, kv)
+
+
+def parts_of(mask: Mask) -> tuple[Mask, ...]:
+    """The rules that a mask joins by ``&``; the mask itself if it joins none."""
+    return mask.parts if isinstance(mask, And) else (mask,)
+
+
+def scale_of(scale: float | None, head_dim: int) -> float:
+    """The scale of dot products, ``head_dim ** -0.5`` for None."""
+    return max(1, head_dim) ** -0.5 if scale is None else scale

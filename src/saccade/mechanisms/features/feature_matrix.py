@@ -1,0 +1,276 @@
+"""FeatureMatrix: a matrix made of features of queries and keys, which never meet pair by pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.caches.recurrent import Memory
+from saccade.engine.tiles.grouped_heads import groups_of, product
+from saccade.matrix import Block
+from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
+from saccade.mechanisms.features.mask_support import Visible
+from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
+from saccade.mechanisms.features.sequence_order import Order, check_memory, line_of, rows_that_see
+from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.mechanisms.value_access import is_readable, is_surely_finite
+from saccade.support.torch_modes import without_autocast
+
+__all__ = ["FeatureMatrix", "Features"]
+
+_PIECE = 1 << 20  # sums that are taken and divided together: 4 MB, which memory that was freed before can hold
+
+
+class Features(NamedTuple):
+    """``exp(logs) * values``: what a feature map makes of queries or keys.
+
+    Attributes:
+        values: ``[batch, heads, len, features]``, float32 or wider.
+        logs: ``[batch, heads, len]``, constants that keep the values within range; None for 0.
+    """
+
+    values: Tensor
+    logs: Tensor | None = None
+
+
+class FeatureMatrix(LinearTimeMatrix):
+    r"""Rows in proportion to products of features; O(n) memory, and O(n) time for products.
+
+    .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j' \in V(i)} \phi(q_i) \cdot \phi(k_{j'})},
+              \quad j \in V(i)
+
+    where V(i) are the keys that query i may attend to. A row whose denominator is 0 is 0.
+
+    Args:
+        query: features of the queries, ``[batch, heads, q_len, features]``; their logs, the same for a whole row,
+            cancel and are not read.
+        key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 where a key was not finite.
+        visible: the mask.
+        dtype: of the inputs and of the products.
+        eps: added to the denominator; rows then sum to a little less than 1.
+        tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite: who may attend to one gets NaN; None
+            for none.
+        spoilt: bool ``[batch, heads, q_len]``, queries that were not finite: their rows are NaN, where they see
+            anything; None for none.
+        source: equal for matrices of the same features, so that a recurrent state fits.
+
+    Cost: `matmul` and `rmatmul` take time O(n * features * value_dim). Memory: the features, O(n * features), and one
+    state, ``[batch, kv_heads, features, value_dim + 1]``; the backward pass keeps no more. With dropout the product
+    goes pair by pair: O(q_len * kv_len) time.
+    """
+
+    def __init__(
+        self,
+        query: Features,
+        key: Features,
+        visible: Visible,
+        *,
+        dtype: torch.dtype,
+        eps: float = 0.0,
+        tainted: Tensor | None = None,
+        spoilt: Tensor | None = None,
+        source: Hashable = None,
+    ):
+        shape = (*query.values.shape[:3], key.values.shape[2])
+        super().__init__(shape, key.values.shape[1], dtype=dtype, device=query.values.device)
+        self._query, self.visible, self.eps = query.values, visible, eps
+        self._tainted, self._spoilt, self.source = tainted, spoilt, source
+        self._key, self._logs = key
+        hidden = visible.hidden_keys
+        if hidden is not None:
+            self._key = self._key.masked_fill(hidden[:, None, :, None], 0.0)
+            self._logs = None if self._logs is None else self._logs.masked_fill(hidden[:, None], -math.inf)
+        is_sum_of_all = not visible.causal and visible.q_documents is None
+        self._order = None if is_sum_of_all else Order.of(visible, shape[2], shape[3])
+
+    @property
+    def _heads_per_key(self) -> int:
+        return self.shape[1] // max(1, self.kv_heads)
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether rows are distributions: no feature is below 0, and no eps takes a share.
+
+        Cost: reads all features.
+        """
+        return self.eps == 0.0 and bool((self._query >= 0).all()) and bool((self._key >= 0).all())
+
+    def _times(self, value: Tensor) -> Tensor:
+        bad = self._tainted
+        if not (self.visible.hides_nothing or (bad is None and is_surely_finite(value))):
+            worthless = ~torch.isfinite(value.detach()).all(-1)
+            value = value.masked_fill(worthless[..., None], 0.0)
+            bad = worthless if bad is None else bad | worthless
+        value, nan = value.to(self._key.dtype), self._nan_rows(bad)
+        size = self._piece(value)
+        out = self._normalised(self._gather(_with_ones(value))) if size is None else self._in_pieces(value, size)
+        return out if nan is None else out.masked_fill(nan[..., None], math.nan)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
+        if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
+            return super().rmatmul(x)  # who is touched by what is found pair by pair
+        with without_autocast(self.device):
+            total = self._gather(torch.ones_like(self._key[..., :1]))
+            rows = _divided(x.to(total.dtype), total, self.eps)
+            return self._scatter(self._without_hidden(rows)).to(x.dtype)
+
+    def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
+        """The product where these are new tokens and ``memory`` stands for all before, and the memory after them.
+
+        Raises:
+            ValueError: a mask that is not causal, or a memory of other features or another mask.
+        """
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
+        check_memory(self, self._order, self.visible, memory, (self._key.shape[3], value.shape[3] + 1))
+        with without_autocast(self.device):
+            bad = ~torch.isfinite(value.detach()).all(-1)
+            bad = bad if self._tainted is None else bad | self._tainted
+            if self.visible.hidden_keys is not None:
+                bad = bad & ~self.visible.hidden_keys[:, None]
+            clean = _with_ones(value.masked_fill(bad[..., None], 0.0).to(self._key.dtype))
+            line = self._line_after(memory)
+            out, state, carried = continued(self._query, self._key, clean, line, memory)
+            out = self._normalised(out)
+            tainted = bad.new_zeros(bad.shape[:2])
+            earlier = tainted if memory is None else memory.taints
+            if not is_readable(bad, earlier) or bool(bad.any()) or bool(earlier.any()):
+                touched, tainted = self._tainted_by(bad, line, memory)
+                out = out.masked_fill(touched, math.nan)
+            if self._spoilt is not None:
+                sees = self._rows_that_see(torch.ones_like(bad)) if memory is None else ~torch.zeros_like(self._spoilt)
+                out = self._without_hidden(out.masked_fill((self._spoilt & sees)[..., None], math.nan))
+        return out.to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        nan = self._nan_rows(self._tainted)
+        for items, heads, own in self._pieces(batch, head, rows):
+            groups = groups_of(heads, self.shape[1], self.kv_heads)
+            stop = self.shape[3]
+            if self._order is not None and not self._order.is_sorted:
+                stop = own.stop + self._order.past
+            keys = self._key[items, groups, :stop]
+            allowed = self.visible.allowed(items, own, range(stop))
+            with without_autocast(self.device):
+                weights = product(self._query[items, heads, own.start : own.stop], keys.mT)
+                if self._logs is not None:
+                    factors = _relative(self._logs[items, groups, None, :stop].masked_fill(~allowed, -math.inf))
+                    repeats = (heads.stop - heads.start) // factors.shape[1]
+                    weights = weights * factors.repeat_interleave(repeats, 1)
+                weights = weights.masked_fill(~allowed, 0.0)
+                weights = _divided(weights, weights.sum(-1, keepdim=True), self.eps)
+            if nan is not None:
+                weights = weights.masked_fill(nan[items, heads, own.start : own.stop, None], math.nan)
+            yield Block(items, heads, own, (range(stop),), weights)
+
+    def _normalised(self, out: Tensor) -> Tensor:
+        return self._without_hidden(_divided(out[..., :-1], out[..., -1:], self.eps))
+
+    def _without_hidden(self, rows: Tensor) -> Tensor:
+        hidden = self.visible.hidden_rows
+        return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
+
+    def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
+        """Rows, bool ``[batch, heads, q_len]``, that may attend to a bad key, or see anything and are spoilt."""
+        found = None if bad is None else self._rows_that_see(bad)
+        if self._spoilt is None:
+            return found
+        spoilt = self._spoilt & self._rows_that_see(torch.ones_like(self._key[..., 0], dtype=torch.bool))
+        return spoilt if found is None else found | spoilt
+
+    def _rows_that_see(self, keys: Tensor) -> Tensor:
+        """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads, kv_len]``."""
+        return rows_that_see(self, self._order, self.visible, keys)
+
+    def _line_after(self, memory: Memory | None) -> Line:
+        """Weights and segments of tokens that go on where a memory ends."""
+        segments, floor = self.visible.kv_documents, None
+        if memory is not None and segments is not None and memory.segment is not None:
+            segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
+        if memory is not None and self._logs is not None:
+            floor = memory.peaks[..., None].expand_as(self._logs)
+            if segments is not None and memory.segment is not None:
+                floor = floor.masked_fill((segments != memory.segment[:, None])[:, None], -math.inf)
+        return line_of(self._logs, segments, floor)
+
+    def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
+        """The rows that may attend to a bad key, old or new, and where one is remembered now."""
+        line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
+        before = memory
+        if memory is not None:
+            flags = memory.taints[..., None, None].to(self._key.dtype)
+            before = memory._replace(state=flags, peak=None)
+        ones = torch.ones_like(self._query[..., :1])
+        out, state, _ = continued(ones, torch.ones_like(marks), marks, line, before)
+        return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
+
+    def _gather(self, c: Tensor) -> Tensor:
+        """What c, ``[batch, kv_heads, kv_len, width]``, sums to over the keys that each row may attend to."""
+        if self._order is None or 0 in self.shape:
+            key = self._key if self._logs is None else self._key * _relative(self._logs)[..., None]
+            return product(self._query, key.mT @ c)
+        order = self._order
+        a, b, c = order.with_rows(self._query), order.with_keys(self._key), order.with_keys(c)
+        return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
+
+    def _piece(self, value: Tensor) -> int | None:
+        """How many tokens to sum and divide at a time, whole chunks of them; None for all.
+
+        Fresh memory for the sums of a long text costs as much as they do.
+        """
+        order, (batch, heads, q_len, _) = self._order, self.shape
+        size = CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
+        if order is None or order.is_sorted or order.past or q_len <= size or not is_readable(value):
+            return None
+        needs = any(x is not None and x.requires_grad for x in (self._query, self._key, self._logs, value))
+        return None if needs and torch.is_grad_enabled() else size
+
+    def _in_pieces(self, value: Tensor, size: int) -> Tensor:
+        """The normalised sums of a long text, without a graph."""
+        assert self._order is not None  # it was looked at
+        line, summed = self._order.line(self._logs), None
+        out = value.new_empty(*self.shape[:3], value.shape[3])
+        for start in range(0, self.shape[2], size):
+            part = slice(start, min(start + size, self.shape[2]))
+            a, b, c = (x[:, :, part] for x in (self._query, self._key, value))
+            summed = chunked_sums(a, b, _with_ones(c), line.at(part), before=summed)
+            out[:, :, part] = _divided(summed.out[..., :-1], summed.out[..., -1:], self.eps)
+        return self._without_hidden(out)
+
+    def _scatter(self, x: Tensor) -> Tensor:
+        """What x, ``[batch, heads, q_len, width]``, sums to over the rows that may attend to each key."""
+        key = self._key.repeat_interleave(self._heads_per_key, 1)
+        logs = None if self._logs is None else self._logs.repeat_interleave(self._heads_per_key, 1)
+        if self._order is None or 0 in self.shape:
+            key = key if logs is None else key * _relative(logs)[..., None]
+            return key @ (self._query.mT @ x)
+        order = self._order
+        a, b, x = order.with_rows(self._query), order.with_keys(key), order.with_rows(x)
+        return order.keys_of(prefix_sums(b, a, x, order.line(logs).turned(), reverse=True))
+
+
+def _with_ones(value: Tensor) -> Tensor:
+    """A last column of ones, which sums to the denominator."""
+    return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
+
+
+def _divided(x: Tensor, total: Tensor, eps: float) -> Tensor:
+    """Rows divided by their totals and eps; 0 where there is nothing to divide, and nothing flows back there."""
+    empty = total == 0
+    if eps:  # what adds up to 0 may be something
+        empty = empty & (x == 0).all(-1, keepdim=True)
+    out = x / (total + eps).masked_fill(empty, math.inf)
+    return out.masked_fill(empty, 0.0) if out.requires_grad else out
+
+
+def _relative(logs: Tensor) -> Tensor:
+    """``exp(logs)`` up to one factor for all along the last axis; the largest is 1."""
+    if not logs.shape[-1]:
+        return logs
+    peak = logs.amax(-1, keepdim=True)
+    return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()

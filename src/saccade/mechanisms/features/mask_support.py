@@ -1,0 +1,148 @@
+"""Visible: which keys each query sees, under a mask that a sum over keys can have."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from saccade.masks import Causal, Documents, Full, Mask
+from saccade.mechanisms.checked_mechanism import Inputs, parts_of
+from saccade.mechanisms.value_access import is_readable, unless_none
+
+__all__ = ["Visible", "why_no_sum"]
+
+_BECAUSE = "a sum over keys is all that is kept of them"
+
+
+def why_no_sum(mask: Mask) -> tuple[str, ...]:
+    """Why no sum over keys has this mask.
+
+    Empty for Causal, Documents, masks that hide keys and do nothing else (Padding), and what ``&`` joins of them.
+    """
+    reasons = []
+    for part in parts_of(mask):
+        if isinstance(part, Documents):
+            reasons += [
+                f"{type(rule).__name__} inside Documents is not Causal: {_BECAUSE}"
+                for rule in _inner(part)
+                if not isinstance(rule, Causal | Full)
+            ]
+        elif not (isinstance(part, Causal) or part.hides_keys_only):
+            name = type(part).__name__
+            reasons.append(
+                f"{name} is none of Causal, Padding and Documents: {_BECAUSE}, so queries cannot choose among them"
+            )
+    return tuple(reasons)
+
+
+@dataclasses.dataclass(frozen=True)
+class Visible:
+    """A mask for which `why_no_sum` has no reasons, read at positions.
+
+    Attributes:
+        rule: the mask itself.
+        is_placed: whether somebody said where tokens stand: then a position below 0 means that none does.
+        causal: whether rows see no later key.
+        offset: row i stands where key ``i + offset`` does, and all follow one another; None if that is not so.
+        q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for no token.
+        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, those that see nothing and are not seen; None where
+            there are surely none.
+        q_documents, kv_documents: int64 ``[batch | 1, len]``, the document of a token; None without documents. A token
+            in none counts to the one before it, and is hidden.
+    """
+
+    rule: Mask
+    is_placed: bool
+    causal: bool
+    offset: int | None
+    q_positions: Tensor
+    kv_positions: Tensor
+    hidden_rows: Tensor | None
+    hidden_keys: Tensor | None
+    q_documents: Tensor | None
+    kv_documents: Tensor | None
+
+    @classmethod
+    def of(cls, given: Inputs) -> Visible:
+        """Read the mask at the positions of the tokens."""
+        parts = [part for part in parts_of(given.rule) if not isinstance(part, Full)]
+        packs = [part for part in parts if isinstance(part, Documents)]
+        q, kv = given.written_out()
+        causal = any(isinstance(rule, Causal) for part in parts for rule in (part, *_inner(part)))
+        # Positions that nobody wrote out are those of tokens. Before the first key stand rows without positions of
+        # their own, if there are more queries than keys.
+        lost_rows = [q < 0] if given.q_positions is not None and given.q_positions.run is None else []
+        lost_keys = [kv < 0] if given.kv_positions is not None and given.kv_positions.run is None else []
+        documents: list[Tensor] = []
+        for number, pack in enumerate(packs):
+            own = [_documents(pack, x) for x in (q, kv)]
+            lost_rows.append(own[0] < 0)
+            lost_keys.append(own[1] < 0)
+            count = max(map(len, pack.lengths))  # a document of several packs is numbered by all of them
+            documents = [x * count + y for x, y in zip(documents, own, strict=True)] if number else own
+        items = torch.arange(given.shape[0], device=q.device)[:, None]
+        nobody = torch.zeros_like(items)
+        lost_keys += [~part.allows(items, nobody, nobody, kv.clamp(min=0)) for part in parts if part.hides_keys_only]
+        offset = _offset(given, q, kv, causal)
+        if documents and offset is not None:
+            documents = [x.cummax(1).values for x in documents]
+        hidden = (_any(lost_rows), _any(lost_keys))
+        return cls(given.rule, given.is_placed, causal, offset, q, kv, *hidden, *(documents or (None, None)))
+
+    @property
+    def hides_nothing(self) -> bool:
+        """True if every row sees every key."""
+        return not self.causal and self.hidden_rows is self.hidden_keys is self.q_documents is None
+
+    def allowed(self, batch: slice, rows: range, columns: range) -> Tensor:
+        """Which pairs the mask allows, by its own definition: bool ``[batch, 1, rows, columns]``."""
+        items = torch.arange(batch.start, batch.stop, device=self.q_positions.device)
+        q = self.q_positions if len(self.q_positions) == 1 else self.q_positions[batch]
+        kv = self.kv_positions if len(self.kv_positions) == 1 else self.kv_positions[batch]
+        q, kv = q[:, None, rows.start : rows.stop, None], kv[:, None, None, columns.start : columns.stop]
+        b = items[:, None, None, None]
+        allowed = self.rule.allows(b, torch.zeros_like(b), q, kv)
+        if self.is_placed:
+            allowed = allowed & (q >= 0) & (kv >= 0)
+        return allowed.expand(len(items), 1, len(rows), len(columns))
+
+
+def _inner(part: Mask) -> tuple[Mask, ...]:
+    """The rules inside of documents."""
+    return parts_of(part.rule) if isinstance(part, Documents) and part.rule is not None else ()
+
+
+def _any(marks: list[Tensor]) -> Tensor | None:
+    """What some of the marks mark; None where surely nothing is."""
+    if not marks:
+        return None
+    found = marks[0]
+    for other in marks[1:]:
+        found = found | other
+    return unless_none(found)
+
+
+def _documents(mask: Documents, positions: Tensor) -> Tensor:
+    """The document at each position, -1 for none."""
+    longest = max(map(len, mask.lengths))
+    padded = [(*item, *(0 for _ in range(longest - len(item)))) for item in mask.lengths]
+    ends = torch.tensor(padded, dtype=torch.int64, device=positions.device).reshape(len(padded), longest).cumsum(1)
+    items = max(len(ends), len(positions))
+    own = torch.searchsorted(ends.expand(items, -1).contiguous(), positions.expand(items, -1).contiguous(), right=True)
+    return own.masked_fill((positions < 0) | (own >= longest), -1)
+
+
+def _offset(given: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
+    """The number of keys before the first query's own one, where all follow one another; None where they do not."""
+    q_len, kv_len = given.shape[2:]
+    q_start, kv_start = given.starts
+    if q_start is not None and kv_start is not None:
+        return q_start - kv_start
+    if not (causal and q_len <= kv_len and is_readable(q, kv)):
+        return None
+    # The queries are the last of the keys, and these stand in order, gaps and -1 aside.
+    is_end = torch.equal(*torch.broadcast_tensors(q, kv[:, kv_len - q_len :]))
+    is_in_order = bool(((kv[:, 1:] > kv.cummax(1).values[:, :-1]) | (kv[:, 1:] < 0)).all())
+    return kv_len - q_len if is_end and is_in_order else None

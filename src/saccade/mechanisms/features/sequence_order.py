@@ -1,0 +1,179 @@
+"""Order: queries and keys in one line, in which a row takes what stands before it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.caches.recurrent import Memory
+from saccade.matrix import Matrix
+from saccade.mechanisms.features.chunks import Line
+from saccade.mechanisms.features.mask_support import Visible
+from saccade.support.errors import value_error
+
+__all__ = ["Order", "check_memory", "line_of", "rows_that_see"]
+
+
+class Order(NamedTuple):
+    """Where queries and keys stand in the line of which `prefix_sums` takes sums.
+
+    Most masks need no order: query i stands at the place of key ``i + past``. Otherwise each has a place of its own,
+    twice as many in all: sorted by document, by position where the mask is causal, and keys before queries.
+
+    Attributes:
+        past, kv_len: keys before the first query, and all.
+        length: places in the line.
+        segments: int64 ``[batch | 1, length]``, documents; None for one.
+        order: int64 ``[batch | 1, length]``, which of first all keys and then all queries stands at a place; None
+            where query and key share one.
+    """
+
+    past: int
+    kv_len: int
+    length: int
+    segments: Tensor | None
+    order: Tensor | None
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether queries and keys have places of their own."""
+        return self.order is not None
+
+    @classmethod
+    def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
+        """The shortest line that serves a causal mask, or one with documents."""
+        past = visible.offset
+        if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
+            length, documents = past + q_len, visible.kv_documents
+            return cls(past, kv_len, length, None if documents is None else documents[:, :length], None)
+        size = max(len(visible.q_positions), len(visible.kv_positions))
+        order = torch.arange(q_len + kv_len, device=visible.q_positions.device).expand(size, -1)
+        if visible.causal:
+            places = torch.cat([x.expand(size, -1) for x in (visible.kv_positions, visible.q_positions)], 1)
+            order = places.argsort(dim=1, stable=True)  # keys came first, and stay before queries at their position
+        segments = None
+        if visible.kv_documents is not None and visible.q_documents is not None:
+            size = max(size, len(visible.kv_documents))
+            order = order.expand(size, -1)
+            segments = torch.cat([x.expand(size, -1) for x in (visible.kv_documents, visible.q_documents)], 1)
+            segments = segments.gather(1, order)
+            again = segments.argsort(dim=1, stable=True)
+            segments, order = segments.gather(1, again), order.gather(1, again)
+        return cls(0, kv_len, q_len + kv_len, segments, order)
+
+    def with_rows(self, x: Tensor) -> Tensor:
+        """``[batch, heads, q_len, width]`` in line, 0 at the places of keys alone."""
+        if self.order is None:
+            return F.pad(x, (0, 0, self.past, 0)) if self.past else x
+        return _taken(F.pad(x, (0, 0, self.kv_len, 0)), self.order)
+
+    def with_keys(self, x: Tensor) -> Tensor:
+        """``[batch, groups, kv_len, width]`` in line, 0 at the places of queries alone."""
+        if self.order is None:
+            return x if self.length == self.kv_len else x[:, :, : self.length]
+        return _taken(F.pad(x, (0, 0, 0, self.length - self.kv_len)), self.order)
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """What stands at the places of queries, ``[batch, heads, q_len, width]``."""
+        if self.order is None:
+            return x[:, :, self.past :]
+        return _taken(x, self.order.argsort(1)[:, self.kv_len :])
+
+    def keys_of(self, x: Tensor) -> Tensor:
+        """What stands at the places of keys, ``[batch, heads, kv_len, width]``; 0 for one that is in no place."""
+        if self.order is None:
+            return F.pad(x, (0, 0, 0, self.kv_len - self.length))
+        return _taken(x, self.order.argsort(1)[:, : self.kv_len])
+
+    def rows_after(self, marks: Tensor) -> Tensor:
+        """The rows that take a marked key: bool ``[batch, groups, q_len]`` of bool ``[batch, groups, kv_len]``."""
+        places = torch.arange(self.length, device=marks.device)
+        marked = self.with_keys(marks[..., None])[..., 0]
+        last = torch.where(marked, places, -1).cummax(-1).values
+        first = torch.zeros_like(places)
+        if self.segments is not None:
+            is_new = self.segments[:, 1:] != self.segments[:, :-1]
+            first = F.pad(is_new * places[1:], (1, 0)).cummax(-1).values[:, None]
+        return self.rows_of((last >= first)[..., None])[..., 0]
+
+    def line(self, logs: Tensor | None) -> Line:
+        """Weights and segments for logs of the keys, ``[batch, groups, kv_len]``."""
+        if logs is not None and self.order is None:
+            logs = logs[..., : self.length]
+        elif logs is not None and self.order is not None:
+            logs = F.pad(logs, (0, self.length - self.kv_len), value=-torch.inf)
+            logs = _taken(logs[..., None], self.order)[..., 0]
+        return line_of(logs, self.segments)
+
+
+def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
+    """Rows take out the largest log so far: what comes later has no say in it, not even by rounding to 0.
+
+    Args:
+        logs: ``[batch, groups, len]``; -inf for a key that nobody takes.
+        segments: int64 ``[batch | 1, len]``, which do not fall; the largest is that of the own segment.
+        floor: ``[batch | 1, groups, len]``, logs that came before.
+    """
+    if logs is None:
+        return Line(segments=segments)
+    if segments is None or not logs.numel():
+        peak = logs.cummax(-1).values
+    else:
+        # Segments are lifted above one another, so that a maximum so far never comes from another one.
+        wide, finite = logs.double(), logs.isfinite()
+        low = wide.masked_fill(~finite, torch.inf).amin()
+        low = low.masked_fill(low == torch.inf, 0.0)  # no token has a log
+        step = (wide.masked_fill(~finite, -torch.inf).amax() - low).clamp(min=0.0) + 1.0
+        lift = segments[:, None] * step
+        lifted = torch.where(finite, wide - low, -0.5) + lift
+        peak = lifted.cummax(-1).values - lift
+        peak = torch.where(peak < -0.25, -torch.inf, peak + low).to(logs.dtype)
+    peak = peak if floor is None else torch.maximum(peak, floor)
+    return Line(peak.masked_fill(peak == -torch.inf, 0.0), logs, segments)
+
+
+def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: Tensor) -> Tensor:
+    """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads | 1, kv_len]``."""
+    if visible.hidden_keys is not None:
+        keys = keys & ~visible.hidden_keys[:, None]
+    rows = keys.any(-1, keepdim=True).expand(-1, -1, matrix.shape[2]) if order is None else order.rows_after(keys)
+    rows = rows.repeat_interleave(matrix.shape[1] // max(1, rows.shape[1]), 1)
+    return rows if visible.hidden_rows is None else rows & ~visible.hidden_rows[:, None]
+
+
+class Continued(Protocol):
+    """A matrix that goes on from a memory."""
+
+    shape: tuple[int, int, int, int]
+    source: Hashable
+
+
+def check_memory(
+    matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
+) -> None:
+    """Raise unless new tokens can go on where a memory ends; ``sizes`` are those of its state for one head."""
+    where = f"{type(matrix).__name__}.advance"
+    if not visible.causal:
+        hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
+        rule = "be causal: a state sums over what came before"
+        raise value_error(where, "mask", rule, visible.rule, hint=hint)
+    if order is None or order.is_sorted or order.past or matrix.shape[2] != matrix.shape[3]:
+        raise value_error(where, "positions", "be those of the keys, in order", "others")
+    if memory is None:
+        return
+    if memory.source not in (None, matrix.source) or memory.state.shape[2:] != sizes:
+        hint = "new features were drawn since, or the rule is another; a memory holds for one"
+        raise value_error(where, "features", "be those of the memory", "others", hint=hint)
+    if (memory.segment is None) != (visible.kv_documents is None):
+        raise value_error(where, "mask", "be the one of earlier calls", visible.rule)
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """Rows of ``[batch, heads, len, width]`` in the order ``[batch | 1, places]``."""
+    if len(order) == 1:
+        return x.index_select(2, order[0])
+    return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], order.shape[1], x.shape[3]))

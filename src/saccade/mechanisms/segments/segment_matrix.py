@@ -1,0 +1,240 @@
+"""EarlierSegments: what a memory of all earlier segments gives a query, as a matrix that is never built."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.engine.tiles.grouped_heads import groups_of, product
+from saccade.matrix import Block
+from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.mechanisms.segments.segment_layout import Tokens
+from saccade.mechanisms.value_access import is_surely_finite
+from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import without_autocast
+
+__all__ = ["EarlierSegments"]
+
+_NEVER = 1 << 62  # a segment behind all others
+
+
+class EarlierSegments(LinearTimeMatrix):
+    r"""Rows read a state that holds all segments before their own, written a segment at a time.
+
+    .. math:: A_{ij} = \frac{\sigma(q_i)}{\sigma(q_i) z_{s-1}}
+              \Big( \prod_{u=s-1}^{t+1} (I - \sigma(K_u)^\top B_u) \Big) \sigma(k_j)^\top, \qquad
+              B_u = \frac{\sigma(K_u)}{\sigma(K_u) z_{u-1}}
+
+    for a query of segment s and a key of segment t < s; without the product where the update is linear. A row that has
+    no segment before it is 0.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key: ``[batch, kv_heads, kv_len, head_dim]``.
+        rows, columns: the segments of queries and keys.
+        hidden: bool ``[batch | 1, kv_len]``, keys that nobody sees; None for none.
+        is_delta: whether a segment writes what the state does not yet recall.
+
+    Cost: `matmul` and `rmatmul` take time O(n * head_dim * value_dim), and a few operations for each segment. Rows take
+    a sweep over all keys for every block.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        rows: Tokens,
+        columns: Tokens,
+        *,
+        hidden: Tensor | None = None,
+        is_delta: bool = False,
+    ):
+        shape = (*query.shape[:3], key.shape[2])
+        super().__init__(shape, key.shape[1], dtype=query.dtype, device=query.device)
+        self._query, self._key, self._is_delta = query, key, is_delta
+        self._rows, self._columns, self._hidden = rows, columns, hidden
+        self._tainted, self._spoilt = (_bad(x) for x in (key, query))
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether rows are distributions: with the linear update; those of the first segment are 0."""
+        return not self._is_delta
+
+    def advance_segments(
+        self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """The product where a memory stands for all tokens before these, and what is to be remembered.
+
+        Args:
+            value: ``[batch, kv_heads, kv_len, value_dim]``.
+            memory: ``[batch, kv_heads, head_dim, value_dim + 1]``, M with z as its last column; None for 0.
+            tainted: bool ``[batch, kv_heads]``, where a NaN or inf is in it; None for nowhere.
+
+        Returns:
+            The product; the memory with all segments but the last of each item; where it is tainted; and the tokens of
+            that last segment, which are to be held, bool ``[batch | 1, kv_len]``.
+        """
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
+        segments = self._columns.segments
+        is_open = segments >= 0
+        if segments.shape[1]:
+            is_open = is_open & (segments == segments.amax(1, keepdim=True))
+        with without_autocast(self.device):
+            value, bad = self._clean(value)
+            out, after = self._product(value, memory, is_open)
+            nan = self._nan_rows(bad, memory, tainted)
+        out = out if nan is None else out.masked_fill(nan[..., None], math.nan)
+        if bad is not None:
+            now = (bad & ~is_open[:, None]).any(-1)
+            tainted = now if tainted is None else now | tainted
+        return out, after, tainted, is_open
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """``A.mT @ x`` in linear time, from the last segment to the first; see `saccade.matrix.Matrix.rmatmul`."""
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
+        if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
+            return super().rmatmul(x)  # who is touched by what is found pair by pair
+        with without_autocast(self.device):
+            lines, keys, recalled = self._parts()
+            share = self.shape[1] // max(1, self.kv_heads)
+            keys, recalled = (y.repeat_interleave(share, 1) for y in (keys, recalled))
+            given = self._rows.in_line(x.to(lines.dtype))
+            state = given.new_zeros(*self.shape[:2], keys.shape[3], x.shape[3])
+            outs = [keys[:, :, :0] @ state]
+            for own, written in zip(reversed(self._rows.spans), reversed(self._columns.spans), strict=True):
+                outs.append(keys[:, :, written] @ state)
+                if self._is_delta:
+                    state = state - recalled[:, :, written].mT @ outs[-1]
+                state = state + lines[:, :, own].mT @ given[:, :, own]
+            return self._columns.back(torch.cat(outs[::-1], 2)).to(x.dtype)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        nan, parts = self._nan_rows(self._bad_keys(self._tainted), None, None), None
+        for items, heads, own in self._pieces(batch, head, rows):
+            groups = groups_of(heads, self.shape[1], self.kv_heads)
+            with without_autocast(self.device):
+                if parts is None:
+                    lines, *both = self._parts()
+                    parts = (self._rows.back(lines), *both)
+                weights = self._rows_of(parts, items, heads, groups, slice(own.start, own.stop))
+            if nan is not None:
+                weights = weights.masked_fill(nan[items, heads, own.start : own.stop, None], math.nan)
+            yield Block(items, heads, own, (range(self.shape[3]),), weights)
+
+    def _times(self, value: Tensor) -> Tensor:
+        value, bad = self._clean(value)
+        out, nan = self._product(value, None, None)[0], self._nan_rows(bad, None, None)
+        return out if nan is None else out.masked_fill(nan[..., None], math.nan)
+
+    def _product(self, value: Tensor, memory: Tensor | None, is_open: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The product, and the memory after the tokens that are not open."""
+        lines, spans = self._rows.in_line(self._features(self._query, self._spoilt)), self._columns.spans
+        empty = lines.new_zeros(self.shape[0], self.kv_heads, lines.shape[3], value.shape[3] + 1)
+        state = empty if memory is None else memory
+        outs, keys = [lines[..., :0, :1].expand(-1, -1, -1, value.shape[3])], None
+        if len(spans) > 1:  # nobody reads what the last segment writes
+            given = self._columns.in_line(F.pad(value.to(lines.dtype), (0, 1), value=1.0))
+            keys = self._keys(is_open)
+        for own, written in zip(self._rows.spans, spans, strict=True):
+            outs.append(_divided(product(lines[:, :, own], state)))
+            if keys is not None and written is not spans[-1]:
+                brought = given[:, :, written]
+                if self._is_delta:
+                    brought = brought - F.pad(_divided(keys[:, :, written] @ state), (0, 1))
+                state = state + keys[:, :, written].mT @ brought
+        return self._rows.back(torch.cat(outs, 2)), memory if keys is None else state
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """In line: queries over what they sum to, keys, and keys over what they sum to in the state before them."""
+        lines, keys = self._rows.in_line(self._features(self._query, self._spoilt)), self._keys(None)
+        norm = keys.new_zeros(*keys.shape[:2], keys.shape[3], 1)
+        totals = [lines[..., :0, :1]], [keys[..., :0, :1]]
+        for own, written in zip(self._rows.spans, self._columns.spans, strict=True):
+            totals[0].append(product(lines[:, :, own], norm))
+            totals[1].append(keys[:, :, written] @ norm)
+            norm = norm + keys[:, :, written].sum(2)[..., None]
+        lines, recalled = (
+            _divided(torch.cat([x, torch.cat(found, 2)], 3)) for x, found in zip((lines, keys), totals, strict=True)
+        )
+        return lines, keys, recalled
+
+    def _rows_of(self, parts: tuple[Tensor, ...], items: slice, heads: slice, groups: slice, own: slice) -> Tensor:
+        """Some rows, ``[items, heads, rows, kv_len]``: each is read from its own segment back to the first."""
+        lines, share = parts[0][items, heads, own], (heads.stop - heads.start) // max(1, groups.stop - groups.start)
+        keys, recalled = (x[items, groups].repeat_interleave(share, 1) for x in parts[1:])
+        begins = self._rows.segments.expand(self.shape[0], -1)[items, None, own, None]
+        asked = torch.zeros_like(lines)
+        found = [asked @ keys[:, :, :0].mT]
+        for name, written in zip(reversed(self._columns.names), reversed(self._columns.spans), strict=True):
+            found.append(asked @ keys[:, :, written].mT)
+            if self._is_delta:
+                asked = asked - found[-1] @ recalled[:, :, written]
+            asked = asked + lines * (begins == name)
+        return self._columns.of(items).back(torch.cat(found[::-1], 3).mT).mT
+
+    def _features(self, x: Tensor, bad: Tensor | None) -> Tensor:
+        clean = x if bad is None else x.masked_fill(bad[..., None], 0.0)
+        return F.elu(clean.to(wide_dtype(x.dtype))) + 1.0
+
+    def _keys(self, is_open: Tensor | None) -> Tensor:
+        """What keys write, in line: 0 for those that are hidden, open or bad."""
+        made = self._features(self._key, self._tainted)
+        for marks in (self._hidden, is_open):
+            made = made if marks is None else made.masked_fill(marks[:, None, :, None], 0.0)
+        made = made if self._tainted is None else made.masked_fill(self._tainted[..., None], 0.0)
+        return self._columns.in_line(made)
+
+    def _clean(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Values with 0 for those that are not finite, and the keys by which somebody gets a NaN."""
+        worthless = _bad(value)
+        if worthless is None:
+            return value, self._bad_keys(self._tainted)
+        bad = worthless if self._tainted is None else worthless | self._tainted
+        return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
+
+    def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
+        """Of bad keys, bool ``[batch, kv_heads, kv_len]``, those that somebody may see; None for none."""
+        return None if bad is None else bad & self._visible[:, None]
+
+    @property
+    def _visible(self) -> Tensor:
+        """Keys that somebody may see, bool ``[batch | 1, kv_len]``."""
+        stands = self._columns.segments >= 0
+        return stands if self._hidden is None else stands & ~self._hidden
+
+    def _nan_rows(self, bad: Tensor | None, memory: Tensor | None, tainted: Tensor | None) -> Tensor | None:
+        """Rows, bool ``[batch, heads, q_len]``, that see a bad key, or are spoilt and see anything; None for none."""
+        rows, share, found = self._rows.segments[:, None], self.shape[1] // max(1, self.kv_heads), []
+        if bad is not None:
+            found.append(rows > self._first(bad).repeat_interleave(share, 1)[..., None])
+        if tainted is not None:
+            found.append((rows >= 0) & tainted.repeat_interleave(share, 1)[..., None])
+        if self._spoilt is not None:
+            sees = rows > self._first(self._visible[:, None])[..., None]
+            if memory is not None:
+                sees = sees | ((rows >= 0) & (memory[..., -1] != 0).any(-1).repeat_interleave(share, 1)[..., None])
+            found.append(self._spoilt & sees)
+        return functools.reduce(torch.logical_or, found) if found else None
+
+    def _first(self, keys: Tensor) -> Tensor:
+        """The first segment of some keys, bool ``[batch, groups, kv_len]``; one behind all others for none."""
+        segments = torch.where(keys, self._columns.segments[:, None], _NEVER)
+        return F.pad(segments, (0, 1), value=_NEVER).amin(-1)
+
+
+def _bad(x: Tensor) -> Tensor | None:
+    """Tokens that are not finite, bool ``[batch, heads, len]``; None where there are surely none."""
+    return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
+
+
+def _divided(sums: Tensor) -> Tensor:
+    """All columns over the last one; 0 where that is 0, and nothing flows back there."""
+    total = sums[..., -1:]
+    empty = total == 0
+    out = sums[..., :-1] / total.masked_fill(empty, math.inf)
+    return out.masked_fill(empty, 0.0) if out.requires_grad else out

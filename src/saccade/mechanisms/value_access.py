@@ -1,0 +1,51 @@
+"""What Python may know of tensors: what they hold, or no more than their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from saccade.support.numerics import is_finite
+from saccade.support.torch_modes import is_plain
+
+__all__ = ["is_readable", "is_surely_finite", "taken_as_clean", "unless_none"]
+
+_is_clean = ContextVar("saccade_taken_as_clean", default=False)
+
+
+@contextmanager
+def taken_as_clean() -> Iterator[None]:
+    """Tensors without numbers are meanwhile taken to be finite, and to mark nothing: for runs of shapes alone."""
+    token = _is_clean.set(True)
+    try:
+        yield
+    finally:
+        _is_clean.reset(token)
+
+
+def is_readable(*tensors: Tensor) -> bool:
+    """Whether Python may look at what tensors hold, and choose by it.
+
+    Not where a compiler traces, inside of a transform of ``torch.func``, or where tensors stand for others. Whoever
+    chooses by contents therefore has a way that needs none, and gives the same.
+    """
+    return all(is_plain(x) and x.device.type != "meta" for x in tensors)
+
+
+def is_surely_finite(x: Tensor) -> bool:
+    """True if a tensor holds neither NaN nor inf; False where nobody may look."""
+    return is_finite(x) if is_readable(x) else _takes_as_clean()
+
+
+def unless_none(marks: Tensor) -> Tensor | None:
+    """Marks, bool; None where nothing is marked. Where nobody may look they are kept, and hide nothing."""
+    return None if (not bool(marks.any()) if is_readable(marks) else _takes_as_clean()) else marks
+
+
+def _takes_as_clean() -> bool:
+    # torch.compile cannot trace a context variable, and no dry run compiles
+    return not torch.compiler.is_dynamo_compiling() and _is_clean.get()

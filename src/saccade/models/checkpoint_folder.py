@@ -1,0 +1,222 @@
+"""The files of a published model: its configuration, weights and tokenizer. Nothing is ever unpickled."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from saccade.support.errors import missing_extra, value_error
+from saccade.support.validation import is_finite_number, is_integer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["check_types", "read_config", "read_tokenizer", "read_weights", "write_folder"]
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def _is_list(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(type(one) is kind for one in value)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "be an int below 2**31": (
+        lambda value: is_integer(value) and abs(value) < 1 << 31,  # products of two sizes then fit into 64 bits
+        "vocab_size max_position_embeddings hidden_size num_attention_heads num_hidden_layers intermediate_size "
+        "type_vocab_size pad_token_id num_key_value_heads head_dim sliding_window "
+        "n_positions n_embd n_head n_layer n_inner original_max_position_embeddings "
+        "num_channels projection_dim d_model num_queries encoder_layers decoder_layers encoder_ffn_dim decoder_ffn_dim "
+        "encoder_attention_heads decoder_attention_heads "
+        "max_len embed_dim num_heads num_kv_heads num_layers feed_forward_dim window",
+    ),
+    "be a number": (
+        is_finite_number,
+        "layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob rms_norm_eps attention_dropout "
+        "layer_norm_epsilon resid_pdrop embd_pdrop attn_pdrop norm_eps dropout_p attention_dropout_p "
+        "rope_theta factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale mscale_all_dim "
+        "partial_rotary_factor dropout activation_dropout",
+    ),
+    "be true or false": (
+        lambda value: isinstance(value, bool),
+        "tie_word_embeddings attention_bias mlp_bias use_sliding_window is_decoder add_cross_attention "
+        "scale_attn_weights scale_attn_by_inverse_layer_idx gated feed_forward_bias tied truncate "
+        "qkv_bias auxiliary_loss",
+    ),
+    "be a name": (
+        lambda value: isinstance(value, str),
+        "model_type hidden_act activation_function position_embedding_type position_encoding activation norm "
+        "rope_type type",
+    ),
+    "be an int or a list of ints": (
+        lambda value: is_integer(value) or _is_list(int)(value),
+        "eos_token_id image_size patch_size",
+    ),
+    "be a list of ints": (_is_list(int), "end_tokens"),
+    "be a list of names": (_is_list(str), "layer_types"),
+}
+_CHECKS = {key: (fits, rule) for rule, (fits, keys) in _RULES.items() for key in keys.split()}
+
+
+def read_config(where: str, folder: Path) -> dict[str, Any]:
+    """Read ``config.json``.
+
+    Raises:
+        ValueError: no such file, or not a JSON object.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise value_error(where, "path", "be a folder with config.json", repr(str(folder)))
+    return _read_object(where, path)
+
+
+def check_types(where: str, config: Mapping[str, Any], name: str = "config.json") -> None:
+    """Raise unless every value that we read has the type that it is read as; null stands for a missing value.
+
+    The file is data from elsewhere, and nothing in it is trusted.
+
+    Args:
+        where: the function, for the error message.
+        config: the contents of config.json, of any family that we know.
+        name: what the message calls it.
+
+    Raises:
+        ValueError: a value of another type; its key is named.
+    """
+    for key, value in config.items():
+        fits, rule = _CHECKS.get(key, (None, ""))
+        if fits is not None and value is not None and not fits(value):
+            raise value_error(where, f"{key} in {name}", rule, repr(value))
+        if name == "config.json" and key.startswith("rope_") and isinstance(value, Mapping):
+            check_types(where, value, f"{key} of {name}")
+
+
+def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
+    """The tensors of ``model.safetensors``, or of the files that ``model.safetensors.index.json`` names, by name.
+
+    Files are mapped into memory: what they hold is read where it is used, and shapes cost nothing.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        ValueError: no such file, or not in that format.
+    """
+    try:
+        from safetensors import SafetensorError  # noqa: PLC0415  imported when used
+        from safetensors.torch import load_file  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise missing_extra(where, "safetensors", "models") from None
+    weights: dict[str, Tensor] = {}
+    for path in _weight_files(where, folder):
+        try:
+            weights |= load_file(path)
+        except (SafetensorError, RuntimeError, TypeError) as error:  # sides so long that torch cannot count them
+            got = str(error).partition("\n")[0]
+            raise value_error(where, path.name, "be in safetensors format", got) from None
+    return weights
+
+
+def write_folder(
+    where: str,
+    folder: Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    tokenizer: "Tokenizer | None",
+) -> None:
+    """Write ``model.safetensors``, ``tokenizer.json`` where there is a tokenizer, and last ``config.json``.
+
+    Each is written under another name first; all are renamed when all are complete.
+
+    Raises:
+        ImportError: safetensors is not installed.
+        OSError: the folder cannot be written.
+    """
+    try:
+        from safetensors.torch import save_file  # noqa: PLC0415  imported when used
+    except ModuleNotFoundError:
+        raise missing_extra(where, "safetensors", "models") from None
+
+    # transformers asks for this word
+    writers: dict[str, Callable[[Path], object]] = {
+        _WEIGHTS: lambda path: save_file(dict(weights), path, metadata={"format": "pt"})
+    }
+    if tokenizer is not None:
+        writers["tokenizer.json"] = lambda path: tokenizer.save(str(path))
+    writers["config.json"] = lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = {name: folder / f".{name}.{os.getpid()}.part" for name in writers}
+    try:
+        for name, write in writers.items():
+            write(beside[name])
+        for name in writers:
+            # safetensors makes files that only their owner reads; these are as readable as any other.
+            shutil.copymode(beside["config.json"], beside[name])
+        for name in writers:
+            os.replace(beside[name], folder / name)
+    finally:
+        for path in beside.values():
+            path.unlink(missing_ok=True)
+
+
+def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
+    """Read ``tokenizer.json``; None when there is no such file.
+
+    Truncation and padding are turned off, whatever the file says: a text keeps all its tokens, and gets no others.
+
+    Raises:
+        ImportError: the file is there, but tokenizers is not installed.
+        ValueError: the file is there, but no tokenizer is in it.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer  # noqa: PLC0415  imported when used
+    except ModuleNotFoundError:
+        raise missing_extra(where, "tokenizers", "models") from None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise value_error(where, path.name, "be a tokenizer that the package tokenizers reads", f"{error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _weight_files(where: str, folder: Path) -> list[Path]:
+    """The files that hold the weights."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    if not (folder / _INDEX).is_file():
+        others = sorted(found.name for found in folder.iterdir() if found.suffix in {".bin", ".safetensors", ".pt"})
+        got = f"only {', '.join(others)}" if others else "no weights"
+        hint = (
+            f"or in several files and a {_INDEX}; pickled weights (.bin, .pt) can run code when they are read, so they "
+            "are not read here; transformers' save_pretrained(folder) writes safetensors."
+        )
+        raise value_error(where, "path", f"have its weights in one {_WEIGHTS}", got, hint=hint)
+    listed = _read_object(where, folder / _INDEX).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise value_error(where, _INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")
+    names = sorted(set(map(str, listed.values())))
+    for name in names:
+        # Files of this folder and no others: an index is data from elsewhere.
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise value_error(where, _INDEX, "name safetensors files of its own folder", repr(name))
+        if not (folder / name).is_file():
+            raise value_error(where, "path", f"have the file {name} that its index names", "none")
+    return [folder / name for name in names]
+
+
+def _read_object(where: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise value_error(where, path.name, "be JSON", f"{error}") from None
+    if not isinstance(found, dict):
+        raise value_error(where, path.name, "be a JSON object", f"a {type(found).__name__}")
+    return found

@@ -1,0 +1,123 @@
+"""Reader: feeds a model the texts it has not read yet, with a cache or without."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from saccade.caches import Cache, LayerCache, Traffic
+from saccade.models.generation.prompts import left_padded
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import type_error, value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import instance
+
+__all__ = ["LanguageModel", "Reader", "new_reader"]
+
+
+class LanguageModel(Protocol):
+    """What generation needs of a model. With ``new_cache()`` it reads step by step, else everything each time."""
+
+    def __call__(self, tokens: Tensor, *, positions: GivenPositions) -> Tensor:
+        """Logits ``[batch, len, vocab]`` of ``tokens [batch, len]``; with a cache also ``cache=``."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads tokens and says what may come next.
+
+    Attributes:
+        processed: tokens that the last `read` gave to the model.
+        traffic: bytes that its caches moved; None without a cache.
+    """
+
+    processed: int = 0
+    traffic: Traffic | None = None
+
+    def read(self, new: list[list[int]]) -> Tensor:
+        """Read more tokens of each text (none where it has ended); logits of the next one, float ``[batch, vocab]``."""
+        ...
+
+    def reorder(self, rows: list[int]) -> None:
+        """Keep these texts, in this order; they may repeat."""
+        ...
+
+
+def new_reader(where: str, model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
+    """The reader that fits the model."""
+    if not callable(model):
+        raise type_error(where, "model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
+    instance(where, "cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
+    if cache is None:
+        new_cache = getattr(model, "new_cache", None)
+        if new_cache is None:
+            return _Anew(where, model)
+        cache = new_cache()
+    return _StepByStep(where, model, cache)
+
+
+class _StepByStep(Reader):
+    def __init__(self, where: str, model: LanguageModel, cache: Cache | LayerCache):
+        self._where, self._model, self._cache, self._device = where, model, cache, _device(model)
+
+    def read(self, new: list[list[int]]) -> Tensor:
+        after = self._cache.positions(1)
+        if isinstance(after, Tensor):
+            if len(after) != len(new):
+                rule = f"hold {len(new)} texts, one for each prompt"
+                raise value_error(self._where, "cache", rule, len(after))
+            starts = after.flatten().tolist()
+        else:
+            starts = [0 if after is None else after.start] * len(new)
+        tokens, positions = left_padded(new, starts, self._device)
+        self.processed = sum(map(len, new))
+        logits = _last(self._where, self._model, tokens, cache=self._cache, positions=positions)
+        self.traffic = self._cache.traffic
+        return logits
+
+    def reorder(self, rows: list[int]) -> None:
+        self._cache.reorder(rows)
+
+
+class _Anew(Reader):
+    def __init__(self, where: str, model: LanguageModel):
+        self._where, self._model = where, model
+        self._texts: list[list[int]] = []
+
+    def read(self, new: list[list[int]]) -> Tensor:
+        texts = self._texts or [[] for _ in new]
+        self._texts = [text + more for text, more in zip(texts, new, strict=True)]
+        tokens, positions = left_padded(self._texts, [0] * len(self._texts), _device(self._model))
+        self.processed = sum(map(len, self._texts))
+        return _last(self._where, self._model, tokens, positions=positions)
+
+    def reorder(self, rows: list[int]) -> None:
+        self._texts = [self._texts[row] for row in rows]
+
+
+def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
+    """Logits of the last token; where the model allows it, the others are not computed."""
+    hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
+    with torch.no_grad():
+        if callable(hidden) and callable(project):
+            logits = project(hidden(tokens, **how)[:, -1])
+        else:
+            given = model(tokens, **how)  # type: ignore[arg-type]
+            if not isinstance(given, Tensor) or given.dim() != 3 or given.shape[:2] != tokens.shape:
+                got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+                rule = f"return logits [{tokens.shape[0]}, {tokens.shape[1]}, vocab]"
+                raise value_error(where, "model", rule, got)
+            logits = given[:, -1]
+        logits = logits.to(wide_dtype(logits.dtype))
+        # The largest of a row is NaN where one is, and -inf where all are.
+        if not bool(logits.amax(-1).isfinite().all()):
+            raise value_error(where, "model", "return logits without NaN and inf", "some")
+        return logits
+
+
+def _device(model: object) -> torch.device:
+    first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+    return torch.device("cpu") if first is None else first.device

@@ -1,0 +1,160 @@
+"""AttentionPool: a sequence as one vector, the average that a query asks for."""
+
+from __future__ import annotations
+
+from types import NoneType
+
+import torch
+from torch import Tensor, nn
+
+from saccade.engine import dropout
+from saccade.engine.nested import check_dense
+from saccade.matrix import Matrix
+from saccade.mechanisms import Mechanism, Softmax
+from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.typing import Layer
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import value_error
+from saccade.support.validation import Shapes, flag, instance, integer
+
+__all__ = ["AttentionPool"]
+
+_TOKENS = Shapes("x [batch, len, embed_dim]")
+_ONE_QUERY = Shapes("x [batch, len, embed_dim]", "query [batch, query_dim]")
+_QUERIES = Shapes("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
+
+
+class AttentionPool(AnswersCalls, Layer):
+    r"""A weighted average of a sequence; the weights say how well each token answers a query.
+
+    .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)
+
+    The query is learned, or given with each call. Without heads the tokens themselves are compared and averaged; with
+    ``num_heads`` a `MultiHeadAttention` projects query, keys, values and output.
+
+    Args:
+        embed_dim: width of the tokens.
+        num_heads: heads of a multi-head attention; no projections at all when None.
+        num_queries: how many learned queries; None for one, and a result without an axis for queries.
+        query_dim: width of queries that are given with each call; None for learned ones.
+        mechanism: which matrix, and with it the score; `saccade.mechanisms.Softmax` when None.
+        dropout_p: of the weights, in training only.
+        output_projection: whether a multi-head attention ends with one; without, its heads stand side by side.
+
+    Attributes:
+        query: the learned queries, ``[num_queries or 1, width]``; None if they are given.
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit; a query where it is learned, none where it is given.
+
+    Cost: O(len · embed_dim) for each query, and the score's.
+
+    Example:
+        >>> from saccade.masks import Padding
+        >>> from saccade.mechanisms import Softmax
+        >>> from saccade.scores import Additive
+        >>> pool = AttentionPool(8, mechanism=Softmax(score=Additive(8, 8, 16)))
+        >>> pool(torch.zeros(2, 5, 8), mask=Padding((3, 5))).shape
+        torch.Size([2, 8])
+
+    Reference: Lin et al. 2017, arXiv:1703.03130, section 2.1; Yang et al. 2016, "Hierarchical attention networks for
+    document classification", section 2.2; with heads: Lee et al. 2019, arXiv:1810.00825, section 3.2.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int | None = None,
+        *,
+        num_queries: int | None = None,
+        query_dim: int | None = None,
+        mechanism: Mechanism | None = None,
+        dropout_p: float = 0.0,
+        output_projection: bool = True,
+    ):
+        super().__init__()
+        where = "AttentionPool"
+        if not flag(where, "output_projection", output_projection) and num_heads is None:
+            hint = "without heads there are no projections"
+            raise value_error(where, "output_projection", "be True where num_heads is None", False, hint=hint)
+        self.embed_dim = integer(where, "embed_dim", embed_dim)
+        self.num_queries = None if num_queries is None else integer(where, "num_queries", num_queries)
+        self.query_dim = None if query_dim is None else integer(where, "query_dim", query_dim)
+        if query_dim is not None and num_queries is not None:
+            hint = "num_queries counts learned queries, query_dim is the width of given ones"
+            raise value_error(where, "num_queries", "be None where query_dim is given", num_queries, hint=hint)
+        hint, kinds = "a score goes into one: mechanisms.Softmax(score=...)", (Mechanism, NoneType)
+        instance(where, "mechanism", mechanism, kinds, "be a saccade Mechanism or None", hint=hint)
+        dropout.check(dropout_p, where)
+        self.dropout_p = float(dropout_p)
+        self.attention: MultiHeadAttention | None = None
+        self.mechanism: Mechanism | None = None
+        if num_heads is None:
+            self.mechanism = Softmax() if mechanism is None else mechanism
+        else:
+            self.attention = MultiHeadAttention(
+                query_dim or embed_dim, num_heads, context_dim=embed_dim, mechanism=mechanism, dropout_p=dropout_p
+            )
+            if not output_projection:
+                self.attention.output_projection = nn.Identity()  # type: ignore[assignment]  # as good as a layer here
+        self.query: nn.Parameter | None = None
+        if query_dim is None:
+            self.query = nn.Parameter(torch.empty(num_queries or 1, self._query_width()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Learned queries start near 0, so that pooling starts near the mean."""
+        if self.query is not None:
+            nn.init.normal_(self.query, std=0.02)
+
+    def forward(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Tensor:
+        """Pool.
+
+        Args:
+            x: ``[batch, len, embed_dim]``.
+            query: ``[batch, query_dim]`` or ``[batch, num_queries, query_dim]``, where ``query_dim`` was given.
+            mask: which tokens count, for instance `saccade.masks.Padding`; anything that `saccade.attention` takes.
+
+        Returns:
+            ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and given
+            queries, the width is that of the queries. 0 where no token counts (with heads, the output's bias).
+        """
+        check_dense("AttentionPool", x=x, query=query)
+        if self.attention is not None:
+            out = self.attention(self._queries(x, query), x, mask=mask)
+        else:
+            matrix = self.matrix(x, query, mask=mask)
+            out = matrix.matmul(x[:, None], dropout_p=self.dropout_p if self.training else 0.0)[:, 0]
+        has_axis = self.num_queries is not None or (query is not None and query.dim() == 3)
+        return out if has_axis else out[:, 0]
+
+    def matrix(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Matrix:
+        """The weights of this call, ``[batch, num_heads or 1, num_queries, len]``, not built; see `forward`."""
+        asked = self._queries(x, query)
+        if self.mechanism is not None:
+            return self.mechanism(asked[:, None], x[:, None], mask=mask)
+        assert self.attention is not None
+        return self.attention.matrix(asked, x, mask=mask)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_queries={self.num_queries}, query_dim={self.query_dim}"
+
+    def _query_width(self) -> int:
+        score = getattr(self.mechanism, "score", None)
+        widths = None if score is None else score.widths
+        return self.embed_dim if widths is None else widths[0]
+
+    def _queries(self, x: Tensor, query: Tensor | None) -> Tensor:
+        """The queries of this call, ``[batch, num_queries, width]``."""
+        where = "AttentionPool"
+        _TOKENS.check(where, x, embed_dim=self.embed_dim)
+        if self.query is not None:
+            if query is not None:
+                hint = "query_dim= makes a pool whose queries are given"
+                raise value_error(where, "query", "be None where queries are learned", "a tensor", hint=hint)
+            return self.query.to(x.dtype).expand(len(x), -1, -1)
+        if query is None:
+            raise value_error(where, "query", "be given, as query_dim was", None)
+        has_axis = isinstance(query, Tensor) and query.dim() == 3
+        (_QUERIES if has_axis else _ONE_QUERY).check(where, x, query, query_dim=self.query_dim or 0)
+        return query if has_axis else query[:, None]

@@ -1,0 +1,226 @@
+"""Attention over tables of tokens, such as alignments of sequences: within each row, or within each column."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade.matrix import Matrix
+from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.projections import weight_of
+from saccade.nn.typing import Layer
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import describe, type_error, value_error
+from saccade.support.validation import Shapes, integer
+
+__all__ = ["ColumnAttention", "RowAttention", "TableAttention"]
+
+_TABLE = Shapes("x [batch, rows, columns, embed_dim]")
+_REAL = Shapes("real [batch, rows, columns]")
+_PAIRS = Shapes("pairs [batch, columns, columns, pair_dim]")
+
+
+class TableAttention(AnswersCalls, Layer):
+    """A norm, and gated multi-head attention within each row of a table. The base of the layers of the Evoformer.
+
+    Rows are the batch of one product, and the heads of all items stand side by side in it: so the bias of an item is
+    held once for all of its rows.
+
+    Args:
+        embed_dim: width of the tokens.
+        num_heads: divides ``embed_dim``.
+
+    Attributes:
+        norm: of the tokens.
+        attention: holds the projections and the mechanism. Queries, keys and values have no bias, gate and output do.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int):
+        super().__init__()
+        attention = MultiHeadAttention(embed_dim, num_heads, projection_bias=False, output_gate=True)
+        attention.gate_projection = nn.Linear(embed_dim, embed_dim)
+        attention.output_projection = nn.Linear(embed_dim, embed_dim)
+        self.embed_dim, self.num_heads, self.attention = embed_dim, num_heads, attention
+        self.norm = nn.LayerNorm(embed_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As AlphaFold starts: gates nearly open, and an output of 0, so that a fresh layer adds nothing."""
+        self.attention.reset_parameters()
+        gate, output = self.attention.gate_projection, self.attention.output_projection
+        assert isinstance(gate, nn.Linear)
+        for x, start in ((gate.weight, 0.0), (gate.bias, 1.0), (output.weight, 0.0), (output.bias, 0.0)):
+            nn.init.constant_(x, start)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_heads={self.num_heads}"
+
+    def _check(self, x: Tensor, real: Tensor | None, shapes: Shapes = _TABLE) -> None:
+        """Raise unless a table, and which of its tokens are there, fit the layer and each other."""
+        where = type(self).__name__
+        shapes.check(where, x, embed_dim=self.embed_dim)
+        weight = weight_of(self.attention.query_projection)
+        if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            rule, got = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, x.dtype))
+            raise value_error(where, "dtype", f"be {rule}, like the parameters", got, facts=[describe("x", x)])
+        if real is None:
+            return
+        batch, rows, columns = x.shape[:3]
+        _REAL.check(where, real, batch=batch, rows=rows, columns=columns)
+        if real.dtype != torch.bool:
+            hint = "True = a token stands here"
+            raise type_error(where, "real", "be a bool tensor", str(real.dtype).removeprefix("torch."), hint=hint)
+
+    def _attended(self, x: Tensor, bias: Tensor | None, real: Tensor | None) -> Tensor:
+        """What attention makes of a table: ``[batch, rows, columns, embed_dim]``, normed already, to the same."""
+        attention = self.attention
+        heads = self._matrix(x, bias, real).matmul(self._split(attention.value_projection, x))
+        merged = heads.unflatten(1, (len(x), self.num_heads)).permute(1, 0, 3, 2, 4).flatten(3)
+        gate = attention.gate_projection
+        return attention.output_projection(merged if gate is None else merged * torch.sigmoid(gate(x)))
+
+    def _matrix(self, x: Tensor, bias: Tensor | None, real: Tensor | None) -> Matrix:
+        """``[rows, batch * num_heads, columns, columns]``, of a normed table.
+
+        Args:
+            x: ``[batch, rows, columns, embed_dim]``.
+            bias: ``[batch, columns, columns, num_heads]``, for all rows of an item alike.
+            real: bool ``[batch, rows, columns]``.
+        """
+        attention, mask = self.attention, None
+        if real is not None:
+            mask = real.transpose(0, 1)[:, :, None]  # [rows, batch, 1, columns]
+            mask = mask if len(x) == 1 else mask.repeat_interleave(self.num_heads, 1)
+        mechanism = attention.mechanism
+        if bias is not None:
+            mechanism = mechanism.with_bias(bias.permute(0, 3, 1, 2).flatten(0, 1)[None])
+        query, key = (self._split(own, x) for own in (attention.query_projection, attention.key_projection))
+        return mechanism(query, key, mask=mask)
+
+    def _split(self, projection: nn.Module, x: Tensor) -> Tensor:
+        """``[batch, rows, columns, embed_dim]`` as ``[rows, batch * num_heads, columns, head_dim]``."""
+        return projection(x).unflatten(-1, (self.num_heads, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+
+class RowAttention(TableAttention):
+    r"""Tokens attend within their row of a table, with a bias from pairs of columns: AlphaFold's gated row attention.
+
+    .. math:: \mathrm{out}_r = \big(\sigma(x_r W_G) \odot \mathrm{Concat}_h(A_{rh} V_{rh})\big) W_O, \qquad
+              A_{rh} = \mathrm{softmax}\Big(\frac{Q_{rh} K_{rh}^\top}{\sqrt{d}} + B_h\Big), \qquad
+              B = \mathrm{norm}(\mathrm{pairs})\, W_B
+
+    x is normed first; what comes out is to be added to it. Rows of an alignment are sequences, columns their places.
+
+    Args:
+        embed_dim: width of the tokens.
+        num_heads: divides ``embed_dim``.
+        pair_dim: width of what is known of pairs of columns; None where nothing is.
+
+    Attributes:
+        pair_norm, bias_projection: of the pairs; None without them.
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit; pairs where there is no ``pair_dim``, none where there is.
+
+    Cost: O(batch · rows · columns² · embed_dim) time; the bias has ``batch · num_heads · columns²`` numbers, however
+    many rows read it, and the matrices are not built.
+
+    Example:
+        >>> layer = RowAttention(16, 4, pair_dim=8)
+        >>> x, pairs = torch.randn(2, 3, 5, 16), torch.randn(2, 5, 5, 8)
+        >>> layer(x, pairs).shape, layer.matrix(x, pairs).shape
+        (torch.Size([2, 3, 5, 16]), (3, 8, 5, 5))
+
+    Reference: Jumper et al. 2021, "Highly accurate protein structure prediction with AlphaFold", supplement, algorithm
+    7 (with pairs); Rao et al. 2021, "MSA Transformer".
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, pair_dim: int | None = None):
+        super().__init__(embed_dim, num_heads)
+        self.pair_dim = None if pair_dim is None else integer("RowAttention", "pair_dim", pair_dim)
+        self.pair_norm = None if pair_dim is None else nn.LayerNorm(pair_dim)
+        self.bias_projection = None if pair_dim is None else nn.Linear(pair_dim, num_heads, bias=False)
+
+    def forward(self, x: Tensor, pairs: Tensor | None = None, *, real: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            x: ``[batch, rows, columns, embed_dim]``.
+            pairs: ``[batch, columns, columns, pair_dim]``, what column i (a query) is to know of column j (a key).
+            real: bool ``[batch, rows, columns]``: where a token stands; others are not attended to. All when None.
+
+        Returns:
+            ``[batch, rows, columns, embed_dim]``. In a row without tokens it is the output's bias.
+        """
+        bias = self._bias(x, pairs, real)
+        return self._attended(self.norm(x), bias, real)
+
+    def matrix(self, x: Tensor, pairs: Tensor | None = None, *, real: Tensor | None = None) -> Matrix:
+        """Who attends to whom in each row, ``[rows, batch * num_heads, columns, columns]``, not built; see `forward`.
+
+        Head h of item b is head ``b * num_heads + h``.
+        """
+        bias = self._bias(x, pairs, real)
+        return self._matrix(self.norm(x), bias, real)
+
+    def _bias(self, x: Tensor, pairs: Tensor | None, real: Tensor | None) -> Tensor | None:
+        self._check(x, real)
+        if self.pair_norm is None or self.bias_projection is None:
+            if pairs is not None:
+                hint = "RowAttention(..., pair_dim=...) takes them"
+                raise value_error("RowAttention", "pairs", "be None without a pair_dim", "a tensor", hint=hint)
+            return None
+        if pairs is None:
+            raise value_error("RowAttention", "pairs", "be given, as pair_dim was", None)
+        _PAIRS.check("RowAttention", pairs, batch=len(x), columns=x.shape[2], pair_dim=self.pair_dim or 0)
+        return self.bias_projection(self.pair_norm(pairs))
+
+
+class ColumnAttention(TableAttention):
+    """Tokens attend within their column of a table: AlphaFold's gated column attention.
+
+    The same as `RowAttention` without pairs, with rows and columns exchanged.
+
+    Args:
+        embed_dim: width of the tokens.
+        num_heads: divides ``embed_dim``.
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit.
+
+    Cost: O(batch · columns · rows² · embed_dim) time; the matrices are not built.
+
+    Example:
+        >>> layer = ColumnAttention(16, 4)
+        >>> x = torch.randn(1, 3, 5, 16)
+        >>> layer(x).shape, layer.matrix(x).shape
+        (torch.Size([1, 3, 5, 16]), (5, 4, 3, 3))
+
+    Reference: Jumper et al. 2021, "Highly accurate protein structure prediction with AlphaFold", supplement, algorithm
+    8.
+    """
+
+    def forward(self, x: Tensor, *, real: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            x: ``[batch, rows, columns, embed_dim]``.
+            real: bool ``[batch, rows, columns]``: where a token stands; others are not attended to. All when None.
+
+        Returns:
+            ``[batch, rows, columns, embed_dim]``. In a column without tokens it is the output's bias.
+        """
+        self._check(x, real)
+        return self._attended(self.norm(x).transpose(1, 2), None, _turned(real)).transpose(1, 2)
+
+    def matrix(self, x: Tensor, *, real: Tensor | None = None) -> Matrix:
+        """Who attends to whom in each column, ``[columns, batch * num_heads, rows, rows]``, not built; see `forward`.
+
+        Head h of item b is head ``b * num_heads + h``.
+        """
+        self._check(x, real)
+        return self._matrix(self.norm(x).transpose(1, 2), None, _turned(real))
+
+
+def _turned(real: Tensor | None) -> Tensor | None:
+    return None if real is None else real.transpose(1, 2)

@@ -1,0 +1,93 @@
+"""RowPlan: the plan of a last row, which decoding asks for token by token.
+
+Planning one row costs as much as planning a few hundred, since bounds are arrays over groups of rows. So the bounds of
+many rows ahead are asked for at once, and each step reads its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from saccade.plan import ALL, Box, Groups, Plan, Ranges, Rule, Strip, Tile
+from saccade.plan.key_ranges import Ints, Spans, Universe
+
+__all__ = ["ROWS", "RowPlan", "RowsAhead"]
+
+ROWS = 128  # asked for at once; blocks of them begin at multiples, so that steps share blocks
+
+
+class _Term(NamedTuple):
+    """A term of the rule, and the ranges of keys that each row is sure of, or not."""
+
+    rule: Rule
+    step: int
+    sure: list[Ranges]
+    unsure: list[Ranges]
+
+
+class RowsAhead:
+    """What a rule says about consecutive rows, each of which sees keys up to its own position at most.
+
+    Args:
+        rule: must not tell batch items apart.
+        first: position of the first row.
+        kv_first: position of the first key.
+        rows: how many rows.
+
+    Cost: that of planning one row, and a little for each.
+    """
+
+    def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = ROWS):
+        self.first, self.kv_first = first, kv_first
+        position = np.arange(first, first + rows, dtype=np.int64)
+        keys = Universe(np.full_like(position, kv_first), position + 1)
+        self.terms = [_asked(own, step, position, keys) for step, own in rule.terms()]
+
+
+class RowPlan(Plan):
+    """The tiles of a single row of queries: one for each term of the rule.
+
+    Args:
+        rows: what the rule says about the row and its neighbours.
+        position: of the row.
+        shape: (batch, heads, 1, kv_len).
+    """
+
+    def __init__(self, rows: RowsAhead, position: int, shape: tuple[int, int, int, int]):
+        tiles, width, is_sure, row = [], 0, True, position - rows.first
+        for rule, step, sure, unsure in rows.terms:
+            strips = []
+            for keys in sure[row]:
+                strips.append(Strip(keys, True))
+            for keys in unsure[row]:
+                residual = rule.residual(Box(ALL, range(position, position + 1, step), keys))
+                if residual is not False:
+                    strips.append(Strip(keys, residual))
+            if rows.kv_first:
+                strips = [Strip(_moved(keys, -rows.kv_first), residual) for keys, residual in strips]
+            if len(strips) > 1:
+                strips.sort(key=_start)
+            for keys, residual in strips:
+                width += len(keys)
+                is_sure &= residual is True
+            tiles.append(Tile(slice(0, shape[0]), slice(0, shape[1]), range(0, 1, step), tuple(strips), rule))
+        self.shape, self.memo, self.tiles, self.count = shape, {}, tuple(tiles), len(tiles)
+        self.overlaps = len(tiles) > 1
+        self.pairs = shape[0] * shape[1] * width
+        self.is_full = is_sure and width == shape[3] and not self.overlaps
+
+
+def _asked(rule: Rule, step: int, position: Ints, keys: Universe) -> _Term:
+    bounds = rule.bounds(Groups(np.full_like(position, ALL), position, position, step), keys)
+    unsure = Spans.nothing(keys) if bounds.is_exact else bounds.needed.minus(bounds.sure, keys)
+    return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.sure, unsure)))
+
+
+def _moved(keys: range, by: int) -> range:
+    return range(keys.start + by, keys.stop + by, keys.step)
+
+
+def _start(strip: Strip) -> int:
+    return strip.keys.start

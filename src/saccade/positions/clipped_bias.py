@@ -1,0 +1,56 @@
+"""Clipped: a trainable number for each distance up to a reach."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade.positions.bias import Bias
+from saccade.positions.validation import check_distances
+from saccade.support.validation import integer
+
+__all__ = ["Clipped"]
+
+
+class Clipped(Bias):
+    r"""A trainable number for each head and distance; beyond ``reach`` all distances share one, on each side.
+
+    .. math:: b_h(i - j) = w_{h,\; \mathrm{clip}(i - j,\, -r,\, r) + r}
+
+    The clipping is that of `ShawKeys`, with a number in place of a vector. All numbers start at 0.
+
+    Args:
+        num_heads: number of query heads.
+        reach: largest distance with a number of its own, at least 0.
+
+    Attributes:
+        weight: ``[num_heads, 2 * reach + 1]``, from the latest key in reach to the earliest.
+
+    Raises:
+        ValueError: a size is no int, or too small.
+
+    Cost: ``num_heads * (2 * reach + 1)`` parameters.
+
+    Example:
+        >>> bias = Clipped(1, reach=1)
+        >>> _ = bias.weight.data.copy_(torch.tensor([[5.0, 6.0, 7.0]]))
+        >>> bias.table(torch.arange(-3, 4)).tolist()
+        [[5.0, 5.0, 5.0, 6.0, 7.0, 7.0, 7.0]]
+
+    Reference: after Shaw et al. 2018, arXiv:1803.02155, section 3.2.
+    """
+
+    reach: int
+
+    def __init__(self, num_heads: int, reach: int):
+        super().__init__()
+        self.num_heads = integer("Clipped", "num_heads", num_heads)
+        self.reach = integer("Clipped", "reach", reach, 0)
+        self.weight = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
+
+    def table(self, distances: Tensor) -> Tensor:
+        check_distances("Clipped", distances)
+        return self.weight[:, distances.clamp(-self.reach, self.reach) + self.reach]
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}, reach={self.reach}"

@@ -1,0 +1,51 @@
+"""How far apart the nodes of a graph are: lengths of shortest paths."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.support.argument_hints import answers
+from saccade.support.errors import type_error
+from saccade.support.validation import Shapes, integer
+
+__all__ = ["path_lengths"]
+
+_EDGES = Shapes("edges [batch, n, n]")
+
+
+@answers("path_lengths")
+def path_lengths(edges: Tensor, reach: int) -> Tensor:
+    """Count the edges of the shortest path from each node to each other one, up to a reach.
+
+    Args:
+        edges: bool ``[batch, n, n]``: whether an edge leads from node i to node j.
+        reach: the longest path that is counted, at least 1.
+
+    Returns:
+        int64 ``[batch, n, n]``: 0 from a node to itself, and ``reach + 1`` where no path is that short, or there is
+        none: ``reach + 2`` relations for a `RelationTable`.
+
+    Raises:
+        TypeError, ValueError: edges of another shape or dtype, a reach below 1.
+
+    Cost: O(batch * reach * n ** 3) time, as products of matrices; memory O(batch * n ** 2).
+
+    Example:
+        >>> edges = torch.zeros(1, 4, 4, dtype=torch.bool)
+        >>> for i, j in ((0, 1), (1, 2)):
+        ...     edges[:, i, j] = edges[:, j, i] = True
+        >>> path_lengths(edges, reach=3)[0].tolist()
+        [[0, 1, 2, 4], [1, 0, 1, 4], [2, 1, 0, 4], [4, 4, 4, 0]]
+    """
+    n = _EDGES.check("path_lengths", edges)["n"]
+    if edges.dtype != torch.bool:
+        raise type_error("path_lengths", "edges", "be a bool tensor", str(edges.dtype).removeprefix("torch."))
+    integer("path_lengths", "reach", reach)
+    reached = torch.eye(n, dtype=torch.bool, device=edges.device).expand_as(edges)
+    lengths = torch.where(reached, 0, reach + 1)
+    for length in range(1, min(reach, n - 1) + 1):
+        now = (reached.float() @ edges.float() > 0) | reached
+        lengths = torch.where(now & ~reached, length, lengths)
+        reached = now
+    return lengths

@@ -1,0 +1,68 @@
+"""GridTable: a trainable number for each displacement on a grid."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade.positions.bias import Bias
+from saccade.positions.validation import as_positions, check_below, check_distances
+from saccade.support.validation import integer
+
+__all__ = ["GridTable"]
+
+
+class GridTable(Bias):
+    r"""A trainable number for each head and displacement (rows down, columns right) between two cells of a grid.
+
+    Position p is the cell in row :math:`y = \lfloor p / W \rfloor` and column :math:`x = p \bmod W`. Its *address* is
+    :math:`y\,(2W - 1) + x`, so that the difference of two addresses names the displacement, and each displacement has
+    one name. All numbers start at 0.
+
+    Args:
+        num_heads: number of query heads.
+        height, width: of the grid, in cells; Swin's windows are ``GridTable(num_heads, 7, 7)``.
+
+    Attributes:
+        weight: ``[(2 * height - 1) * (2 * width - 1), num_heads]``, as Swin's ``relative_position_bias_table``.
+        reach: the largest difference of two addresses.
+
+    Raises:
+        ValueError: a size is no int of at least 1; a position outside of the grid (on the CPU, where positions can be
+            read without waiting; elsewhere it reads the number of the last cell).
+
+    Cost: ``(2 * height - 1) * (2 * width - 1) * num_heads`` parameters, for ``height * width`` tokens.
+
+    Example:
+        >>> bias = GridTable(1, 2, 3)
+        >>> bias.address(torch.arange(6)).tolist()
+        [0, 1, 2, 5, 6, 7]
+        >>> bias.weight.shape
+        torch.Size([15, 1])
+
+    Reference: Liu et al. 2021, arXiv:2103.14030, section 3.2.
+    """
+
+    reach: int
+
+    def __init__(self, num_heads: int, height: int, width: int):
+        super().__init__()
+        self.num_heads = integer("GridTable", "num_heads", num_heads)
+        self.height = integer("GridTable", "height", height)
+        self.width = integer("GridTable", "width", width)
+        self.reach = (height - 1) * (2 * width - 1) + width - 1
+        self.weight = nn.Parameter(torch.zeros((2 * height - 1) * (2 * width - 1), num_heads))
+
+    def address(self, positions: Tensor) -> Tensor:
+        cells = self.height * self.width
+        given = as_positions("GridTable", positions)
+        check_below("GridTable", given, cells, f"the grid has {self.height} x {self.width} cells")
+        cell = given.clamp(0, cells - 1)  # -1 is no token: nothing is read there, but its address must be one
+        return cell // self.width * (2 * self.width - 1) + cell % self.width
+
+    def table(self, distances: Tensor) -> Tensor:
+        check_distances("GridTable", distances)
+        return self.weight[distances.clamp(-self.reach, self.reach) + self.reach].T
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}, height={self.height}, width={self.width}"

@@ -1,0 +1,82 @@
+"""RelationTable: a trainable number for each relation of two tokens, where a table of the batch says which it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from saccade.positions.token_positions import can_be_read
+from saccade.support.argument_hints import AnswersCalls
+from saccade.support.errors import describe, type_error, value_error
+from saccade.support.validation import Shapes, integer
+
+__all__ = ["RelationTable"]
+
+_RELATIONS = Shapes("relations [batch, q_len, kv_len]")
+
+
+class RelationTable(AnswersCalls, nn.Module):
+    r"""A trainable number for each head and relation: kinds of bonds of a molecule, lengths of paths in a graph.
+
+    .. math:: b_{hij} = w_{r_{ij},\, h}
+
+    Where positions say nothing of how two tokens lie to each other, a table of the batch does. So this is no `Bias`, a
+    rule on positions, but makes the tensor that goes to ``bias=`` of a call. Several tables add up. All numbers start
+    at 0.
+
+    Args:
+        num_heads: number of query heads.
+        num_relations: how many relations there are; they are counted from 0.
+
+    Attributes:
+        weight: ``[num_relations, num_heads]``, as Graphormer's ``spatial_pos_encoder``.
+
+    Raises:
+        ValueError: a size is no int of at least 1; a relation that is not in the table (on the CPU, where relations can
+            be read without waiting).
+        TypeError: relations that are no ints.
+
+    Cost: ``num_relations * num_heads`` parameters; a call's bias is as large as the matrix. For graphs where that is
+    too much, ``score=lambda score, b, h, q, kv: score + weight[relations[b, q, kv], h]`` reads it tile by tile.
+
+    Example:
+        >>> bonds = RelationTable(2, num_relations=3)
+        >>> _ = bonds.weight.data.copy_(torch.tensor([[0.0, 0.0], [1.0, -1.0], [2.0, -2.0]]))
+        >>> bonds(torch.tensor([[[0, 1], [2, -1]]])).tolist()
+        [[[[0.0, 1.0], [2.0, 0.0]], [[0.0, -1.0], [-2.0, 0.0]]]]
+
+    Reference: Ying et al. 2021, "Do transformers really perform bad for graph representation?", arXiv:2106.05234,
+    section 3.1.2.
+    """
+
+    def __init__(self, num_heads: int, num_relations: int):
+        super().__init__()
+        self.num_heads = integer("RelationTable", "num_heads", num_heads)
+        self.num_relations = integer("RelationTable", "num_relations", num_relations)
+        self.weight = nn.Parameter(torch.zeros(num_relations, num_heads))
+
+    def reset_parameters(self) -> None:
+        """Set all numbers to 0, so that attention starts as if there were no such term."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self, relations: Tensor) -> Tensor:
+        """The bias of a call.
+
+        Args:
+            relations: int64 or int32 ``[batch, q_len, kv_len]``; -1 where there is none, which adds 0.
+
+        Returns:
+            ``[batch, num_heads, q_len, kv_len]``.
+        """
+        where = "RelationTable"
+        _RELATIONS.check(where, relations)
+        if relations.dtype not in (torch.int64, torch.int32):
+            raise type_error(where, "relations", "be int64 or int32", str(relations.dtype).removeprefix("torch."))
+        if can_be_read(relations) and not -1 <= int(relations.min()) <= int(relations.max()) < self.num_relations:
+            rule, facts = f"be from -1 to {self.num_relations - 1}", [describe("relations", relations)]
+            raise value_error(where, "relations", rule, "others", facts=facts)
+        # Read head by head, as products do; at -1, from the end, a 0 that is no parameter.
+        return nn.functional.pad(self.weight.T, (0, 1))[:, relations].transpose(0, 1)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}, num_relations={self.num_relations}"

@@ -1,0 +1,144 @@
+"""Rotations as checkpoints hold them: frequencies, and tables of cosines and sines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from saccade.positions.rotary import Rotary, paired
+from saccade.positions.rotary_scaling import Device, Scaling
+from saccade.positions.validation import as_positions, check_below
+from saccade.support.errors import type_error, value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import Shapes, is_finite_number, number, register_tensor
+
+__all__ = ["Frequencies", "RotaryTables"]
+
+_GIVEN = Shapes("cos [positions, pairs]", "sin [positions, pairs]")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Frequencies(Scaling):
+    """Frequencies one by one, such as the ``inv_freq`` of a checkpoint; the base then plays no part.
+
+    Args:
+        radians: per position, of each pair of channels: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
+        attention_factor: what turned queries and turned keys are multiplied by.
+
+    Raises:
+        TypeError, ValueError: not finite numbers.
+        UnsupportedError: on use, another number of pairs.
+
+    Example:
+        >>> from saccade.positions import Rotary
+        >>> Rotary(4, scaling=Frequencies([1.0, 0.25]))
+        Rotary(4, base=10000, rotary_dim=4, layout='half', scaling=Frequencies(2 pairs, from 1 to 0.25))
+    """
+
+    radians: Sequence[float] | Tensor
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        given: Any = self.radians
+        if isinstance(given, Tensor):
+            if given.dim() != 1:
+                raise value_error("Frequencies", "radians", "have shape [pairs]", list(given.shape))
+            if given.requires_grad:
+                hint = "pass radians.detach(); RotaryTables(cos, sin) has gradients"
+                raise value_error("Frequencies", "radians", "not require a gradient", "a tensor that does", hint=hint)
+            given = given.double().tolist()
+        if isinstance(given, str) or not isinstance(given, Sequence) or not all(map(is_finite_number, given)):
+            raise type_error("Frequencies", "radians", "be finite numbers, one for each pair", type(given).__name__)
+        object.__setattr__(self, "radians", tuple(map(float, given)))
+        number("Frequencies", "attention_factor", self.attention_factor, above=0)
+
+    @property
+    def magnitude(self) -> float:
+        return float(self.attention_factor)
+
+    def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
+        return torch.tensor(self.radians, dtype=dtype, device=device)
+
+    def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
+        if 2 * len(self.radians) == rotary_dim:
+            return ()
+        return (f"there are {len(self.radians)} frequencies, and {rotary_dim} channels have {rotary_dim // 2} pairs",)
+
+    def __repr__(self) -> str:
+        told = f", from {self.radians[0]:g} to {self.radians[-1]:g}" if len(self.radians) else ""
+        times = "" if self.attention_factor == 1.0 else f", attention_factor={self.attention_factor:g}"
+        return f"Frequencies({len(self.radians)} pairs{told}{times})"
+
+
+class RotaryTables(Rotary):
+    """A rotation read from tables, such as the ``cos_cache`` and ``sin_cache`` of an ONNX model.
+
+    Tables hold one number for each position and pair of channels. Those with two, as transformers hands them from layer
+    to layer, hold each twice: ``cos[:, : cos.shape[1] // 2]`` is the table. They stay float32, or float64 if given
+    so, whatever type the module is moved to, and are part of its state.
+
+    Args:
+        cos, sin: ``[positions, rotary_dim // 2]``.
+        head_dim: width of queries and keys of one head; that of what is turned when None.
+        layout: see `Rotary`.
+
+    Raises:
+        ValueError: tables of different shapes; on use, a position behind their end.
+        TypeError: tables that are no floats.
+
+    Example:
+        >>> plain = Rotary(8)
+        >>> read = RotaryTables(*plain.tables(range(10)))
+        >>> x = torch.randn(1, 2, 10, 8)
+        >>> torch.equal(read(x, range(10)), plain(x, range(10)))
+        True
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        head_dim: int | None = None,
+        layout: Literal["half", "interleaved"] = "half",
+    ):
+        pairs = _GIVEN.check("RotaryTables", cos, sin)["pairs"]
+        for name, x in (("cos", cos), ("sin", sin)):
+            if not x.is_floating_point():
+                got = str(x.dtype).removeprefix("torch.")
+                raise type_error("RotaryTables", name, "be a tensor of floats", got)
+        super().__init__(2 * pairs if head_dim is None else head_dim, rotary_dim=2 * pairs, layout=layout)
+        for name, x in (("cos", cos), ("sin", sin)):
+            register_tensor(self, name, x, wide_dtype(x.dtype))
+
+    def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
+        cos, sin = self._cos_and_sin(x, positions)
+        square = cos.square() + sin.square()
+        return self._turned(x, cos / square, -sin / square)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.cos)} positions, {self.head_dim}, rotary_dim={self.rotary_dim}, layout={self.layout!r}"
+
+    def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.atleast_2d(as_positions("RotaryTables", positions, like.device)).clamp(min=0)
+        if place.numel():
+            check_below("RotaryTables", place, len(self.cos), "tables of more positions")
+        dtype = wide_dtype(like.dtype)
+        cos, sin = (x.to(like.device, dtype)[place][:, None] for x in (self.cos, self.sin))
+        return paired(cos, sin, self.layout)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = {name: x for name, x in self._buffers.items() if x is not None}
+        super()._apply(fn, recurse)
+        for name, x in before.items():
+            moved = self._buffers[name]
+            if moved is not None and moved.dtype != x.dtype:  # rounding angles turns far tokens by other ones
+                self._buffers[name] = x.to(moved.device)
+        return self

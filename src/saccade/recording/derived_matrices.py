@@ -1,0 +1,212 @@
+"""Matrices made of other matrices: a few of their heads, and the rows of several calls one below the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.masks import Mask
+from saccade.matrix import AttentionMatrix, Matrix, from_ingredients
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.plan import Ranges
+from saccade.statistics import Block
+from saccade.support.errors import value_error
+
+__all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
+
+
+class _Around(Matrix):
+    """A matrix with the dtype, device and kind of rows of another one."""
+
+    def __init__(self, inner: Matrix):
+        self.inner = inner
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.inner.kv_heads
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.inner.is_stochastic
+
+
+class ChosenHeads(_Around):
+    """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
+
+    Args:
+        matrix: the matrix of all heads.
+        heads: which, counted from 0.
+
+    Attributes:
+        inner: the matrix of all heads.
+        heads: which of them these are.
+
+    Example:
+        >>> from saccade import AttentionMatrix
+        >>> ChosenHeads(AttentionMatrix(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)), [3, 1]).shape
+        (1, 2, 3, 3)
+    """
+
+    def __init__(self, matrix: Matrix, heads: Sequence[int]):
+        super().__init__(matrix)
+        self.heads = tuple(heads)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, _, q_len, kv_len = self.inner.shape
+        return (batch, len(self.heads), q_len, kv_len)
+
+    @property
+    def kv_heads(self) -> int:
+        """As many as heads: values for a product are those of each head chosen."""
+        return len(self.heads)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        for number, own in enumerate(self.heads):
+            if head is None or head == number:
+                for block in self.inner.blocks(batch, own, rows):
+                    yield block._replace(heads=slice(number, number + 1))
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        return self.inner.positions(rows, columns)
+
+
+class JoinedMatrices(_Around):
+    """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
+
+    Args:
+        matrices: of the calls, in order; equal batches and heads.
+        first_columns: which key of the whole the first key of each call is.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.randn(1, 1, 5, 8)
+        >>> prompt = AttentionMatrix(x[:, :, :4], x[:, :, :4], masks.Causal())
+        >>> step = AttentionMatrix(x[:, :, 4:], x, masks.Causal())
+        >>> whole = AttentionMatrix(x, x, masks.Causal())
+        >>> torch.allclose(JoinedMatrices([prompt, step], [0, 0]).to_dense(), whole.to_dense())
+        True
+    """
+
+    def __init__(self, matrices: Sequence[Matrix], first_columns: Sequence[int]):
+        super().__init__(matrices[0])
+        self._parts = tuple(zip(matrices, first_columns, strict=True))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, _, _ = self.inner.shape
+        q_len = sum(matrix.shape[2] for matrix, _ in self._parts)
+        return (batch, heads, q_len, max(first + matrix.shape[3] for matrix, first in self._parts))
+
+    @property
+    def is_stochastic(self) -> bool:
+        return all(matrix.is_stochastic for matrix, _ in self._parts)
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        kv_len = self.shape[3]
+        q_parts = []
+        kv = torch.full((1, kv_len), -1, dtype=torch.int64, device=self.device)
+        for matrix, first in self._parts:
+            own_q, own_kv = matrix.positions(range(matrix.shape[2]), (range(matrix.shape[3]),))
+            own_q, own_kv = own_q[:, 0, :, 0], own_kv[:, 0, 0]
+            # A call that does not know where it stands counts its keys from 0.
+            moved = first if first and not bool(own_kv[:, 0].any()) else 0
+            q_parts.append(own_q + moved)
+            kv = kv.expand(max(len(kv), len(own_kv)), -1).clone()
+            kv[:, first : first + matrix.shape[3]] = own_kv + moved
+        items = max(map(len, q_parts))
+        q = torch.cat([part.expand(items, -1) for part in q_parts], 1)
+        keys = torch.cat([torch.arange(span.start, span.stop, span.step, device=self.device) for span in columns])
+        return q[:, None, rows.start : rows.stop : rows.step, None], kv[:, None, None, keys]
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        start = 0
+        for matrix, first in self._parts:
+            q_len = matrix.shape[2]
+            own = range(q_len) if rows is None else range(max(rows.start - start, 0), min(rows.stop - start, q_len))
+            if len(own):
+                for block in matrix.blocks(batch, head, own):
+                    yield block._replace(
+                        rows=_moved(block.rows, start), columns=tuple(_moved(span, first) for span in block.columns)
+                    )
+            start += q_len
+
+
+def _moved(span: range, by: int) -> range:
+    return range(span.start + by, span.stop + by, span.step)
+
+
+def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
+    """Chosen heads of a matrix, in the order in which they are named.
+
+    Args:
+        matrix: of all heads.
+        heads: which, counted from 0.
+
+    Raises:
+        ValueError: a head that is not there.
+
+    Cost: softmax attention and recurrences get copies of these heads' queries and keys; of any other
+    matrix nothing is copied, and the heads are asked one at a time.
+    """
+    there = matrix.shape[1]
+    if not all(0 <= head < there for head in heads):
+        raise value_error("record", "heads", f"be 0 to {there - 1}", list(heads))
+    if isinstance(matrix, RecurrenceMatrix):
+        return matrix.of_heads(heads)
+    if not isinstance(matrix, AttentionMatrix):
+        return ChosenHeads(matrix, heads)
+    given = matrix.ingredients
+    if given.tile_function is not None or given.modification is not None:
+        return ChosenHeads(matrix, heads)
+    own = list(heads)
+    bias, rule, share = given.bias, given.rule, there // given.key.shape[1]
+    if bias is not None and bias.source.shape[1] > 1:
+        bias = bias.of(bias.source[:, own])
+    if rule.shape[1] > 1 or rule.asks_functions:  # functions may tell heads apart and not say so
+        if isinstance(rule, AtPositions):  # it is read there still
+            rule = dataclasses.replace(rule, mask=_OfHeads(rule.mask, tuple(own)))
+        else:
+            rule = _OfHeads(rule, tuple(own))
+    few = given.replaced(
+        shape=(given.shape[0], len(own), *given.shape[2:]),
+        query=given.query[:, own],
+        key=given.key[:, [head // share for head in own]],
+        sink_logit=None if given.sink_logit is None else given.sink_logit[own],
+        bias=bias,
+        rule=rule,
+    )
+    return from_ingredients(few, matrix.impl)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfHeads(Mask):
+    """A mask for some of the heads that it tells apart."""
+
+    mask: Mask
+    heads: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.mask.shape[0], len(self.heads))
+
+    @property
+    def made_of(self) -> tuple[Mask, ...]:
+        return (self.mask,)
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return self.mask.allows(b, torch.tensor(self.heads, device=h.device)[h], q, kv)

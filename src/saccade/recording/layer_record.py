@@ -1,0 +1,191 @@
+"""Run: what was kept of one layer, over the calls that belong together."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.matrix import AttentionMatrix, Matrix
+from saccade.recording.kept_matrices import KeptMatrices
+from saccade.recording.merge_statistics import joined_answers, joined_sums
+from saccade.statistics import Entropy, Fold, LargestWeight, LogitVariance, Received, SquaredNorm, Summary
+from saccade.statistics.summary import plain_statistics
+from saccade.support.errors import UnsupportedError, unsupported
+
+__all__ = ["Call", "Run", "statistics_of"]
+
+# Questions that a summary answers anyway.
+_IN_SUMMARY: dict[Fold[Any, Any], str] = {
+    Entropy(): "entropy",
+    LargestWeight(): "largest_weight",
+    LogitVariance(): "logit_variance",
+    Received(): "received",
+    SquaredNorm(): "squared_norm",
+}
+
+
+class Call(NamedTuple):
+    """One call of a layer.
+
+    Attributes:
+        shape: (batch, heads, q_len, kv_len) of its matrix.
+        first_column: which key of the whole text its first key is; not 0 where a cache has let go of some.
+        answers: to the questions that were asked while recording, in their order.
+        summary: all statistics, if they were kept; rows that are no distributions have none.
+        statistics: of each query and key, by name, if they were kept; see `Run.statistics`.
+    """
+
+    shape: tuple[int, int, int, int]
+    first_column: int
+    answers: tuple[Any, ...]
+    summary: Summary | None
+    statistics: dict[str, Tensor] | None = None
+
+
+def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
+    """A matrix's summary, None where rows are no distributions, and its statistics by name."""
+    if not (matrix.is_stochastic or isinstance(matrix, AttentionMatrix)):
+        return None, plain_statistics(matrix)
+    summary = matrix.summary()
+    return summary, {**summary.rows, "received": summary.received}
+
+
+class Run:
+    """What was kept of one layer during one forward pass, or during a prompt and all tokens decoded after it.
+
+    Attributes:
+        name: of the layer.
+        calls: every call, in order.
+    """
+
+    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: KeptMatrices | None):
+        self.name = name
+        self.calls: list[Call] = []
+        self._folds, self._held = folds, held
+        self._like: tuple[object, ...] = ()
+
+    def _fits(self, matrix: Matrix) -> bool:
+        """Whether the rows of a matrix can stand below those that are here."""
+        return _kind(matrix) == self._like
+
+    def _take(self, matrix: Matrix, call: Call) -> None:
+        """Take in a call."""
+        self.calls.append(call)
+        self._like = _kind(matrix)
+        if self._held is not None:
+            self._held.add(matrix, call.first_column)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, queries of all calls, keys)."""
+        batch, heads, _, _ = self.calls[0].shape
+        q_len = sum(call.shape[2] for call in self.calls)
+        return (batch, heads, q_len, max(call.first_column + call.shape[3] for call in self.calls))
+
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix, made of the queries and keys that were kept; all calls as one.
+
+        Raises:
+            UnsupportedError: they were not kept.
+        """
+        if self._held is None:
+            raise self._missing("Run.matrix", f"queries and keys of {self.name} were not kept")
+        return self._held.matrix()
+
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """Statistics of every query, ``[batch, heads, q_len]``, and of every key, ``[batch, heads, kv_len]``, by name.
+
+        Those of queries are "entropy", "largest_weight", "first_mass", "self_mass", "previous_mass", "local_mass",
+        "distance" and more (`saccade.statistics.Summary.rows`); "received" is what each key gets. Rows of several
+        calls stand one below the other. Rows that are no distributions, those of a recurrence, have the ones that are
+        about weights of any sign: "largest_weight", the masses (sums of weights), "squared_norm", "given_mass" (the sum
+        of the row) and "received".
+
+        Raises:
+            UnsupportedError: neither statistics nor queries and keys were kept.
+        """
+        kept = [call.statistics for call in self.calls if call.statistics is not None]
+        if not kept:
+            if self._held is None:
+                raise self._missing("Run.statistics", f"statistics of {self.name} were not kept", 'keep="statistics"')
+            return statistics_of(self._held.matrix())[1]
+        received = joined_sums([one["received"] for one in kept], [call.first_column for call in self.calls])
+        return {
+            **{name: torch.cat([one[name] for one in kept], 2) for name in kept[0] if name != "received"},
+            "received": received,
+        }
+
+    @property
+    def kept(self) -> tuple[Fold[Any, Any], ...]:
+        """The questions that were asked while recording."""
+        return self._folds
+
+    def summary(self) -> Summary:
+        """Statistics of every head as a table, beside those of uniform attention; ``print`` shows it.
+
+        Raises:
+            UnsupportedError: they were not kept, or of single calls only.
+
+        Cost: none if they were kept; else see `saccade.Matrix.summary`.
+        """
+        if len(self.calls) == 1 and self.calls[0].summary is not None:
+            return self.calls[0].summary
+        if self._held is not None:
+            return self._held.matrix().summary()
+        if self.calls[0].statistics is None:
+            raise self._missing("Run.summary", f"statistics of {self.name} were not kept", 'keep="statistics"')
+        if self.calls[0].summary is None:
+            reason = f"the rows of {self.name} do not sum to 1 (is_stochastic is False)"
+            hint = "Run.statistics has what can be said of them; record(model, layers=...) chooses other layers"
+            raise unsupported("Run.summary", "a summary", [reason], hint=hint)
+        reason = f"there is one for each of {len(self.calls)} calls, in Run.calls; Run.statistics joins their rows"
+        raise self._missing("Run.summary", reason)
+
+    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+        """Answers to questions: those that were asked while recording, or any where queries and keys were kept.
+
+        Args:
+            folds: of `saccade.statistics`, or one's own.
+
+        Raises:
+            UnsupportedError: a question that was not asked, or whose answers for several calls do not make one.
+
+        Cost: none for what was kept; else see `saccade.Matrix.ask`.
+        """
+        if self._held is not None and not (len(self.calls) == 1 and all(fold in self._folds for fold in folds)):
+            return self.matrix.ask(*folds)
+        return tuple(self._answer(fold) for fold in folds)
+
+    def _answer(self, fold: Fold[Any, Any]) -> Any:
+        if fold in self._folds:
+            answers = [call.answers[self._folds.index(fold)] for call in self.calls]
+            if len(answers) == 1:
+                return answers[0]
+            return joined_answers(fold, answers, [call.first_column for call in self.calls])
+        name = next((own for known, own in _IN_SUMMARY.items() if known == fold), "")
+        if self.calls[0].statistics is not None and name in self.statistics:
+            return self.statistics[name]
+        raise self._missing("Run.ask", f"{fold} was not asked while recording", "name it in keep=")
+
+    def _missing(self, where: str, reason: str, hint: str = "") -> UnsupportedError:
+        hint = " or ".join(filter(None, [hint, 'keep="qk", which answers every question later']))
+        return unsupported(where, "the recording", [reason], hint=hint)
+
+    def __copy__(self) -> Run:
+        """The run as it is now: calls that follow are none of its own."""
+        own = Run(self.name, self._folds, self._held)
+        own.calls, own._like = [*self.calls], self._like
+        return own
+
+    def __repr__(self) -> str:
+        kept = ["queries and keys"] if self._held is not None else []
+        kept += ["statistics"] if self.calls[0].statistics is not None else []
+        return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._folds)])})"
+
+
+def _kind(matrix: Matrix) -> tuple[object, ...]:
+    return (type(matrix), matrix.is_stochastic, matrix.shape[:2], matrix.kv_heads, matrix.dtype, matrix.device)

@@ -1,0 +1,73 @@
+"""Joins the answers of several calls into one answer for all their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from saccade.statistics import Fold, Outline, Received, TopK
+from saccade.support.errors import unsupported
+
+__all__ = ["joined_answers", "joined_sums"]
+
+_PROBE = (2, 3, 5, 7)  # sizes that tell the axes of an answer apart
+
+
+def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: Sequence[int]) -> Any:
+    """Join the answers of several calls into one.
+
+    Args:
+        fold: the question.
+        answers: of the calls, in order.
+        first_columns: which key of the whole the first key of each call is.
+
+    Raises:
+        UnsupportedError: an answer that is not about single rows, and no sum over them that is known here.
+    """
+    if isinstance(fold, Received):
+        return joined_sums(answers, first_columns)
+    if isinstance(fold, TopK):
+        moved = [
+            answer._replace(indices=torch.where(answer.indices < 0, -1, answer.indices + first))
+            for first, answer in zip(first_columns, answers, strict=True)
+        ]
+        return _stacked(moved, [2, 2])
+    axes = _row_axes(fold)
+    if any(axis is None for axis in axes) or any(first_columns):
+        reason = f"the answers of {len(answers)} calls to {fold} do not make one answer for all rows"
+        hint = 'keep="qk" joins the matrices instead; Run.calls holds the answer of each call'
+        raise unsupported("Run.ask", "the recording", [reason], hint=hint)
+    return _stacked(answers, [axis for axis in axes if axis is not None])
+
+
+def joined_sums(sums: Sequence[Tensor], first_columns: Sequence[int]) -> Tensor:
+    """Add sums over the rows of several calls, ``[batch, heads, kv_len]`` each, into one over all rows."""
+    placed = list(zip(first_columns, sums, strict=True))
+    total = sums[0].new_zeros(*sums[0].shape[:2], max(first + own.shape[2] for first, own in placed))
+    for first, own in placed:
+        total[:, :, first : first + own.shape[2]] += own
+    return total
+
+
+def _stacked(answers: Sequence[Any], axes: Sequence[int]) -> Any:
+    leaves = [tree_flatten(answer)[0] for answer in answers]
+    joined = [torch.cat(parts, axis) for parts, axis in zip(zip(*leaves, strict=True), axes, strict=True)]
+    return tree_unflatten(joined, tree_flatten(answers[0])[1])
+
+
+def _row_axes(fold: Fold[Any, Any]) -> list[int | None]:
+    """Along which axis the rows stand in each tensor of an answer; None where they do not, or keys do too.
+
+    Read off the answer for a matrix with no rows computed, whose four sizes differ.
+    """
+    outline = Outline(_PROBE, torch.float32, torch.device("cpu"))
+    found: list[int | None] = []
+    for leaf in tree_flatten(fold.finish(fold.start(outline)))[0]:
+        shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
+        rows = [axis for axis, size in enumerate(shape) if size == _PROBE[2]]
+        found.append(rows[0] if len(rows) == 1 and _PROBE[3] not in shape else None)
+    return found

@@ -1,0 +1,77 @@
+"""Modified: scores, changed pair by pair by a function."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from saccade.scores.base import Prepared, Score, ScoreMod
+from saccade.scores.dot import Dot
+from saccade.support.errors import kind, type_error
+from saccade.support.validation import instance
+
+__all__ = ["Modified"]
+
+
+class Modified(Score):
+    r"""Scores changed pair by pair by a function, as a ``score_mod`` of FlexAttention does.
+
+    .. math:: s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
+              + \mathrm{bias}_{ij}
+
+    The function is asked about a tile at a time: scores ``[batch, heads, rows, columns]``, and int64 tensors of four
+    dimensions that broadcast to them: batch item, head, and where query and key stand. (FlexAttention counts queries
+    from 0; here the last query stands at the last key, unless positions are given.) Tensors that it has captured, and
+    its parameters if it is a module, get their gradients. What it says of pairs that a mask hides has no effect.
+
+    A function as it is may be given as ``score=``, too: it then changes scaled dot products.
+
+    Args:
+        function: ``(score, b, h, q, kv) -> score``, in differentiable operations of torch; the same pair must get the
+            same answer each time.
+        score: what is changed; the dot product when None.
+
+    Raises:
+        TypeError: no function, no score.
+
+    Cost: the `tiled` kernel, and the function's passes over each tile; memory is that of a tile.
+
+    Example:
+        >>> import torch
+        >>> from saccade import AttentionMatrix
+        >>> x = torch.zeros(1, 1, 3, 8)
+        >>> AttentionMatrix(x, x, score=lambda score, b, h, q, kv: score - (q - kv).abs())[0, 0, 0]
+        tensor([0.6652, 0.2447, 0.0900])
+
+    Reference: Dong et al. 2024, arXiv:2412.05496, section 3.
+    """
+
+    def __init__(self, function: ScoreMod, score: Score | None = None):
+        super().__init__()
+        if not callable(function) or isinstance(function, Score | type):
+            got = function.__name__ if isinstance(function, type) else kind(function)
+            raise type_error("Modified", "function", "be a function (score, b, h, q, kv) -> score", got)
+        if score is not None:
+            instance("Modified", "score", score, Score, "be a saccade Score or None")
+        self.score = Dot() if score is None else score
+        self.function = function
+
+    @property
+    def widths(self) -> tuple[int, int] | None:
+        return self.score.widths
+
+    def default_scale(self, head_dim: int) -> float:
+        return self.score.default_scale(head_dim)
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        inner = self.score.prepare(query, key)
+        return inner._replace(modify=self.function if inner.modify is None else _both(inner.modify, self.function))
+
+    def extra_repr(self) -> str:
+        return f"function={getattr(self.function, '__name__', type(self.function).__name__)}"
+
+
+def _both(first: ScoreMod, second: ScoreMod) -> ScoreMod:
+    def function(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return second(first(score, b, h, q, kv), b, h, q, kv)
+
+    return function

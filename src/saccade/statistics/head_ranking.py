@@ -1,0 +1,104 @@
+"""Ranks heads by a number each; and two such numbers, which say how much a head tells about a text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.statistics.fold import answers_about
+from saccade.statistics.position_information import PositionInformation
+from saccade.support.numerics import widest_dtype
+
+__all__ = ["Head", "position_information", "rank_heads", "unexplained_information"]
+
+
+class Head(NamedTuple):
+    """A head, and its number.
+
+    Attributes:
+        layer, head: counted from 0.
+        value: what it is ranked by.
+    """
+
+    layer: int
+    head: int
+    value: float
+
+
+def rank_heads(values: Tensor, *, layer: int | None = None, head: int | None = None) -> list[Head]:
+    """Rank heads by a number each, the largest first; of equals the first layer, then the first head.
+
+    Args:
+        values: ``[layers, heads]``, such as one batch item of `saccade.recording.Recording.by_head`.
+        layer: consider this layer only.
+        head: consider this head of every layer only.
+
+    Example:
+        >>> rank_heads(torch.tensor([[0.5, 2.0], [1.0, 0.0]]))[0]
+        Head(layer=0, head=1, value=2.0)
+    """
+    heads = [
+        Head(own_layer, own_head, value)
+        for own_layer, row in enumerate(values.tolist())
+        for own_head, value in enumerate(row)
+        if layer in (None, own_layer) and head in (None, own_head)
+    ]
+    return sorted(heads, key=lambda one: -one.value)
+
+
+def position_information(weights: Tensor) -> Tensor:
+    """What `PositionInformation` says of weights that are written out; rows are scaled to sum to 1 first.
+
+    Args:
+        weights: ``[..., q_len, kv_len]``, not negative.
+
+    Returns:
+        float64 ``[...]``, in nats.
+    """
+    rows = _distributions(weights)
+    heads = rows.reshape(-1, 1, *rows.shape[-2:])
+    information: Tensor = answers_about(heads, PositionInformation())[0]
+    return information.reshape(rows.shape[:-2])
+
+
+def unexplained_information(weights: Tensor) -> Tensor:
+    r"""Information, in nats, that neither a key's popularity nor its distance from the query explains.
+
+    .. math:: I = s \cdot \frac1n \sum_i \mathrm{KL}(a_i \,\|\, e_i), \qquad e_{ij} \propto m_j\, o_{j-i}
+
+    with m the mean row, o the mean weight at each distance, and s the share of the attention that the weights hold:
+    0 for a sink and for a head that looks at the word before, whatever the words are. Rows are scaled to sum to 1
+    first; a row of zeros does not count.
+
+    Args:
+        weights: ``[..., q_len, kv_len]``, not negative; rows hold what is left of their attention.
+
+    Returns:
+        float64 ``[...]``.
+
+    Example:
+        >>> previous = torch.eye(4).roll(-1, 1).tril()
+        >>> unexplained_information(previous).item()
+        0.0
+    """
+    rows = _distributions(weights)
+    q_len, kv_len = rows.shape[-2:]
+    queries, keys = (torch.arange(length, device=rows.device) for length in (q_len, kv_len))
+    distance = keys - queries[:, None] + q_len - 1  # [q_len, kv_len], from 0
+    pairs = torch.bincount(distance.flatten())
+    at_distance = rows.new_zeros(*rows.shape[:-2], len(pairs)).index_add_(-1, distance.flatten(), rows.flatten(-2))
+    expected = rows.sum(-2, keepdim=True) * (at_distance / pairs)[..., distance]
+    expected = expected / expected.sum(-1, keepdim=True)
+    surprise = torch.where(rows > 0, rows * (rows / expected).log(), 0.0)
+    count = (rows.sum(-1) > 0).sum(-1).clamp(min=1)
+    share = weights.to(widest_dtype(weights.device)).sum(-1).mean(-1)
+    return (share * surprise.sum((-2, -1)) / count).clamp(min=0)
+
+
+def _distributions(weights: Tensor) -> Tensor:
+    """Rows that sum to 1 where there is anything in them."""
+    weights = weights.to(widest_dtype(weights.device))
+    mass = weights.sum(-1, keepdim=True)
+    return torch.where(mass > 0, weights / mass, 0.0)

@@ -1,0 +1,94 @@
+"""How alike the heads of a layer are, pair by pair."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from saccade.statistics.fold import Outline
+from saccade.statistics.protocol import MatrixLike
+from saccade.support.errors import unsupported
+from saccade.support.validation import one_of
+
+__all__ = ["Between", "head_distances"]
+
+Between = Literal["jensen_shannon", "total_variation", "frobenius"]
+_ENTRIES = 1 << 20  # weights of all heads together that are held at a time
+
+
+def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> Tensor:
+    r"""Distance of every two heads of each batch item, ``[batch, heads, heads]``: small where they do the same.
+
+    - "jensen_shannon": mean over the queries of the Jensen-Shannon divergence of the two rows, in nats, 0 to log 2.
+    - "total_variation": mean over the queries of half the sum of absolute differences, 0 to 1.
+    - "frobenius": :math:`\|A_h - A_g\|_F`, over all queries together; the cheapest, for rows that need be no
+      distributions.
+
+    Means are over queries that attend to something in either head.
+
+    Args:
+        matrix: of any mechanism.
+        between: which distance.
+
+    Raises:
+        ValueError: ``between`` is none of the three.
+        UnsupportedError: rows that are not distributions, for the first two.
+
+    Cost: O(heads² · q_len · kv_len) time ("frobenius": as a product), in pieces of a few megabytes.
+
+    Example:
+        >>> from saccade import AttentionMatrix
+        >>> q = torch.tensor([[0.0], [50.0]])[None, :, None]
+        >>> A = AttentionMatrix(q, torch.tensor([[0.0], [1.0]]).expand(1, 2, 2, 1))
+        >>> head_distances(A, "total_variation")[0, 0]
+        tensor([0.0000, 0.5000])
+
+    Reference: Clark et al. 2019, arXiv:1906.04341, section 6.
+    """
+    one_of("head_distances", "between", between, get_args(Between))
+    if between != "frobenius" and not matrix.is_stochastic:
+        reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
+        raise unsupported("head_distances", between, [reason], hint='"frobenius" needs no distributions')
+    batch, heads, q_len, kv_len = matrix.shape
+    outline = Outline.of(matrix)
+    sums = torch.zeros(batch, heads, heads, dtype=outline.sum_dtype, device=matrix.device)
+    count = torch.zeros_like(sums)
+    height = max(1, _ENTRIES // max(1, heads * kv_len))
+    with torch.no_grad():
+        for item in range(batch):
+            for start in range(0, q_len, height):
+                rows = range(start, min(q_len, start + height))
+                if heads and kv_len:
+                    _add(sums[item], count[item], _dense(matrix, item, rows), between)
+    answer = sums.clamp_min(0.0).sqrt() if between == "frobenius" else sums / count.clamp_min(1.0)
+    return answer.to(outline.dtype)
+
+
+def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
+    """Some rows of all heads of one batch item, ``[heads, rows, kv_len]``."""
+    _, heads, _, kv_len = matrix.shape
+    dense = torch.zeros(heads, len(rows), kv_len, dtype=Outline.of(matrix).dtype, device=matrix.device)
+    for block in matrix.blocks(batch=item, rows=rows):
+        own = torch.arange(block.heads.start, block.heads.stop, device=dense.device)
+        dense[own[:, None, None], block.queries[:, None] - rows.start, block.keys] = block.weights[0]
+    return dense
+
+
+def _add(sums: Tensor, count: Tensor, rows: Tensor, between: Between) -> None:
+    if between == "frobenius":
+        for head, own in enumerate(rows):
+            sums[head] += (rows - own).square_().sum((-1, -2), dtype=sums.dtype)
+        return
+    seeing = rows.sum(-1) != 0
+    entropies = torch.special.entr(rows).sum(-1)
+    for head, own in enumerate(rows):
+        if between == "total_variation":
+            distance = 0.5 * (rows - own).abs_().sum(-1)
+        else:
+            distance = torch.special.entr(0.5 * (rows + own)).sum(-1) - 0.5 * (entropies + entropies[head])
+        # A pair whose other head sees nothing has no distance: its mean row is no distribution.
+        either = seeing | seeing[head]
+        sums[head] += torch.where(either, distance.clamp_min(0.0), 0.0).sum(-1, dtype=sums.dtype)
+        count[head] += either.sum(-1)

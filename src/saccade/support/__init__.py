@@ -1,0 +1,1 @@
+"""Errors, validation, numerics and lazy imports that every layer uses."""

@@ -1,0 +1,245 @@
+"""What users hand over, checked once: whole numbers, numbers, flags, choices, types, and shapes whose sizes have names.
+
+Each check returns the value, so that it stands where the value is first used. A value of a wrong type is a
+``TypeError`` that is a ``ValueError`` too, so that one except clause catches whatever is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, TypeGuard, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from saccade.support.errors import describe, kind, shown, type_error, value_error
+
+__all__ = [
+    "Shapes",
+    "check_holds_values",
+    "flag",
+    "instance",
+    "integer",
+    "is_causal_bias",
+    "is_finite_number",
+    "is_integer",
+    "is_number",
+    "number",
+    "one_of",
+    "register_tensor",
+]
+
+T = TypeVar("T")
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number: an int or one of NumPy's; True and False are none."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number: an int, a float or one of NumPy's; True and False are none."""
+    return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a float can hold; an int may be larger than any."""
+    return is_number(value) and abs(int(value) if is_integer(value) else float(value)) <= sys.float_info.max
+
+
+def integer(
+    where: str, name: str, value: object, least: int | None = 1, *, below: int | None = None, hint: str | None = None
+) -> int:
+    """A whole number of at least ``least`` (None: any), and less than ``below``; NumPy's become ints.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: one that is out of range.
+    """
+    if type(value) is int and (least is None or value >= least) and (below is None or value < below):
+        return value
+    rule = "be an int" if least is None else f"be an int of at least {least}"
+    if not is_integer(value):
+        raise type_error(where, name, rule, shown(value), hint=hint)
+    if least is not None and value < least:
+        raise value_error(where, name, rule, value, hint=hint)
+    if below is not None and value >= below:
+        raise value_error(where, name, f"be below {below}", value, hint=hint)
+    return int(value)
+
+
+def number(
+    where: str,
+    name: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    hint: str | None = None,
+) -> float:
+    """A finite number of at least ``least``, larger than ``above`` and less than ``below``, as a float.
+
+    Raises:
+        TypeError: no number.
+        ValueError: NaN, infinity, or a number that is out of range.
+    """
+    limits = [f"of at least {least:g}"] if least is not None else []
+    limits += [f"above {above:g}"] if above is not None else []
+    limits += [f"below {below:g}"] if below is not None else []
+    rule = " ".join(["be a finite number", " and ".join(limits)]).strip()
+    if not is_number(value):
+        raise type_error(where, name, rule, shown(value), hint=hint)
+    fits = is_finite_number(value) and (least is None or value >= least) and (above is None or value > above)
+    if not fits or (below is not None and value >= below):
+        raise value_error(where, name, rule, value, hint=hint)
+    return float(value)
+
+
+def flag(where: str, name: str, value: object) -> bool:
+    """True or False, also NumPy's; the string "no" is true, and nobody means it.
+
+    Raises:
+        TypeError: anything else.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise type_error(where, name, "be True or False", shown(value))
+    return bool(value)
+
+
+def one_of(where: str, name: str, value: T, options: Collection[T], *, hint: str | None = None) -> T:
+    """One of a few values.
+
+    Raises:
+        ValueError: none of them.
+    """
+    if not any(value is option or (type(value) is type(option) and value == option) for option in options):
+        listed = ", ".join(map(repr, options))
+        raise value_error(where, name, f"be one of {listed}", shown(value), hint=hint)
+    return value
+
+
+def instance(
+    where: str, name: str, value: object, kinds: type[T] | tuple[type[T], ...], rule: str, *, hint: str | None = None
+) -> T:
+    """A value of a type; ``rule`` says which, as in "be a saccade mask or None".
+
+    Raises:
+        TypeError: another type.
+    """
+    if not isinstance(value, kinds):
+        raise type_error(where, name, rule, kind(value), hint=hint)
+    return value
+
+
+def is_causal_bias(x: object) -> bool:
+    """Return whether a value is what torch's ``causal_lower_right`` or ``causal_upper_left`` returns.
+
+    Such a tensor stands for a mask, and its memory was never written; `saccade.masks.as_mask` takes it. torch's
+    operations return objects of the same class that no longer say which mask.
+    """
+    module = sys.modules.get("torch.nn.attention.bias")  # not imported here: that takes a second
+    return module is not None and isinstance(x, module.CausalBias)
+
+
+def check_holds_values(where: str, name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
+    """Refuse a tensor subclass without memory: its values are elsewhere, and only its own operations know where.
+
+    torch's own subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
+
+    Raises:
+        TypeError: such a tensor; torch's ``CausalBias``, whose memory was never written.
+    """
+    kind_of = type(tensor)
+    rule = "be a tensor that holds its values"
+    if is_causal_bias(tensor):
+        hint = causal_hint or "hand it over as mask= itself, or write mask=masks.Causal()"
+        raise type_error(where, name, rule, kind(tensor), hint=hint)
+    if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or torch.compiler.is_compiling():
+        return
+    if tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
+        hint = f"hand over an ordinary tensor with the values of the {kind_of.__name__}"
+        raise type_error(where, name, rule, kind(tensor), hint=hint)
+
+
+def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: torch.dtype | None = None) -> None:
+    """Make a tensor part of a module's state: a copy in ``dtype``, or itself where it requires a gradient.
+
+    Gradients then flow to the caller's tensor; an `nn.Parameter` is a parameter of the module.
+    """
+    if isinstance(value, nn.Parameter) and value.requires_grad:
+        module.register_parameter(name, value)
+    elif value is None or value.requires_grad:
+        module.register_buffer(name, value)
+    else:
+        module.register_buffer(name, value.detach().to(dtype, copy=True))
+
+
+class Shapes:
+    """The shapes of a function's tensors, in words; sizes of one name are one size.
+
+    A size is a name, a number, ``_`` (any size), or ``...`` at the start (any number of axes). What is known beforehand
+    is handed to `check` by its name.
+
+    Example:
+        >>> import torch
+        >>> shapes = Shapes("query [batch, q_len, dim]", "key [batch, kv_len, dim]")
+        >>> shapes.check("alike", torch.zeros(2, 3, 8), torch.zeros(2, 5, 8))["kv_len"]
+        5
+        >>> shapes.check("alike", torch.zeros(2, 3, 8), torch.zeros(2, 5, 6))
+        Traceback (most recent call last):
+        ValueError: alike: key must have shape [batch, kv_len, dim] = [2, kv_len, 8]; got [2, 5, 6].
+            query  [2, 3, 8]  float32  cpu
+            key    [2, 5, 6]  float32  cpu
+    """
+
+    def __init__(self, *texts: str):
+        self._parts = tuple(_parsed(text) for text in texts)
+
+    def check(self, where: str, *tensors: Any, hint: str | None = None, **known: int) -> dict[str, int]:
+        """The sizes by their names.
+
+        Raises:
+            TypeError: an argument that is no tensor.
+            ValueError: a shape that does not fit the words, or the sizes of the tensors before.
+        """
+        sizes = dict(known)
+        for (name, axes, is_open), x in zip(self._parts, tensors, strict=True):
+            if not isinstance(x, Tensor):
+                raise type_error(where, name, "be a tensor", type(x).__name__)
+            shape = tuple(x.shape[max(0, x.dim() - len(axes)) :] if is_open else x.shape)
+            own: dict[str, int] = {}
+            for axis, size in zip(axes, shape, strict=False):
+                own.setdefault(axis, int(axis) if axis.isdigit() else sizes.get(axis, size))
+            fits = all(axis == "_" or own[axis] == size for axis, size in zip(axes, shape, strict=False))
+            if len(shape) != len(axes) or not fits:
+                raise self._misfit(where, name, x, tensors, sizes, hint)
+            sizes |= own
+        return sizes
+
+    def _misfit(
+        self, where: str, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
+    ) -> Exception:
+        """The sentence: built only once it is known that something does not fit."""
+        axes, is_open = next((axes, is_open) for own, axes, is_open in self._parts if own == name)
+        lead = ("...",) if is_open else ()
+        words, filled = (
+            f"[{', '.join(map(str, (*lead, *row)))}]" for row in (axes, [sizes.get(axis, axis) for axis in axes])
+        )
+        rule = f"have shape {words}" + (f" = {filled}" if filled != words else "")
+        named = zip((own for own, _, _ in self._parts), tensors, strict=True)
+        facts = [describe(own, tensor) for own, tensor in named if isinstance(tensor, Tensor)]
+        return value_error(where, name, rule, list(x.shape), facts=facts, hint=hint)
+
+
+@cache
+def _parsed(text: str) -> tuple[str, tuple[str, ...], bool]:
+    """``"key [batch, kv_len]"`` as its name, its axes, and whether any number of axes may come before."""
+    name, _, inner = text.partition(" [")
+    axes = tuple(axis.strip() for axis in inner.rstrip("]").split(",") if axis.strip())
+    is_open = bool(axes) and axes[0] == "..."
+    return name, axes[1:] if is_open else axes, is_open

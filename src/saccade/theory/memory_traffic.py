@@ -1,0 +1,189 @@
+"""The steps of attention: what each costs, and what moves between slow and fast memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from saccade.matrix import attention
+from saccade.theory.claim import claim
+from saccade.theory.complexity import flops
+from saccade.theory.measurement import Measurements, apart, at_least, equal, same
+from saccade.theory.random_inputs import Draw
+
+__all__ = ["SlowMemory", "normalised", "stored", "tiled", "written"]
+
+
+def written(compute: Callable[[], object]) -> int:
+    """How many numbers all operations of a computation write, whatever they are."""
+    with _Written() as counter:
+        compute()
+    return counter.numbers
+
+
+class _Written(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = operation(*args, **(kwargs or {}))
+        self.numbers += out.numel()
+        return out
+
+
+def products_of_all(query: Tensor, key: Tensor) -> Tensor:
+    """QKᵀ."""
+    return query @ key.mT
+
+
+def normalised(scores: Tensor) -> Tensor:
+    """Softmax, step by step: the largest, differences, exponentials, their sum, quotients."""
+    raised = (scores - scores.amax(-1, keepdim=True)).exp()
+    return raised / raised.sum(-1, keepdim=True)
+
+
+def sums_of_values(weights: Tensor, value: Tensor) -> Tensor:
+    """AV."""
+    return weights @ value
+
+
+@claim(
+    "complexity",
+    latex=r"QK^\top:\ 2n^2d_k,\quad\mathrm{softmax}:\ O(n^2),\quad AV:\ 2n^2d_v",
+    source="tables of tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1, for the total",
+    verdict="holds",
+    conditions="a multiplication and an addition count as two operations; softmax writes 3 n² + 2 n numbers "
+    "whatever the width is. `A.explain()` tells the three for any mask",
+)
+def each_step_costs_n_squared(
+    draw: Draw,
+    *,
+    scores: Callable[[Tensor, Tensor], Tensor] = products_of_all,
+    softmax: Callable[[Tensor], Tensor] = normalised,
+    sums: Callable[[Tensor, Tensor], Tensor] = sums_of_values,
+) -> Measurements:
+    """The scores QKᵀ take O(n² d_k) operations, softmax O(n²), the weighted sums AV O(n² d_v)."""
+
+    def made(n: int, width: int) -> tuple[Tensor, Tensor]:
+        return torch.empty(n, width, device="meta"), torch.empty(n, n, device="meta")
+
+    def of_scores(n: int, width: int) -> int:
+        x = made(n, width)[0]
+        return flops(lambda: scores(x, x))
+
+    def of_softmax(n: int) -> int:
+        square = made(n, 1)[1]
+        return written(lambda: softmax(square))
+
+    def of_sums(n: int, width: int) -> int:
+        x, square = made(n, width)
+        return flops(lambda: sums(square, x))
+
+    n, width = 512, 32
+    yield equal("QKᵀ: operations, n = 512, d_k = 32, against 2 n² d_k", of_scores(n, width), 2 * n**2 * width)
+    yield equal("QKᵀ: growth for twice n", of_scores(2 * n, width) / of_scores(n, width), 4.0)
+    yield equal("QKᵀ: growth for twice d_k", of_scores(n, 2 * width) / of_scores(n, width), 2.0)
+    yield equal("softmax: numbers written, n = 512, against 3 n² + 2 n", of_softmax(n), 3 * n**2 + 2 * n)
+    yield equal("softmax: growth for twice n", of_softmax(2 * n) / of_softmax(n), 4.0, 0.01, "2 n of them")
+    yield equal("AV: operations, n = 512, d_v = 32, against 2 n² d_v", of_sums(n, width), 2 * n**2 * width)
+    yield equal("AV: growth for twice n", of_sums(2 * n, width) / of_sums(n, width), 4.0)
+    yield equal("AV: growth for twice d_v", of_sums(n, 2 * width) / of_sums(n, width), 2.0)
+
+
+class SlowMemory:
+    """Tensors in a large memory, from which numbers are fetched and to which they are brought; it counts them.
+
+    Attributes:
+        moved: how many numbers were fetched or brought so far.
+    """
+
+    def __init__(self, **tensors: Tensor):
+        self._tensors = dict(tensors)
+        self.moved = 0
+
+    def fetch(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """Rows of a tensor, in fast memory."""
+        part = self._tensors[name][rows]
+        self.moved += part.numel()
+        return part
+
+    def bring(self, name: str, part: Tensor, rows: slice | None = None) -> None:
+        """Put a tensor there, or some of its rows."""
+        self.moved += part.numel()
+        if rows is None:
+            self._tensors[name] = part
+        else:
+            self._tensors[name][rows] = part
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def stored(memory: SlowMemory, fast: int) -> None:
+    """Attention step by step, each of which fetches what it reads and brings back what it makes."""
+    scores = memory.fetch("query") @ memory.fetch("key").T
+    memory.bring("scores", scores / scores.new_tensor(memory["query"].shape[1]).sqrt())
+    memory.bring("weights", memory.fetch("scores").softmax(-1))
+    memory.bring("output", memory.fetch("weights") @ memory.fetch("value"))
+
+
+def tiled(memory: SlowMemory, fast: int) -> None:
+    """Attention by blocks of queries and keys that fit in ``fast`` numbers: sums are corrected as larger scores come.
+
+    Queries, keys, values, scores and sums take a fifth of it each, at most.
+    """
+    n, width = memory["query"].shape
+    size = max(1, fast // (5 * width))
+    keys = min(size, width)
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
+        query = memory.fetch("query", rows) * width**-0.5
+        largest = query.new_full((len(query), 1), -torch.inf)
+        total, gathered = torch.zeros_like(largest), query.new_zeros(len(query), memory["value"].shape[1])
+        for first in range(0, len(memory["key"]), keys):
+            block = slice(first, first + keys)
+            scores = query @ memory.fetch("key", block).T
+            highest = torch.maximum(largest, scores.amax(-1, keepdim=True))
+            raised, kept = (scores - highest).exp(), (largest - highest).exp()
+            total = total * kept + raised.sum(-1, keepdim=True)
+            gathered = gathered * kept + raised @ memory.fetch("value", block)
+            largest = highest
+        memory.bring("output", gathered / total, rows)
+
+
+@claim(
+    "complexity",
+    latex=r"\Theta(n^2d^2/M)\ \text{against}\ \Theta(nd+n^2)",
+    source="tutorials; Dao et al. 2022, arXiv:2205.14135, section 3.2, theorem 2",
+    verdict="holds if",
+    conditions="the fast memory holds well more than d² numbers, as those of GPUs do: then the keys are read a few "
+    "times. With less, tiling moves more than storing. What it gains in time (two to four times, as is "
+    "said of FlashAttention) is a matter of the machine: `python -m benchmarks stored` measures it",
+)
+def tiling_moves_fewer_numbers(
+    draw: Draw,
+    *,
+    tiles: Callable[[SlowMemory, int], None] = tiled,
+    stores: Callable[[SlowMemory, int], None] = stored,
+) -> Measurements:
+    """Tiled attention is exact, and moves fewer numbers between slow and fast memory than stored weights do."""
+    n, width = 1024, 64
+    x = {name: draw.normal(n, width) for name in ("query", "key", "value")}
+
+    def run(function: Callable[[SlowMemory, int], None], fast: int) -> SlowMemory:
+        memory = SlowMemory(**x, output=torch.zeros_like(x["value"]))
+        function(memory, fast)
+        return memory
+
+    large, small, whole = run(tiles, 5 << 14), run(tiles, 5 << 10), run(stores, 0)
+    right = attention(*(one[None, None] for one in x.values()))[0, 0]
+    yield same("tiled, against the definition", large["output"], right, 1e-12)
+    yield equal("weights stored: numbers moved, against 4 n² + 4 n d", whole.moved, 4 * n**2 + 4 * n * width)
+    yield equal("tiled, M = 20 d²: numbers moved, against 2 n d + 10 n² d²/M", large.moved, 2 * n * width * 5)
+    yield at_least("how many times fewer", whole.moved / large.moved, 5.0)
+    yield apart("tiled, M = 1.25 d²: as a share of what storing moves", small.moved / whole.moved, 0.5, 1.0)

@@ -1,0 +1,282 @@
+"""Layers as a page asks them: lazy matrices, weights that are written out, and what a recording kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.matrix import AttentionMatrix, Matrix
+from saccade.statistics import Fold, Measure, Pooled, Summary, TopK
+from saccade.statistics.pooled import How
+from saccade.statistics.summary import plain_statistics
+from saccade.support.errors import UnsupportedError, kind, type_error, value_error
+from saccade.viz.arrays import Array
+from saccade.viz.page.dense_weights import WrittenOut
+from saccade.viz.page.statistics import BothWays, Strong, Without
+from saccade.viz.pooled_maps import swept
+
+__all__ = ["Head", "Kept", "Map", "OfMatrix", "Recorded", "Source", "layers_of"]
+
+
+Columns = tuple[tuple[int, ...], ...]
+"""Of columns of a map, the keys that they are made of once more, without some."""
+
+
+class Map(NamedTuple):
+    """Small maps of heads, and their columns once more without the keys that get most.
+
+    Attributes:
+        cells: ``[heads, rows, columns]``, NaN where hidden.
+        beside: ``[heads, rows, chosen columns]``.
+        answers: to what else was asked.
+        how: what a cell holds of its weights, as of `saccade.statistics.Pooled`.
+    """
+
+    cells: Array
+    beside: Array
+    answers: tuple[Any, ...] = ()
+    how: How = "max"
+
+
+class Head(NamedTuple):
+    """One head closely: a larger map, and its strongest weights; None where they are not known."""
+
+    map: Map | None
+    strong: Strong | None
+
+
+class Source(Protocol):
+    """What can be asked of a layer; each method answers about one batch item."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, q_len, kv_len)."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether weights may be below 0."""
+
+    def measures(self, item: int) -> list[Measure]:
+        """Numbers of heads, ``[1, heads]`` each."""
+
+    def received(self, item: int) -> Tensor | None:
+        """What each key gets, ``[heads, kv_len]``."""
+
+    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
+        """Maps of all heads, and what else is asked; None if it is not known, no columns beside where these are not."""
+
+    def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
+        """One head closely."""
+
+
+class Recorded(Protocol):
+    """A recorded layer; `saccade.recording.layer_record.Run` is one."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, q_len, kv_len)."""
+
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix, if queries and keys were kept."""
+
+    @property
+    def kept(self) -> tuple[Fold[Any, Any], ...]:
+        """The questions whose answers were kept."""
+
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """Statistics of queries and keys, by name."""
+
+    def summary(self) -> Summary:
+        """Statistics of heads."""
+
+    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+        """Answers."""
+
+
+def layers_of(where: str, given: object) -> dict[str, Source]:
+    """The layers of what was given, by name.
+
+    Raises:
+        TypeError: neither matrices nor weights nor a recording.
+        ValueError: no layer, or one without queries, keys or heads.
+    """
+    if isinstance(given, Matrix | Tensor | np.ndarray):
+        named: dict[str, object] = {"attention": given}
+    elif isinstance(given, Mapping):
+        named = {str(name): given[name] for name in given}
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        named = {str(number): one for number, one in enumerate(given)}
+    else:
+        raise type_error(where, "given", _RULE, kind(given))
+    found = {name: _source_of(where, name, one) for name, one in named.items()}
+    if not found:
+        hint = "record(model) keeps the layers that run within its block"
+        raise value_error(where, "given", "hold at least one layer", "none", hint=hint)
+    for name, source in found.items():
+        if 0 in source.shape:
+            raise value_error(where, "weights", "have no empty axis", f"shape {list(source.shape)} in layer {name}")
+    return found
+
+
+_RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of them, or a recording"
+
+
+def _source_of(where: str, name: str, given: object) -> Source:
+    if isinstance(given, Matrix):
+        if given.hidden != 0:
+            raise type_error(where, "given", _RULE, f"{kind(given)}, which holds scores, in layer {name}")
+        return OfMatrix(given)
+    if isinstance(given, Tensor | np.ndarray):
+        is_real = given.dtype.kind in "fiu" if isinstance(given, np.ndarray) else _is_real(given.dtype)
+        if given.ndim != 4 or not is_real:
+            got = f"shape {list(given.shape)}, {given.dtype} in layer {name}"
+            raise value_error(where, "weights", "be real numbers [batch, heads, q_len, kv_len]", got)
+        return OfMatrix(WrittenOut(given))
+    if _is_recorded(given):
+        try:
+            return OfMatrix(given.matrix)
+        except UnsupportedError:  # queries and keys were not kept: then there are answers
+            return Kept(given)
+    raise type_error(where, "given", _RULE, f"{kind(given)} in layer {name}")
+
+
+def _is_real(dtype: torch.dtype) -> bool:
+    return not (dtype.is_complex or dtype == torch.bool)
+
+
+def _is_recorded(given: object) -> TypeGuard[Recorded]:
+    """Whether this is a recorded layer; its type says so, since its properties may cost a sweep, or refuse."""
+    names = ("shape", "matrix", "kept", "statistics", "summary", "ask")
+    return all(hasattr(type(given), name) for name in names)
+
+
+class OfMatrix(Source):
+    """A layer whose matrix can be asked anything."""
+
+    def __init__(self, matrix: Matrix):
+        self._matrix = matrix
+
+    @cached_property
+    def _summary(self) -> Summary | None:
+        return self._matrix.summary() if self._has_summary else None
+
+    @cached_property
+    def _plain(self) -> dict[str, Tensor]:
+        return {} if self._has_summary else plain_statistics(self._matrix)
+
+    @cached_property
+    def _has_summary(self) -> bool:
+        return self._matrix.is_stochastic or isinstance(self._matrix, AttentionMatrix)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._matrix.shape
+
+    @cached_property
+    def is_signed(self) -> bool:
+        if isinstance(self._matrix, WrittenOut):
+            return self._matrix.is_signed
+        return not self._has_summary
+
+    def measures(self, item: int) -> list[Measure]:
+        return _measures(self._summary, self._plain, item)
+
+    def received(self, item: int) -> Tensor | None:
+        return (self._plain["received"] if self._summary is None else self._summary.received)[item]
+
+    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map:
+        return self._map(item, range(self.shape[1]), bins, columns, folds)
+
+    def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
+        found = self._map(item, range(head, head + 1), bins, columns, [BothWays(k)])
+        return Head(found, found.answers[0])
+
+    def _map(self, item: int, heads: range, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map:
+        cells, answers = swept(self._matrix, item, heads, bins, [Without(bins, columns), *folds])
+        return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
+
+
+class Kept(Source):
+    """A layer of which answers were kept, not queries and keys."""
+
+    def __init__(self, run: Recorded):
+        self._run = copy.copy(run)  # which another thread may go on to fill
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._run.shape
+
+    @cached_property
+    def is_signed(self) -> bool:
+        if "given_mass" in self._statistics:  # of rows that are no distributions; a softmax has scores all the same
+            return "largest_logit" not in self._statistics
+        return self._pooled is not None and bool((self._pooled < 0).any())
+
+    def measures(self, item: int) -> list[Measure]:
+        try:
+            return _measures(self._run.summary(), {}, item)
+        except UnsupportedError:
+            return _measures(None, self._statistics, item)
+
+    def received(self, item: int) -> Tensor | None:
+        found = self._statistics.get("received")
+        return None if found is None else found[item]
+
+    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
+        if self._pooled is None or self._best is None:
+            return None
+        cells = self._pooled[item].float().cpu().numpy()
+        is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else nobody knows
+        return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32), (), self._best.how)
+
+    def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
+        kept = max((fold for fold in self._run.kept if isinstance(fold, TopK)), key=lambda fold: fold.k, default=None)
+        if kept is None:
+            return Head(None, None)
+        weights, keys = (x[item : item + 1, head : head + 1] for x in self._run.ask(kept)[0])
+        nothing = weights.new_zeros(1, 1, self.shape[3], 0)
+        return Head(None, Strong(weights, keys, nothing, nothing.long()))
+
+    @property
+    def _best(self) -> Pooled | None:
+        """The map that shows most, if one was kept."""
+        kept = [fold for fold in self._run.kept if isinstance(fold, Pooled)]
+        return max(kept, key=lambda fold: (fold.how == "max", fold.bins), default=None)
+
+    @cached_property
+    def _pooled(self) -> Tensor | None:
+        """Its cells, ``[batch, heads, rows, columns]``."""
+        try:
+            return None if self._best is None else self._run.ask(self._best)[0]
+        except UnsupportedError:  # maps of several calls, which do not make one
+            return None
+
+    @cached_property
+    def _statistics(self) -> dict[str, Tensor]:
+        try:
+            return self._run.statistics
+        except UnsupportedError:
+            return {}
+
+
+def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
+    """A table's numbers of one item; of weights without one, means over queries."""
+    if summary is not None:
+        cut = slice(item, item + 1)
+        return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
+    found = []
+    for name, values in plain.items():
+        if name != "received":
+            own = values[item : item + 1].cpu().double()
+            is_peak = name == "largest_logit"
+            total, meaning = (own.amax(-1), "of all scores") if is_peak else (own.mean(-1), "mean over queries")
+            found.append(Measure(name, "", meaning, total, torch.full_like(total, torch.nan)))
+    return found

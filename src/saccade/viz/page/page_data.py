@@ -1,0 +1,268 @@
+"""One side of a page: everything that it shows of one recording, as numbers and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.statistics import Fold, InductionMass, Measure
+from saccade.support.errors import value_error
+from saccade.text import visible
+from saccade.viz.page.encoding import as_json, halves, levels, packed, tops_of
+from saccade.viz.page.layers import Head, Map, Source
+from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
+
+__all__ = ["Side", "checked_labels", "read_side"]
+
+_BINS = 128  # cells of a head's small map
+_FINE = 1024  # and of the large one
+_MOST, _FEWEST = 64, 8  # strongest weights of each token
+_SINKS = 8  # keys of a layer, at most, that can be left out
+_SINK_SHARE, _SINK_TIMES = 0.05, 4.0
+_A_WEIGHT = 5.6  # bytes of a page for a weight and its place: base64 makes them a third more, deflating less
+_FINER = 1.2  # how much more a cell of a large map takes than one of the small map, at most
+_TELLING = ("position_information", "previous_mass", "induction_mass", "first_mass", "distance", "effective_tokens")
+
+
+class Side(NamedTuple):
+    """What a page shows of one recording.
+
+    Attributes:
+        told: what is known of texts, layers and heads.
+        parts: packed bytes, by names that the index does not repeat: maps of each layer, heads closely.
+    """
+
+    told: dict[str, Any]
+    parts: dict[str, str]
+
+
+class _Layer(NamedTuple):
+    name: str
+    source: Source
+    labels: Labels
+    measures: list[Measure]
+    received: Tensor | None
+    sinks: list[int]
+    columns: list[int]  # of the small map, in which sinks stand
+    map: Map | None
+
+
+def checked_labels(
+    where: str, layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
+) -> dict[str, Labels]:
+    """Tokens of all layers; what is asked of them must be there.
+
+    Raises:
+        TypeError, ValueError: tokens, a batch item or heads that do not fit the layers.
+    """
+    for name, layer in layers.items():
+        if item >= layer.shape[0]:
+            raise value_error(where, "batch", f"be from 0 to {layer.shape[0] - 1} in layer {name}", item)
+    counts = [layer.shape[1] for layer in layers.values()]
+    for place, head in heads or ():
+        if not (0 <= place < len(counts) and 0 <= head < counts[place]):
+            rule = f"be (layer, head) of {len(counts)} layers, of {sorted(set(counts))} heads"
+            raise value_error(where, "heads", rule, (place, head))
+    return {name: labels_of(where, tokens, name, *layer.shape[2:]) for name, layer in layers.items()}
+
+
+def read_side(
+    name: str,
+    layers: dict[str, Source],
+    labels: dict[str, Labels],
+    item: int,
+    heads: Sequence[tuple[int, int]] | None,
+    size: int,
+) -> Side:
+    """Ask all layers what a page shows.
+
+    Args:
+        name: of this side.
+        layers: by name.
+        labels: their tokens, checked.
+        item: which batch item.
+        heads: (layer, head) of those that are shown closely; the most telling when None.
+        size: bytes that the page may take, about.
+
+    Cost: about three sweeps over each matrix and one over each head that is shown closely.
+    """
+    read = [_layer(one, layer, labels[one], item) for one, layer in layers.items()]
+    texts: dict[tuple[str, ...], int] = {}
+    index: dict[str, Any] = {"name": visible(name), "measures": _named(read), "layers": []}
+    parts: dict[str, str] = {}
+    for place, own in enumerate(read):
+        index["layers"].append(_described(own, texts))
+        if own.map is not None:
+            tops, signed = tops_of(own.map.cells), own.source.is_signed
+            both = (own.map.cells, own.map.beside)
+            parts[f"maps-{place}"] = packed(
+                b"".join(
+                    levels(cells[head], top, is_signed=signed).tobytes()
+                    for cells in both
+                    for head, top in enumerate(tops)
+                )
+            )
+            index["layers"][place] |= {"cells": own.map.cells.shape[1:], "tops": tops, "sinkColumns": own.columns}
+    index["texts"] = [shown_tokens(text) for text in texts]
+    left = size - sum(map(len, [packed(as_json(index)), *parts.values()]))
+    cells = [_cell_bytes(layer, parts.get(f"maps-{place}", "")) for place, layer in enumerate(read)]
+    order, k, is_sure = _closely(read, cells, heads, left)
+    for place, head in order:
+        described, part = _close(read[place], item, head, k)
+        left -= len(part)
+        if left < 0 and not is_sure:
+            break
+        index["layers"][place]["close"][head] = described
+        parts[f"head-{place}-{head}"] = part
+    index["start"] = next(iter(heads or _most_telling(read)))
+    return Side(index, parts)
+
+
+def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
+    received = source.received(item)
+    sinks = [] if received is None else _sinks(received.cpu().double().nan_to_num(0.0).mean(0))
+    kv_len = source.shape[3]
+    columns = sorted({sink * min(_BINS, kv_len) // kv_len for sink in sinks})
+    folds: list[Fold[Any, Any]] = []
+    numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
+    if labels.is_one_text and len(numbers) < kv_len:  # else no token comes twice, or none is known
+        folds = [InductionMass(tuple(numbers[token] for token in labels.keys))]
+    found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), folds)
+    measures = source.measures(item)
+    if found is not None and found.answers:
+        mass = found.answers[0][0].cpu().double().mean(-1)[None]
+        meaning = "given to what followed the same token before"
+        measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
+    known = columns if found is not None and found.beside.shape[2] else []
+    return _Layer(name, source, labels, measures, received, sinks, known, found)
+
+
+def _sinks(received: Tensor) -> list[int]:
+    """Keys that get at least 5 % of a layer's attention and four times their even share, strongest first."""
+    shares = received / received.sum().clamp_min(1e-30)
+    least = max(_SINK_SHARE, _SINK_TIMES / len(shares))
+    best = shares.topk(min(_SINKS, len(shares)))
+    return [int(key) for share, key in zip(best.values, best.indices, strict=True) if share >= least]
+
+
+def _left_in(columns: Sequence[int], sinks: Sequence[int], kv_len: int, bins: int) -> tuple[tuple[int, ...], ...]:
+    """The keys of columns of cells, without the sinks."""
+    count = min(bins, kv_len)
+    spans = [range(-(-own * kv_len // count), -(-(own + 1) * kv_len // count)) for own in columns]
+    return tuple(tuple(key for key in span if key not in sinks) for span in spans)
+
+
+def _named(layers: Sequence[_Layer]) -> list[dict[str, str]]:
+    """Names, units and meanings of all measures."""
+    found: dict[str, Measure] = {}
+    for layer in layers:
+        for measure in layer.measures:
+            found.setdefault(measure.name, measure)
+    return [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in found.values()]
+
+
+def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
+    """What an index says of a layer; its texts are added to the others."""
+    _, heads, q_len, kv_len = layer.source.shape
+    keys = texts.setdefault(layer.labels.keys, len(texts))
+    queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
+    return {
+        "name": visible(layer.name),
+        "heads": heads,
+        "queries": q_len,
+        "keys": kv_len,
+        "queryText": queries,
+        "keyText": keys,
+        "first": kv_len - q_len if layer.labels.is_one_text else 0,
+        "signed": layer.source.is_signed,
+        "how": "max" if layer.map is None else layer.map.how,
+        "values": {one.name: one.values[0].tolist() for one in layer.measures},
+        "uniform": {one.name: one.uniform[0].tolist() for one in layer.measures},
+        "sinks": layer.sinks,
+        "close": {},
+    }
+
+
+def _closely(
+    layers: Sequence[_Layer], cells: Sequence[float], heads: Sequence[tuple[int, int]] | None, left: int
+) -> tuple[Iterable[tuple[int, int]], int, bool]:
+    """Heads that are shown closely, how many strongest weights of each token, and whether there is room for all.
+
+    Where all weights of all heads find room they are shown; else as many of each token as find room, and at last the
+    fewest, of as many heads as find room.
+    """
+    every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
+    wanted = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
+    longest = max(layer.source.shape[3] for layer in layers)
+    for k in (longest, _MOST, 32, 16, _FEWEST):
+        if k <= longest and sum(_close_bytes(layers[place], cells[place], k) for place, _ in wanted) <= left:
+            return wanted, k, True
+    return (_most_telling(layers) if heads is None else wanted), min(_FEWEST, longest), heads is not None
+
+
+def _most_telling(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
+    """All heads: of each kind the foremost, then of each the second, and so on."""
+    orders = []
+    for name in _TELLING:
+        values = {
+            (place, head): value
+            for place, layer in enumerate(layers)
+            for measure in layer.measures
+            if measure.name == name
+            for head, value in enumerate(measure.values[0].tolist())
+        }
+        orders.append(sorted(values, key=lambda head: -np.nan_to_num(values[head], nan=-np.inf)))
+    every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
+    told = (order[rank] for rank in range(len(every)) for order in [*orders, every] if rank < len(order))
+    yield from dict.fromkeys(told)
+
+
+def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
+    """One head closely: what the index says of it, and its bytes, packed."""
+    _, _, q_len, kv_len = layer.source.shape
+    bins = min(_FINE, max(q_len, kv_len))
+    columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
+    k = min(k, kv_len)
+    found: Head = layer.source.head(item, head, bins, _left_in(columns, layer.sinks, kv_len, bins), k)
+    described: dict[str, Any] = {"k": 0, "top": 0.0}
+    pieces: list[bytes] = []
+    if found.map is not None and max(q_len, kv_len) > _BINS:
+        top = tops_of(found.map.cells)[0]
+        described |= {"cells": found.map.cells.shape[1:], "fineTop": top, "sinkColumns": columns}
+        pieces += [
+            levels(cells[0], top, is_signed=layer.source.is_signed).tobytes()
+            for cells in (found.map.cells, found.map.beside)
+        ]
+    if found.strong is not None:
+        strong = found.strong
+        top = max(float(torch.nan_to_num(strong.weights).abs().max()), 0.0)
+        described |= {"k": strong.weights.shape[-1], "back": strong.received.shape[-1], "top": top}
+        # What was kept of a recording can leave out weights: those below 0, which count as none there.
+        described["whole"] = kv_len <= described["k"] == described["back"]
+        for weights, names in ((strong.weights, strong.keys), (strong.received, strong.queries)):
+            pieces += [halves(weights[0, 0].cpu().numpy(), top), _names(names[0, 0])]
+    if layer.received is not None:
+        received = layer.received[head].float().cpu().numpy()
+        described["mostReceived"] = float(np.abs(np.nan_to_num(received)).max())
+        pieces.append(halves(received, described["mostReceived"]))
+    return described, packed(b"".join(pieces))
+
+
+def _names(indices: Tensor) -> bytes:
+    """Indices as uint32, one more than they are: 0 for none."""
+    return (indices + 1).cpu().numpy().astype("<u4").tobytes()
+
+
+def _cell_bytes(layer: _Layer, maps: str) -> float:
+    """Bytes of a page for each cell of a large map, as the small ones tell; 0 where there is none."""
+    return 0.0 if layer.map is None else _FINER * len(maps) / layer.map.cells.size
+
+
+def _close_bytes(layer: _Layer, cell: float, k: int) -> int:
+    _, _, q_len, kv_len = layer.source.shape
+    fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) * cell
+    return int(fine + _A_WEIGHT * (q_len + kv_len) * min(k, kv_len) + 2.5 * kv_len)
