@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.engine.tiles.tile_scores import tile_splitting as engine
+from saccade.engine.tiles import tile_splitting as engine
 from saccade.masks import Full
 from saccade.plan import Strip, Tile, Triangle
 

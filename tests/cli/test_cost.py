@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import saccade as sc
 from saccade import masks
 from saccade.cli.app import app
-from saccade.distributed import exchange_plan, figures
+from saccade.distributed import exchange, figures
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_a_window_is_planned_and_drawn(cost, tmp_path):
     file = tmp_path / "plan.png"
     result = cost("causal & window(4095, 0)", "--tokens", "131072", "--ranks", "8", "--picture", "--out", str(file))
     assert result.exit_code == 0, result.output
-    plan = exchange_plan(masks.sliding_window(4096), 131_072, 32, 32, 128, ranks=8)
+    plan = exchange(masks.sliding_window(4096), 131_072, 32, 32, 128, ranks=8)
     assert result.stdout.startswith(str(plan))
     rows = [line for line in result.stdout.splitlines() if line[:5].strip().isdigit()]
     assert [row[6:22].find("█") for row in rows] == [-1, 0, 2, 4, 6, 8, 10, 12]
@@ -32,7 +32,7 @@ def test_a_window_is_planned_and_drawn(cost, tmp_path):
 def test_json_is_the_plan(cost):
     result = cost("causal", "--tokens", "4096", "--ranks", "4", "--kv-heads", "8", "--json", "--layout", "zigzag")
     told = json.loads(result.stdout)
-    plan = exchange_plan(masks.Causal(), 4096, 32, 8, 128, ranks=4, layout="zigzag")
+    plan = exchange(masks.Causal(), 4096, 32, 8, 128, ranks=4, layout="zigzag")
     assert told["bytes_sent"] == plan.bytes_sent.tolist()
     assert told["strategy"] == plan.strategy
     assert told["imbalance"] == plan.imbalance
@@ -87,14 +87,14 @@ def test_a_model_on_one_machine(cost):
 @pytest.mark.parametrize("strategy", ["fetch", "gather", "ulysses"])
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "balanced"])
 def test_traffic_is_what_ranks_receive(strategy, layout):
-    plan = exchange_plan(masks.longformer(300, [0]), 4096, 8, ranks=4, strategy=strategy, layout=layout)
+    plan = exchange(masks.longformer(300, [0]), 4096, 8, ranks=4, strategy=strategy, layout=layout)
     traffic = figures.traffic(plan)
     assert traffic.sum(1).tolist() == plan.bytes_received.tolist()
     assert traffic.sum(0).tolist() == plan.bytes_sent.tolist()
 
 
 def test_a_picture_of_many_ranks_is_as_wide_as_one_of_few():
-    plan = exchange_plan(masks.sliding_window(4096), 1 << 20, 8, ranks=256)
+    plan = exchange(masks.sliding_window(4096), 1 << 20, 8, ranks=256)
     rows = figures.picture(plan).splitlines()[1:-1]
     assert len(rows) == 32
     assert {len(row) for row in rows} == {5 + 1 + 64 + 1 + 4}

@@ -5,7 +5,7 @@ import pytest
 
 import saccade as sc
 from saccade import masks
-from saccade.costs import Machine, scaling_plot
+from saccade.costs import Machine, growth
 
 LENGTHS = (256, 1024, 4096)
 
@@ -22,7 +22,7 @@ def drawn(figure):
 
 
 def test_memory_with_the_room_that_there_is(costs):
-    axes, lines = drawn(scaling_plot(reversed(costs), memory=3 * 2**20))
+    axes, lines = drawn(growth(reversed(costs), memory=3 * 2**20))
     assert list(lines) == ["forward", "training", "decode", "cache", "room"]
     assert axes.get_ylabel() == "MiB"
     for name in ("forward", "training", "decode"):
@@ -35,14 +35,14 @@ def test_memory_with_the_room_that_there_is(costs):
 
 @pytest.mark.parametrize(("what", "attribute", "unit"), [("flops", "flops", 1e6), ("moved", "bytes_moved", 2**20)])
 def test_what_is_computed_and_moved(costs, what, attribute, unit):
-    _, lines = drawn(scaling_plot(costs, what))
+    _, lines = drawn(growth(costs, what))
     assert list(lines) == ["forward", "training", "decode"]
     np.testing.assert_allclose(lines["training"][1] * unit, [getattr(told.training, attribute) for told in costs])
 
 
 def test_seconds_are_those_of_this_machine(costs, monkeypatch):
     monkeypatch.setattr(Machine, "seconds", lambda self, steps: 1e-3 * len(steps))
-    axes, lines = drawn(scaling_plot(costs, "seconds"))
+    axes, lines = drawn(growth(costs, "seconds"))
     assert axes.get_ylabel() == "milliseconds"
     assert lines["forward"][1].tolist() == [len(told.forward.steps) for told in costs]
 
@@ -61,4 +61,4 @@ def test_seconds_are_those_of_this_machine(costs, monkeypatch):
 )
 def test_what_cannot_be_drawn(costs, change, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        scaling_plot(change(costs), **options)
+        growth(change(costs), **options)

@@ -6,7 +6,7 @@ from tests.distributed.spawned import on_ranks
 
 import saccade as sc
 from saccade import masks, positions
-from saccade.distributed import ContextParallel, Machine, exchange_plan
+from saccade.distributed import ContextParallel, Machine, exchange
 from saccade.mechanisms import Linformer, Softmax, TopK
 from saccade.mechanisms.scorers import DotProducts
 
@@ -62,7 +62,7 @@ def compared(rank, layouts, strategies, kv_heads, names):
                     expected = on_one(whole(kv_heads), mask, options)
                     made = layout
                     if layout == "balanced":
-                        plan = exchange_plan(
+                        plan = exchange(
                             mask, N, 4, kv_heads, 16, ranks=torch.distributed.get_world_size(), layout=layout
                         )
                         made = plan.layout

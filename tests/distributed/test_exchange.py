@@ -6,7 +6,7 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.distributed import Machine, exchange_plan
+from saccade.distributed import Machine, exchange
 from saccade.distributed.exchange_plan import STRATEGIES
 from saccade.distributed.layouts import NAMES
 
@@ -33,7 +33,7 @@ def numbers(ranges):
 @pytest.mark.parametrize("name", MASKS)
 def test_every_rank_gets_what_it_needs_and_no_more_than_is_counted(name, layout, ranks):
     mask = MASKS[name]
-    plan = exchange_plan(mask, N, 4, 2, 16, torch.float32, ranks, layout=layout, strategy="fetch")
+    plan = exchange(mask, N, 4, 2, 16, torch.float32, ranks, layout=layout, strategy="fetch")
     dense = (masks.Full() if mask is None else mask).to_dense(N, batch=1 if mask is None else mask.shape[0])
     seen = dense.any(0).any(0).numpy()
     parts = [plan.rank(rank) for rank in range(ranks)]
@@ -58,21 +58,17 @@ def test_work_is_that_of_the_pairs():
         mask = masks.Full() if MASKS[name] is None else MASKS[name]
         n = 1024
         rule = masks.Documents([500, 524], rule=masks.Causal()) if name == "documents" else mask
-        plan = exchange_plan(rule, n, 3, ranks=4, layout="zigzag", strategy="fetch")
+        plan = exchange(rule, n, 3, ranks=4, layout="zigzag", strategy="fetch")
         exact = 3 * int(rule.to_dense(n).sum())
         assert plan.pairs.sum() == pytest.approx(exact, rel=0.1)
 
 
 def test_a_window_costs_the_same_however_long_the_sequence():
-    plans = [
-        exchange_plan(masks.sliding_window(4096), n, 32, 8, 128, ranks=n >> 10) for n in (1 << 18, 1 << 19, 1 << 20)
-    ]
+    plans = [exchange(masks.sliding_window(4096), n, 32, 8, 128, ranks=n >> 10) for n in (1 << 18, 1 << 19, 1 << 20)]
     assert {plan.strategy for plan in plans} == {"fetch"}
     assert {plan.layout.name for plan in plans} == {"contiguous"}
     assert {int(plan.bytes_sent.max()) for plan in plans} == {4095 * 4096}  # 16 MiB, but for one token
-    ring = exchange_plan(
-        masks.sliding_window(4096), 1 << 20, 32, 8, 128, ranks=1024, strategy="gather", layout="contiguous"
-    )
+    ring = exchange(masks.sliding_window(4096), 1 << 20, 32, 8, 128, ranks=1024, strategy="gather", layout="contiguous")
     assert int(ring.bytes_sent.max()) == 4092 << 20
     assert plans[2].ranks == 1024
     assert plans[2].imbalance < 1.01
@@ -82,9 +78,9 @@ def test_packed_documents_are_balanced_by_work():
     drawn = np.random.default_rng(0)
     lengths = np.minimum(drawn.lognormal(7, 1.3, 2000).astype(int) + 1, 32768).tolist()
     rule, n = masks.Documents(lengths, rule=masks.Causal()), sum(lengths)
-    even = {name: exchange_plan(rule, n, 32, 8, 128, ranks=64, layout=name, strategy="fetch") for name in NAMES}
+    even = {name: exchange(rule, n, 32, 8, 128, ranks=64, layout=name, strategy="fetch") for name in NAMES}
     assert even["balanced"].imbalance <= 1.05 < even["zigzag"].imbalance < even["contiguous"].imbalance
-    chosen = exchange_plan(rule, n, 32, 8, 128, ranks=64)
+    chosen = exchange(rule, n, 32, 8, 128, ranks=64)
     assert (chosen.layout.name, chosen.strategy) == ("balanced", "fetch")
     assert "1.0" in str(chosen).split("the busiest rank has ")[1][:4]
     assert max(map(len, str(chosen).splitlines())) < 160
@@ -92,7 +88,7 @@ def test_packed_documents_are_balanced_by_work():
 
 def test_causal_work_is_even_in_a_zigzag():
     plans = {
-        name: exchange_plan(masks.Causal(), 1 << 16, 8, ranks=8, layout=name, strategy="fetch")
+        name: exchange(masks.Causal(), 1 << 16, 8, ranks=8, layout=name, strategy="fetch")
         for name in ("contiguous", "zigzag")
     }
     assert plans["zigzag"].imbalance == pytest.approx(1.0, abs=1e-6)
@@ -101,29 +97,29 @@ def test_causal_work_is_even_in_a_zigzag():
 
 def test_strategies_that_cannot_be():
     with pytest.raises(sc.UnsupportedError, match="8 ranks do not divide 12 heads and 4 key heads"):
-        exchange_plan(None, 1024, 12, 4, ranks=8, strategy="ulysses")
+        exchange(None, 1024, 12, 4, ranks=8, strategy="ulysses")
     per_head = masks.Blocks(torch.ones(2, 4, 4, dtype=torch.bool)[:, :, :], 256)
-    plan = exchange_plan(per_head, 1024, 8, ranks=2)
+    plan = exchange(per_head, 1024, 8, ranks=2)
     assert any("tells heads apart" in why for why in plan.refused.get("ulysses", ())) == (per_head.shape[1] > 1)
-    plan = exchange_plan(None, 1 << 16, 32, 32, 128, ranks=8, layout="contiguous")
+    plan = exchange(None, 1 << 16, 32, 32, 128, ranks=8, layout="contiguous")
     assert plan.strategy == "ulysses"  # an eighth of all rows in place of all keys
     assert plan.rounds == 2
     assert plan.rank(0).receives == ()
     slow = Machine(latency=1.0)
-    assert exchange_plan(None, 1 << 16, 32, 32, 128, ranks=8, layout="contiguous", machine=slow).strategy != "ulysses"
+    assert exchange(None, 1 << 16, 32, 32, 128, ranks=8, layout="contiguous", machine=slow).strategy != "ulysses"
 
 
 def test_plans_are_equal_where_all_is():
-    one, again = (exchange_plan(masks.Causal(), 1000, 4, ranks=4) for _ in range(2))
+    one, again = (exchange(masks.Causal(), 1000, 4, ranks=4) for _ in range(2))
     assert one.fingerprint == again.fingerprint
     others = [
-        exchange_plan(masks.sliding_window(999), 1000, 4, ranks=4),
-        exchange_plan(masks.Causal(), 1001, 4, ranks=4),
-        exchange_plan(masks.Causal(), 1000, 4, 2, ranks=4),
-        exchange_plan(masks.Causal(), 1000, 4, ranks=5),
-        exchange_plan(masks.Causal(), 1000, 4, ranks=4, layout="striped"),
-        exchange_plan(masks.Causal(), 1000, 4, ranks=4, strategy="gather"),
-        exchange_plan(masks.Causal(), 1000, 4, ranks=4, dtype=torch.float32),
+        exchange(masks.sliding_window(999), 1000, 4, ranks=4),
+        exchange(masks.Causal(), 1001, 4, ranks=4),
+        exchange(masks.Causal(), 1000, 4, 2, ranks=4),
+        exchange(masks.Causal(), 1000, 4, ranks=5),
+        exchange(masks.Causal(), 1000, 4, ranks=4, layout="striped"),
+        exchange(masks.Causal(), 1000, 4, ranks=4, strategy="gather"),
+        exchange(masks.Causal(), 1000, 4, ranks=4, dtype=torch.float32),
     ]
     assert len({plan.fingerprint for plan in others} | {one.fingerprint}) == 8
 
@@ -142,10 +138,10 @@ def test_plans_are_equal_where_all_is():
 )
 def test_what_cannot_be_planned(arguments, options, sentence):
     with pytest.raises((TypeError, ValueError), match=f"^{sentence}"):
-        exchange_plan(*arguments, **options)
+        exchange(*arguments, **options)
 
 
 def test_names():
     assert STRATEGIES == ("fetch", "gather", "ulysses")
     with pytest.raises(ValueError, match=r"Exchange.rank: number must be below 2; got 2"):
-        exchange_plan(None, 8, 2, ranks=2).rank(2)
+        exchange(None, 8, 2, ranks=2).rank(2)

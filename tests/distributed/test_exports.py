@@ -6,7 +6,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import saccade as sc
 from saccade import masks
-from saccade.distributed import block_mask, cp_comm_types, exchange_plan, qk_ranges
+from saccade.distributed import block_mask, cp_comm_types, exchange, qk_ranges
 
 
 @pytest.mark.ci
@@ -19,7 +19,7 @@ from saccade.distributed import block_mask, cp_comm_types, exchange_plan, qk_ran
 def test_flex_attention_runs_the_rows_of_a_rank(mask, layout):
     query, key, value = torch.randn(3, 1, 2, 96, 16)
     expected = sc.attention(query, key, value, mask)
-    plan = exchange_plan(mask, 96, 2, ranks=3, layout=layout, strategy="fetch")
+    plan = exchange(mask, 96, 2, ranks=3, layout=layout, strategy="fetch")
     for rank in range(3):
         own = plan.rank(rank)
         rows = torch.cat([torch.arange(span.start, span.stop) for span in own.rows])
@@ -31,7 +31,7 @@ def test_flex_attention_runs_the_rows_of_a_rank(mask, layout):
 
 
 def test_what_flex_attention_gets_no_blocks_for():
-    plan = exchange_plan(None, 96, 4, ranks=2, strategy="ulysses")
+    plan = exchange(None, 96, 4, ranks=2, strategy="ulysses")
     with pytest.raises(sc.UnsupportedError, match="each rank then has all rows of its heads"):
         block_mask(plan, 0)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.distributed.spawned import on_ranks
 
 from saccade import masks
-from saccade.distributed import ContextParallel, exchange_plan
+from saccade.distributed import ContextParallel, exchange
 from saccade.mechanisms import Softmax
 from saccade.nn import MultiHeadAttention
 
@@ -90,7 +90,7 @@ def counted(rank):
             out = cp.attention(*leaves, mask)
             forward = sum(sent)
             out.sum().backward()
-            plan = exchange_plan(mask, 16, 2, 2, 16, torch.float32, 2, layout="zigzag", strategy=strategy)
+            plan = exchange(mask, 16, 2, 2, 16, torch.float32, 2, layout="zigzag", strategy=strategy)
             found[strategy, str(mask)] = (
                 forward - int(plan.bytes_sent[rank]),
                 sum(sent)
@@ -186,7 +186,7 @@ def refusals(rank):
         lambda: cp.attention(query, key, value, seq_len=20),
         lambda: ContextParallel(layout="ring"),
         lambda: ContextParallel(strategy="ring"),
-        lambda: ContextParallel(layout=exchange_plan(None, 16, 2, ranks=4).layout),
+        lambda: ContextParallel(layout=exchange(None, 16, 2, ranks=4).layout),
         lambda: ContextParallel(strategy="ulysses").attention(*inputs(), sink_logit=torch.zeros(2)),
     ):
         try:

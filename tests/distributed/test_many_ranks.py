@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from saccade import masks
-from saccade.distributed import ContextParallel, exchange_plan
+from saccade.distributed import ContextParallel, exchange
 
 RANKS, N, WINDOW = 1024, 1 << 20, 4096
 
@@ -34,7 +34,7 @@ def test_a_window_talks_to_four_neighbours(monkeypatch):
     mask = masks.sliding_window(WINDOW)
     query, key, value = (torch.randn(1, 2, N // RANKS, 16, requires_grad=True) for _ in range(3))
     out = cp.attention(query, key, value, mask)
-    plan = exchange_plan(mask, N, 2, 2, 16, torch.float32, RANKS, layout="contiguous", strategy="fetch")
+    plan = exchange(mask, N, 2, 2, 16, torch.float32, RANKS, layout="contiguous", strategy="fetch")
     own = plan.rank(5)
     assert sorted(sent) == sorted({peer for peer, _ in own.sends}) == [6, 7, 8, 9]
     assert sorted(got) == sorted({peer for peer, _ in own.receives}) == [1, 2, 3, 4]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.masks.convert.as_mask import recognise_tensor as finding
+from saccade.masks.convert import recognise_tensor as finding
 from saccade.testing import oracle
 
 N = 12

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.masks.convert.as_mask import recognise_tensor as finding
+from saccade.masks.convert import recognise_tensor as finding
 
 pytestmark = pytest.mark.usefixtures("however_small")
 N = 12

@@ -10,7 +10,7 @@ from tests.masks.test_masks import _covered
 from torch import Tensor
 
 from saccade import masks
-from saccade.masks.convert.as_mask import recognise_tensor as finding
+from saccade.masks.convert import recognise_tensor as finding
 
 pytestmark = pytest.mark.usefixtures("however_small")
 

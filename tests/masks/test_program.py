@@ -10,7 +10,7 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.masks.convert.as_mask import serialize as written
+from saccade.masks.convert import serialize as written
 from saccade.masks.convert.serialize import decode, encode
 
 

@@ -10,7 +10,7 @@ import typer
 from saccade.cli.cost_here import here
 from saccade.cli.exits import refuse, refuse_beside, refuse_without
 from saccade.cli.output_files import put
-from saccade.distributed import exchange_plan, figures
+from saccade.distributed import exchange, figures
 from saccade.distributed.exchange_plan import Exchange
 from saccade.masks import parse
 
@@ -104,7 +104,7 @@ def cost(
     except (TypeError, ValueError) as error:
         refuse("cost", f"RULE: {error}")
     try:
-        plan = exchange_plan(
+        plan = exchange(
             mask, tokens, heads, kv_heads, head_dim, _DTYPES[dtype], ranks, layout=layout, strategy=strategy
         )
     except (TypeError, ValueError, NotImplementedError) as error:

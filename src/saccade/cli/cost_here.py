@@ -9,7 +9,7 @@ from torch import nn
 from saccade.cli.exits import loaded, refuse
 from saccade.cli.loading import load
 from saccade.cli.output_files import put
-from saccade.costs import Cost, cost, scaling_plot
+from saccade.costs import Cost, cost, growth
 from saccade.masks import Mask, parse
 
 __all__ = ["here"]
@@ -61,4 +61,4 @@ def here(
         if len(lengths) < 2:
             refuse(command, f"--out must come with two tokens or more; got --tokens {tokens}")
         costs = [*map(at, lengths[:-1]), told]
-        put(command, scaling_plot(costs, "seconds") if asks_seconds else scaling_plot(costs, memory=room), out)
+        put(command, growth(costs, "seconds") if asks_seconds else growth(costs, memory=room), out)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engine.tiles.tile_scores import tile_scores
+from saccade.engine.tiles import tile_scores
 from saccade.engine.tiles.tile_splitting import part_of
 from saccade.matrix import AttentionMatrix, Block, Matrix
 from saccade.mechanisms.features.feature_matrix import FeatureMatrix
