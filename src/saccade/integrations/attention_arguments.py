@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from saccade.integrations.lazy_mask import Placed
@@ -71,7 +72,7 @@ def check_supported(where: str, module: nn.Module, facts: Mapping[str, Any]) -> 
     if not unknown:
         return
     files = tuple(parent.__module__ for parent in type(module).__mro__)
-    refused = [name for name in unknown if name in UNSUPPORTED or name in _read_by_functions(files)]
+    refused = [name for name in unknown if name in UNSUPPORTED or _is_read(files, name)]
     if refused:
         reasons = [f"the model passes {name}, which is not supported here" for name in refused]
         hints = [UNSUPPORTED[name] for name in refused if name in UNSUPPORTED]
@@ -86,6 +87,12 @@ def check_ends(where: str, module: nn.Module, ends: Mapping[str, Tensor], placed
         reasons = [f"the model passes {name}, and its mask does not keep these texts apart" for name in wrong]
         hint = "pass position_ids that restart with each text, and use_cache=False"
         raise unsupported(where, type(module).__name__, reasons, hint=hint)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_read(files: tuple[str, ...], name: str) -> bool:
+    """Return whether an attention function reads the argument; a compiler need not trace the search."""
+    return name in _read_by_functions(files)
 
 
 @functools.cache
