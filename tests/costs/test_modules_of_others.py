@@ -165,11 +165,12 @@ def test_torch_is_left_as_it_was(is_fast):
         sc.cost(Stack("encoder"), 8, inputs=ids)
         with pytest.raises(RuntimeError, match="same reduction dim"):
             sc.cost(nn.Linear(3, 3), 8, inputs=vectors)
-        assert torch.backends.mha.get_fastpath_enabled() is is_fast
-        assert torch.backends.mkldnn.enabled is mkldnn
-        assert transformer._detect_is_causal_mask is reads
     finally:
+        after = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(before)
+    assert after is is_fast
+    assert torch.backends.mkldnn.enabled is mkldnn
+    assert transformer._detect_is_causal_mask is reads
 
 
 def test_what_torch_runs_as_one_operation_is_counted():

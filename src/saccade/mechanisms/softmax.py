@@ -95,7 +95,9 @@ class Softmax(Mechanism):
             reason = "it has a bias of its own, and a call brings another"
             raise unsupported("Softmax", "bias", [reason], hint="Softmax() without one takes that of each call")
         made = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
-        made.bias, made.sink_logit = bias, self.sink_logit
+        made.bias = bias
+        if self.sink_logit is not None:  # a compiler cannot trace how torch assigns a buffer
+            register_tensor(made, "sink_logit", self.sink_logit)
         return self._stood_in_for_by(made)
 
     def extra_repr(self) -> str:

@@ -309,7 +309,10 @@ def test_a_child_writes_each_finding_before_the_next_and_what_first_use_says(mon
                     out, lse = super().forward(given, value, dropped)
                     return 2.0 * out, lse
 
-            with pytest.warns(UserWarning, match="differed from the definition"), pytest.raises(sc.UnsupportedError):
+            with (
+                pytest.warns(UserWarning, match="differed from the definition"),
+                pytest.raises(sc.UnsupportedError, match="sdpa"),
+            ):
                 sc.attention(query, query, query, impl=Wrong())
 
     step = types.ModuleType("benchmarks.gpu_check.environment")
