@@ -49,7 +49,7 @@ def test_autocast_does_not_reach_into_a_product(impl: str) -> None:
 def test_the_probe_answers_the_same_whatever_is_switched_on() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert sc.engine.kernels.aten_flash.is_available.__wrapped__()
-        assert sc.engine.kernels.aten.reads_groups.__wrapped__() == sc.engine.kernels.aten.reads_groups()
+        assert sc.engine.kernels.aten_flash.reads_groups.__wrapped__() == sc.engine.kernels.aten_flash.reads_groups()
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

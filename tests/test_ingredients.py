@@ -179,11 +179,11 @@ def _share(lse: Tensor, sink: Tensor) -> Tensor:
 
 def test_what_a_sink_leaves_to_the_keys() -> None:
     lse, sink = torch.randn(B, H, L, dtype=DOUBLE), torch.randn(H, dtype=DOUBLE)
-    torch.testing.assert_close(sc.engine.sink.log_share(lse, sink), _share(lse, sink))
+    torch.testing.assert_close(sc.engine.bias.sink_logit.log_share(lse, sink), _share(lse, sink))
     lse[:, :, 1] = -torch.inf  # a row without keys: there is nothing to take from
     want = _share(lse, sink)
     want[:, :, 1] = 0.0
-    torch.testing.assert_close(sc.engine.sink.log_share(lse, sink), want)
+    torch.testing.assert_close(sc.engine.bias.sink_logit.log_share(lse, sink), want)
 
 
 def test_of_overlapping_terms_the_rows_can_be_had_whole():
