@@ -43,10 +43,10 @@ RULES = {
 }
 WAYS = {
     "as it is": {},
-    "tiles are free": {"layouts.TILE_PRICE": 0, "plan._ROW_BLOCKS": (5, 2, 1)},
-    "rows apart": {"layouts._MAX_RESIDUAL": 1},
-    "few rows": {"layouts._MAX_RESIDUAL": 20, "plan._ROW_BLOCKS": (4, 1)},
-    "by a sample": {"layouts._MAX_RESIDUAL": 1, "plan._SAMPLE": 3, "layouts._WRITTEN_OUT": 2, "plan._KEPT_TILES": 4},
+    "tiles are free": {"row_grouping.TILE_PRICE": 0, "plan._ROW_BLOCKS": (5, 2, 1)},
+    "rows apart": {"row_grouping._MAX_RESIDUAL": 1},
+    "few rows": {"row_grouping._MAX_RESIDUAL": 20, "plan._ROW_BLOCKS": (4, 1)},
+    "by a sample": {"row_grouping._MAX_RESIDUAL": 1, "plan._SAMPLE": 3, "row_grouping._WRITTEN_OUT": 2, "plan._KEPT_TILES": 4},
 }
 
 

@@ -175,7 +175,7 @@ def test_a_machine_that_does_not_say_how_large_it_is_has_a_terabyte(
         raise error("it does not say")
 
     monkeypatch.setattr(os, "sysconf", unknown)
-    assert files.contents._machine() == 2**40
+    assert files.record._machine() == 2**40
 
 
 @pytest.mark.parametrize("depth", [16, 17])

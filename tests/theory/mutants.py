@@ -78,11 +78,11 @@ from saccade.theory.heads import least_error_of_one_head
 from saccade.theory.mixture import posterior
 from saccade.theory.paths import convolutions, lstm, recurrent, scanned
 from saccade.theory.products import factors_of_logits
-from saccade.theory.related_methods import precision_weighted
+from saccade.theory.relatives import precision_weighted
 from saccade.theory.softmax import jacobian, jacobian_as_printed, jacobian_of_rows
 from saccade.theory.sparsity import by_chance, keys_needed, strongest
 from saccade.theory.spectrum import moduli
-from saccade.theory.training_setup import attentive, convolution
+from saccade.theory.trained import attentive, convolution
 from saccade.theory.universality import built
 
 MUTANTS = [

@@ -8,7 +8,7 @@ from tests.theory.mutants import MUTANTS
 
 from saccade import theory
 from saccade.theory.claim import VERDICTS
-from saccade.theory.tutorials import DOCUMENTS
+from saccade.theory.documents import DOCUMENTS
 
 EVERY = pytest.mark.parametrize("claim", theory.CLAIMS, ids=lambda claim: claim.name)
 TRAINED = {claim.name for claim in theory.CLAIMS if claim.topic == "training"}

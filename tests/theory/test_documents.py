@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from saccade import theory
 from saccade.cli.app import app
 from saccade.theory.claim import VERDICTS
-from saccade.theory.tutorials import DOCUMENTS, listed, tables
+from saccade.theory.documents import DOCUMENTS, listed, tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 SAID = [said for document in DOCUMENTS for said in document.says]

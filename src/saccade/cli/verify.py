@@ -18,9 +18,9 @@ from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
 from saccade.theory.claims import CONDITION, sections, table
+from saccade.theory.documents import DOCUMENTS, Document, listed, tables
 from saccade.theory.pictures import PICTURES
 from saccade.theory.pictures_in_chinese import PICTURES_IN_CHINESE
-from saccade.theory.tutorials import DOCUMENTS, Document, listed, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from saccade.masks.grid.neighborhood import Neighborhood
     from saccade.masks.grid.windows import ShiftedWindows
     from saccade.masks.mask import Mask
+    from saccade.masks.receptive_field import through_layers as through_layers  # what Mask.__pow__ calls
     from saccade.masks.recipes import (
         bigbird,
         image_columns,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from saccade.masks.rules.segments import Segments
     from saccade.masks.rules.strided import Strided
     from saccade.masks.rules.window import Window
-    from saccade.masks.through_layers import through_layers as through_layers  # what Mask.__pow__ calls
 else:
     _HOMES = {
         "algebra": "After And Not Or",
@@ -67,7 +67,7 @@ else:
         "rules.padding": "Padding",
         "convert.parse": "parse",
         "rules.per_batch_item": "PerItem",
-        "through_layers": "through_layers",
+        "receptive_field": "through_layers",
         "rules.predicate": "Predicate",
         "rules.prefix": "Prefix",
         "rules.random_blocks": "Random",

@@ -269,7 +269,7 @@ class Mask(NoArithmetic, ABC):
         >>> Window(3, 1) ** 4, (Window(3, 3) | Global([0])) ** 2
         (Window(left=12, right=4), Full())
 
-        Exact at every length, in O(parts of the rule): `saccade.masks.through_layers` lists the forms. A rule
+        Exact at every length, in O(parts of the rule): `saccade.masks.receptive_field` lists the forms. A rule
         without one raises `UnsupportedError`, and ``layers`` that is no int of at least 1 a ``ValueError``.
         """
         return masks.through_layers(self, layers)

@@ -97,6 +97,7 @@ class Softmax(Mechanism):
         made = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
         made.bias = bias
         if self.sink_logit is not None:  # a compiler cannot trace how torch assigns a buffer
+            del made.sink_logit
             register_tensor(made, "sink_logit", self.sink_logit)
         return self._stood_in_for_by(made)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from saccade.matrix import attention
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, equal
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["bits", "kept_and_told"]
 

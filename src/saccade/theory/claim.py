@@ -12,8 +12,8 @@ import torch
 
 from saccade.support.errors import type_error
 from saccade.support.validation import integer
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, Measurements
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["VERDICTS", "Check", "Claim", "Verdict", "claim"]
 

@@ -13,8 +13,8 @@ from saccade.matrix import AttentionMatrix, attention
 from saccade.mechanisms import Linear, Mechanism
 from saccade.testing.laws.memory import largest_tensor
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_most, equal
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["Attend", "attention_layer", "dense", "flops", "growth", "recurrence"]
 

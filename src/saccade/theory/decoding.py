@@ -13,8 +13,8 @@ from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention
 from saccade.theory.claim import claim
 from saccade.theory.complexity import dense, flops
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, differ, equal, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["decoder", "one_by_one"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, estimate, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["divided", "kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
 

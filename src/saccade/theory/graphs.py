@@ -9,8 +9,8 @@ from torch import Tensor
 
 from saccade.masks import Global, Mask, Random, Window, bigbird
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["contains_star", "diameter"]
 

@@ -12,8 +12,8 @@ from saccade.masks import Window
 from saccade.matrix import attention
 from saccade.theory.claim import claim
 from saccade.theory.complexity import dense, flops
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, equal, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["best_of_one_head", "least_error_of_one_head"]
 

@@ -11,8 +11,8 @@ from saccade.mechanisms import Linformer, Performer
 from saccade.mechanisms.linformer import LinformerMatrix
 from saccade.theory.claim import claim
 from saccade.theory.complexity import dense, flops, growth
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_most, equal
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["operations_of_linformer", "operations_of_performer"]
 

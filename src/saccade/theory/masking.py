@@ -10,8 +10,8 @@ from torch import Tensor
 from saccade.masks import Causal, Padding
 from saccade.matrix import attention, attention_with_lse
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["filled"]
 

@@ -12,8 +12,8 @@ from saccade.masks import Causal
 from saccade.matrix import attention
 from saccade.theory.claim import claim
 from saccade.theory.complexity import dense, growth, recurrence
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most, equal, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["attending", "convolutions", "critical_path", "influence", "lstm", "recurrent", "scanned"]
 

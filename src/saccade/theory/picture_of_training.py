@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from saccade.theory.panels import head, legend, side_by_side
 from saccade.theory.sparsity import TEXT, by_chance, decoder_loss, strongest
-from saccade.theory.training_setup import attentive, learned, neighbours, recall
+from saccade.theory.trained import attentive, learned, neighbours, recall
 from saccade.viz.canvas import INK, INKS
 
 if TYPE_CHECKING:

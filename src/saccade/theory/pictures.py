@@ -12,16 +12,16 @@ from torch import Tensor
 from saccade.masks import Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.scores import Gaussian
-from saccade.theory.common_mistakes import MISTAKES
 from saccade.theory.complexity import dense, flops, recurrence
+from saccade.theory.draw import Draw
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
 from saccade.theory.information import gaussian_information, patterns
+from saccade.theory.mistakes import MISTAKES
 from saccade.theory.panels import head, legend, side_by_side
 from saccade.theory.paths import attending, convolutions, influence, lstm
 from saccade.theory.picture_of_training import trained
-from saccade.theory.random_inputs import Draw
 from saccade.theory.rank import weights_of
-from saccade.theory.related_methods import kalman_update
+from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
 from saccade.viz.canvas import GREY, INK, INKS, colours

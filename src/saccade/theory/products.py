@@ -10,8 +10,8 @@ from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, attention
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
-from saccade.theory.random_inputs import Draw
 from saccade.theory.rank import centred_logs, weights_of
 
 __all__ = ["EXAMPLE", "by_hand", "factors_of_logits"]

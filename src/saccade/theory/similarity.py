@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, differ, equal, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["dot_products"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["entropy_slope", "jacobian", "jacobian_as_printed", "jacobian_of_rows", "softmax"]
 

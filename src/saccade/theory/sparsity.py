@@ -13,8 +13,8 @@ from saccade.mechanisms.scorers import DotProducts
 from saccade.models import minilm, small_decoder
 from saccade.nn import MultiHeadAttention
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most
-from saccade.theory.random_inputs import Draw
 from saccade.theory.rank import trained_heads
 
 __all__ = ["TEXT", "by_chance", "decoder_loss", "keys_needed", "sinks_of_minilm", "strongest"]

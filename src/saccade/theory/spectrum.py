@@ -9,8 +9,8 @@ from torch import Tensor
 
 from saccade.masks import Causal, Mask
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
-from saccade.theory.random_inputs import Draw
 from saccade.theory.rank import weights_of
 
 __all__ = ["moduli"]

@@ -11,8 +11,8 @@ from saccade.masks import Causal, Mask
 from saccade.matrix import attention
 from saccade.positions import Sinusoidal
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["key_order_does_not_matter", "permutation_equivariance"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from saccade.matrix import attention
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["built", "sequences", "tell_apart"]
 

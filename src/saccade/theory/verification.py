@@ -10,8 +10,8 @@ from saccade.support.errors import type_error
 from saccade.support.validation import integer
 from saccade.theory.claim import Claim
 from saccade.theory.claims import CLAIMS
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["SCHEMA", "Finding", "Verification", "verify"]
 

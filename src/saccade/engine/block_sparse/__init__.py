@@ -1,1 +1,3 @@
 """Attention over selected blocks of keys."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Scores of one tile, and how tiles are split."""
+
+__all__: list[str] = []

@@ -10,8 +10,8 @@ from torch import Tensor
 from saccade.matrix import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
-from saccade.theory.random_inputs import Draw
 from saccade.vision import ChannelAttention, NonLocal, SpatialAttention
 
 __all__ = ["kalman_update", "non_local_means_of", "precision_weighted"]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from saccade.models import minilm
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["Maps", "Parsed", "hits", "maps_of_minilm", "sentences"]
 

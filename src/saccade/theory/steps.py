@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from saccade.matrix import attention
 from saccade.theory.claim import claim
 from saccade.theory.complexity import flops
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
-from saccade.theory.random_inputs import Draw
 
 __all__ = ["SlowMemory", "normalised", "stored", "tiled", "written"]
 

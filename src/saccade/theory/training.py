@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from saccade.theory.claim import claim
+from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
-from saccade.theory.random_inputs import Draw
-from saccade.theory.training_setup import Layer, Task, attentive, convolution, learned, neighbours, recall, triples
+from saccade.theory.trained import Layer, Task, attentive, convolution, learned, neighbours, recall, triples
 
 __all__: list[str] = []
 
