@@ -50,6 +50,7 @@ print(saccade.recording.UnheardLayersWarning.__name__)
 """
 
 
+@pytest.mark.ci
 def test_every_subpackage_is_an_attribute() -> None:
     assert _run(_SUBPACKAGES).splitlines() == ["['cli']", "UnheardLayersWarning"]  # the command line needs an extra
 

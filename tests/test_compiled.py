@@ -11,6 +11,7 @@ from saccade.models import Decoder, DecoderConfig
 MASK = masks.Causal() & (masks.Window(3, 0) | masks.Global([0]))
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(3, 3), MASK, masks.Padding((5, 40))], ids=str)
 def test_compiled_functions_give_the_same_in_one_graph(mask: masks.Mask | None) -> None:
@@ -87,6 +88,7 @@ def test_lengths_and_windows_that_vary_take_few_graphs() -> None:
     assert counter.frame_count <= 2
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 def test_a_function_as_mask_is_a_break_in_the_graph() -> None:
     torch.compiler.reset()

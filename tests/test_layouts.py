@@ -46,7 +46,12 @@ WAYS = {
     "tiles are free": {"row_grouping.TILE_PRICE": 0, "plan._ROW_BLOCKS": (5, 2, 1)},
     "rows apart": {"row_grouping._MAX_RESIDUAL": 1},
     "few rows": {"row_grouping._MAX_RESIDUAL": 20, "plan._ROW_BLOCKS": (4, 1)},
-    "by a sample": {"row_grouping._MAX_RESIDUAL": 1, "plan._SAMPLE": 3, "row_grouping._WRITTEN_OUT": 2, "plan._KEPT_TILES": 4},
+    "by a sample": {
+        "row_grouping._MAX_RESIDUAL": 1,
+        "plan._SAMPLE": 3,
+        "row_grouping._WRITTEN_OUT": 2,
+        "plan._KEPT_TILES": 4,
+    },
 }
 
 

@@ -150,6 +150,7 @@ SHAPES = [(2, 8), (6, 6), (1, 8), (5, 4)]
 NEAR = CAUSAL & masks.Window(2, 0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("turned, shapes", [("late", SHAPES), ("early", SHAPES[:2]), ("flat", SHAPES[:2])])
 def test_time_first_models_are_recognised(turned, shapes, last):
@@ -169,6 +170,7 @@ def test_faults_of_time_first_models_are_found(batch, length, right, kind):
         assert report["reach"].finding.module == "layers.layers.0.self_attn"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("batch, length", SHAPES[:2])
 @pytest.mark.parametrize("as_vectors", [False, True])
 def test_inputs_that_are_time_first_are_told_so(batch, length, as_vectors):

@@ -152,6 +152,7 @@ CALLS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("width, kind", [(4, None), (3, "blind"), (5, "leak")])
 @pytest.mark.parametrize("call", CALLS)
 def test_all_arguments_that_are_one_tensor_are_replayed_together(call, width, kind):

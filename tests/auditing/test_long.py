@@ -49,6 +49,7 @@ def test_a_right_model_takes_few_passes(rule, monkeypatch):
     assert passes.backward <= 2 * 2 + 3 * 3  # of two sets of rows, and of three rows of three modules
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_in_few_passes(name, monkeypatch):
     rule, masked, options, broken = FAULTS[name]

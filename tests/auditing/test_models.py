@@ -143,6 +143,7 @@ def test_windows_of_gpt_neo_have_another_name():
     assert audit(neo.eval(), [masks.Causal(), masks.Causal() & masks.Window(3, 0)], length=12).ok
 
 
+@pytest.mark.ci
 def test_ours_and_a_test_of_it():
     report = assert_reach(models.small_decoder(), masks.Causal(), length=20)
     assert report.ok
@@ -206,6 +207,7 @@ def test_a_kernel_without_a_backward_pass_is_audited_by_changes_alone():
     assert audit(Summing(), masks.Window(2, 0), inputs=torch.randint(20, (2, 9)), layers=1)["reach"].verdict == "broken"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("asked", [{"packed": [20, 12]}, {"padded": True}, {"cache": True}])
 def test_two_ways_that_differ_are_ten_lines_without_this_library(capsys, asked):
     makers = {"packed": lambda: made("GPT-OSS"), "padded": convbert, "cache": falcon_mamba}

@@ -48,6 +48,7 @@ def texts(source=SOURCE, target=TARGET):
     }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MADE)
 def test_it_holds_what_is_assumed_of_it(name):
     report = audit(made(name), length=12)
@@ -112,6 +113,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_with_its_pair_and_its_layer(name):
     where, change, broken, pair = FAULTS[name]
@@ -132,6 +134,7 @@ def padded():
     return inputs, rule, torch.cat([kept, torch.ones(2, TARGET, dtype=torch.bool)], 1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["T5", "BART", "Marian"])
 def test_padding_of_the_source_is_hidden_from_both_texts(name):
     inputs, rule, padding = padded()
@@ -153,6 +156,7 @@ def test_a_cross_attention_that_forgets_padding_is_named():
     assert report["reach"].finding.module == where
 
 
+@pytest.mark.ci
 def test_ours_is_held_against_other_rules():
     model = made("ours")
     near = RULE | {"encoder": masks.Window(3, 3)}
@@ -164,6 +168,7 @@ def test_ours_is_held_against_other_rules():
     assert audit(model, RULE | {"encoder": [masks.Full(), masks.Causal()]}, inputs=texts()).ok
 
 
+@pytest.mark.ci
 def test_texts_may_be_of_one_length_and_alike():
     for name in ("T5", "BART", "ours"):
         inputs = texts(12, 12)

@@ -135,6 +135,7 @@ class Counting(Plain):
         return super().forward(ids)["rows"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "make",

@@ -61,6 +61,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", BROKEN)
 def test_lines_show_what_is_broken_and_nothing_else(name):
     cell = measure(ALL[name], "eager")
@@ -143,6 +144,7 @@ def test_a_table_tells_implementations_apart_and_shows_lines():
     assert text.endswith("```text\none: model = small\n```")
 
 
+@pytest.mark.ci
 def test_the_command_measures_and_writes_pages(tmp_path):
     results, page = tmp_path / "results.json", tmp_path / "en" / "page.md"
     main(["bert", "--by", "eager", "--results", str(results), "--jobs", "1"])

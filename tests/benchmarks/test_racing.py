@@ -36,6 +36,7 @@ def test_who_says_that_it_computes_a_problem_does(name):
     assert found >= 4
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("mask", MASKS)
 def test_flex_attention(mask):

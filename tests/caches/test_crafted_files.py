@@ -283,6 +283,7 @@ def _changed(tree: Any, tensors: dict[str, Tensor], rng: random.Random) -> None:
     tensors[name if rng.random() < 0.9 else f"{name}x"] = other
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "kind, ragged", [(kind, ragged) for kind in KINDS for ragged in (False, True) if (kind, ragged) != ("turned", True)]
 )

@@ -239,6 +239,7 @@ PADDED = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "mechanism, rule",
     [(Softmax(), CAUSAL), (Softmax(softcap=3.0), masks.sliding_window(12))],

@@ -60,6 +60,7 @@ def _steps(cache: LayerCache, qkv: list[Tensor], start: int, stop: int) -> Tenso
     return torch.cat(each, 2)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
@@ -298,6 +299,7 @@ print(json.dumps(models.generate(model, [[7]], 12, cache=cache)))
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "kind", [pytest.param("all", marks=pytest.mark.slow), "blocks", pytest.param("turned", marks=pytest.mark.slow)]
 )

@@ -140,6 +140,7 @@ def test_what_cannot_be_drawn_fails(audit, monkeypatch):
     assert "the model must have outputs with gradients to be drawn; got none" in result.output
 
 
+@pytest.mark.ci
 def test_strictly_what_was_not_answered_ends_with_status_1(audit):
     asked = ["small-decoder", "--packed", "5,7"]
     result = audit(*asked)

@@ -79,6 +79,7 @@ def test_memory_is_drawn_against_length(cost, tmp_path):
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.ci
 def test_a_model_on_one_machine(cost):
     result = cost("--model", "small-decoder", "--tokens", "256")
     assert result.stdout.startswith("cost of Decoder at 256 tokens, batch 1, float32"), result.output

@@ -30,6 +30,7 @@ def word_weights(encoder, text):
     return found, torch.stack([merge(matrix.to_dense()[0], found) for matrix in matrices])
 
 
+@pytest.mark.ci
 def test_the_demo_shows_words_and_writes_pictures(run, tmp_path):
     result = run("look", SENTENCE, "--out", "pictures")
     assert result.exit_code == 0, result.output
@@ -135,6 +136,7 @@ def test_words_that_occur_twice_are_told_apart(run):
     assert "cat #" not in output
 
 
+@pytest.mark.ci
 def test_text_is_text_and_not_markup(run):
     result = run("look", "--tokens", "[/red]", "[bold]x[/bold]", ":smile:", "[CLS]", "a\x1b[31mb")
     assert result.exit_code == 0, result.output

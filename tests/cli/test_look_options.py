@@ -184,6 +184,7 @@ def test_two_texts_are_not_cut_into_windows(run, tmp_path):
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["neox", "t5"])
 def test_a_model_of_transformers_reads_a_long_text_in_windows(run, tmp_path, neox, kind):
     folder = neox if kind == "neox" else save(tmp_path / "t5", pair_of("t5"))
@@ -202,6 +203,7 @@ def test_a_model_of_transformers_reads_a_long_text_in_windows(run, tmp_path, neo
     assert "whole.png" in result.output
 
 
+@pytest.mark.ci
 def test_places_behind_that_of_padding_are_fewer(run, tmp_path):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -196,6 +196,7 @@ def test_pictures_are_drawn(verify, tmp_path, monkeypatch):
     assert "--pictures must be a folder that can be written; got" in result.output
 
 
+@pytest.mark.ci
 def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
     name = "theory-softmax"
     for pictures in ("PICTURES", "PICTURES_IN_CHINESE"):

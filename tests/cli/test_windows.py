@@ -105,6 +105,7 @@ def test_the_window_that_is_asked_for_is_shown(run, encoder, tmp_path, shown):
     assert min(matplotlib.image.imread("out/look/whole.png").shape[:2]) > 1200
 
 
+@pytest.mark.ci
 def test_statistics_are_those_of_the_window(run, encoder):
     result = run("look", TEXT, "--window", "2", "--stats", "json")
     told = json.loads(result.stdout)

@@ -132,6 +132,7 @@ PARTS = {"encoder": 2 * (ATTENTION + FEED), "decoder": 2 * (2 * ATTENTION + FEED
 PARTS["attention"] = ATTENTION
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("kind", PARTS)
 def test_layers_of_torch_cost_their_products_of_matrices(kind, batch_first):

@@ -84,6 +84,7 @@ def test_every_page_that_is_linked_exists():
     assert [link for link in sorted(links) if not (ROOT / "docs" / "en" / link).exists()] == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("line", EXPRESSIONS)
 def test_what_is_named_runs(line, prepared):
     result = eval(compile(line, "concordance", "eval"), dict(prepared))

@@ -67,6 +67,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(example, trained, monkeypatch, 
     assert "wrote" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_what_is_written_is_what_is_returned(example, tmp_path, capsys):
     rows = example.main(["--quick", "--out", str(tmp_path)])
     told = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
@@ -80,6 +81,7 @@ def test_what_is_written_is_what_is_returned(example, tmp_path, capsys):
         assert re.search(rf"{row['who']}\W", printed)
 
 
+@pytest.mark.ci
 def test_a_checkpoint_of_other_settings_is_not_used(example, tmp_path):
     example.main(["--quick", "--out", str(tmp_path)])
     digits = example.load(example.QUICK)

@@ -103,6 +103,7 @@ def test_mutual_information_is_that_of_the_two_columns(baselines):
     np.testing.assert_allclose(mine[off], corrected[off])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("pseudocount, ridge", [(0.3, 0.0), (0.0, 0.1)])
 def test_couplings_see_through_what_a_third_column_passes_on(planted, baselines, pseudocount, ridge):
     draw = torch.Generator().manual_seed(1)

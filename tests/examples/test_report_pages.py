@@ -27,6 +27,7 @@ def test_dates_are_read_in_every_form(pages):
     assert {len(pages.date()[1]) for _ in range(50)} == {10}
 
 
+@pytest.mark.ci
 def test_pages_are_written(pages, tmp_path):
     pages.encoder_page(tmp_path / "encoder.html")
     pages.language_model_page(tmp_path / "model.html", 300)

@@ -204,6 +204,7 @@ def test_what_says_no_mask_is_refused(name):
     assert "bias=" not in str(refusal.value)
 
 
+@pytest.mark.ci
 def test_a_compiled_call_takes_it():
     compiled = torch.compile(
         lambda query, bias: sc.attention(query, query, query, bias=bias), backend="eager", fullgraph=True

@@ -289,6 +289,7 @@ def test_half_the_pairs_of_a_causal_mask_and_no_mask_of_it() -> None:
     assert explained.extra_bytes < torch.get_num_threads() * 2**20
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
 @pytest.mark.parametrize(
     "mask",

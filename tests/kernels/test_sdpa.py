@@ -79,6 +79,7 @@ def test_gradients_are_those_of_the_definition():
     torch.testing.assert_close(made, want)
 
 
+@pytest.mark.ci
 def test_in_a_program_it_stays_outside():
     """By name it is no operation of its own; `auto` takes another kernel there."""
     query, key, value = inputs()

@@ -261,6 +261,7 @@ def test_where_collectives_may_write_each_call_looks(looks: list[Tensor], monkey
     assert len(looks) == 2
 
 
+@pytest.mark.ci
 def test_a_look_leaves_the_tensor_as_it_was() -> None:
     mask = TRIL.clone()
     sc.attention(*_inputs(TRIL), mask)
@@ -298,6 +299,7 @@ def test_several_threads() -> None:
     assert not wrong
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_in_compiled_programs(backend: str) -> None:
     torch._dynamo.reset()

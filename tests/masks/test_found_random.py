@@ -58,6 +58,7 @@ def _check_any_tensor(data: st.DataObject) -> None:
         assert torch.equal(_covered(rule, tuple(allowed.shape)), allowed)
 
 
+@pytest.mark.ci
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_tensor(data: st.DataObject) -> None:

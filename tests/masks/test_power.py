@@ -209,6 +209,7 @@ def test_windows_of_any_width(left: int | None, right: int | None, layers: int, 
     torch.testing.assert_close(found, through(rule, layers, length))
 
 
+@pytest.mark.ci
 @settings(deadline=None)
 @given(lengths=splits, other=splits, left=width, right=width, layers=st.integers(1, 4))
 def test_texts_of_any_lengths(lengths: Any, other: Any, left: int | None, right: int | None, layers: int) -> None:

@@ -187,6 +187,7 @@ BOXED: list[tuple[masks.Mask, list[int]]] = [
 SHORT = 9
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mask, edges", BOXED, ids=[str(mask) for mask, _ in BOXED])
 def test_a_box_that_is_the_same_throughout_is_known_to_be(mask: masks.Mask, edges: list[int]) -> None:
     table, first = _known(mask), 0 if isinstance(mask, Blocks) else FIRST  # before 0 nobody asks for blocks

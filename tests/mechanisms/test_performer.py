@@ -71,6 +71,7 @@ def test_the_kernel_is_unbiased(kind: str, angle: str, orthogonal: bool) -> None
     assert (estimates.mean() - math.exp(x @ y)).abs() <= 5 * deviation + 1e-12
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind, angle", ESTIMATES)
 def test_the_variance_is_that_of_the_paper(kind: str, angle: str) -> None:
     x, y = _pair(angle, 0.6)

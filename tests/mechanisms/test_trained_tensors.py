@@ -27,6 +27,7 @@ MADE = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MADE)
 def test_gradients_are_those_of_finite_differences(name):
     call, values = MADE[name]

@@ -79,6 +79,7 @@ def test_gradients_reach_every_parameter() -> None:
     assert all(own.grad is not None and own.grad.abs().max() > 0 for own in layer.parameters())
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_any_split_of_a_ragged_batch_is_each_item_alone(data: st.DataObject) -> None:

@@ -44,6 +44,7 @@ def test_a_generation_is_one_matrix(name, monkeypatch):
         close(run.ask(Received())[0].float(), dense.sum(2))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("keep", ["statistics", "qk"])
 @pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
 def test_statistics_of_rows_of_any_sign(name, keep):

@@ -33,6 +33,7 @@ def generated(network, input_ids, **options):
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("keep", ["qk", ("statistics", "topk")])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "saccade"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

@@ -118,6 +118,7 @@ def test_every_statistic_is_its_definition(case: Case, entries: int, monkeypatch
     check_coverage(case)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
 def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 1 << 12)

@@ -144,6 +144,7 @@ def test_matrices_without_entries_have_parts(shape: tuple[int, int, int, int]) -
     assert matrix.summary(Parts()).named("rest_part").values.shape == shape[:2]
 
 
+@pytest.mark.ci
 def test_no_tensor_is_as_large_as_the_matrix() -> None:
     x = torch.randn(1, 1, 4096, 8)
     matrix = sc.AttentionMatrix(x, x, masks.Causal())

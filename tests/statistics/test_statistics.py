@@ -67,6 +67,7 @@ def test_every_question_is_its_definition(case: Case, entries: int, monkeypatch:
     check(case, torch.float32, 1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
 def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 1 << 12)
@@ -356,6 +357,7 @@ def test_a_nan_stays_in_the_rows_that_it_reaches(side: str) -> None:
         assert cells[0, 1, 1, 0].isnan()
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(100, 0) | masks.Global([0])])
 def test_memory_is_that_of_the_answers_and_a_block(mask: masks.Mask | None) -> None:

@@ -21,6 +21,7 @@ def matrix_of(case, dtype):
     return sc.AttentionMatrix(problem.query, problem.key, problem.mask, **problem.options, **problem.positions)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("by_products", "without_native")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_they_are_those_of_a_sweep(dtype):

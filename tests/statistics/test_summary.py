@@ -71,6 +71,7 @@ def check(summary: Summary, dense: Tensor, lags: Tensor, kv: Tensor) -> None:
     torch.testing.assert_close(measure.uniform, expected.gather(-1, key[..., None])[..., 0] / count, **close)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", [*EVERY, *LARGE_CASES], ids=str)
 def test_a_summary_is_what_its_measures_are_defined_to_be(case: Case) -> None:
     matrix, dense = matrix_of(case), dense_of(case)

@@ -20,6 +20,7 @@ def pixels(figure):
     return picture[top : top + round(box.height), left : left + round(box.width)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("shape", [(4, 4), (3, 9), (12, 2), (1, 1), (1, 30)], ids=str)
 @pytest.mark.parametrize("size", [(4, 4), (2, 5), (1, 1), (40, 3)], ids=str)
 def test_any_map_is_resized_to_any_picture(shape, size):

@@ -82,6 +82,7 @@ def test_a_right_kernel_passes(kernel, monkeypatch):
     assert finding.ok, finding.text
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("_on_cpu")
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -61,6 +61,7 @@ def test_a_fault_in_a_kernel_is_in_the_summary_of_the_command(tmp_path):
     assert done.stdout.endswith("NOT OK: numbers\n")
 
 
+@pytest.mark.ci
 def test_one_step_as_the_command_runs_it(tmp_path):
     """The shortest one: a process of its own, a report, and the summary last."""
     done = rehearse(tmp_path, "--minutes", "30", "--only", "memory")

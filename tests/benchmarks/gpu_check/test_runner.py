@@ -75,6 +75,7 @@ def test_whatever_becomes_of_a_step_is_reported_and_the_next_one_runs(run, tmp_p
     assert "## killed: the step killed" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.ci
 def test_a_step_past_its_time_is_killed_with_all_it_started_and_keeps_its_findings(run, tmp_path):
     script = f"""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

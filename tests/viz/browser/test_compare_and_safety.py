@@ -216,6 +216,7 @@ def test_in_a_notebook(browser):
     page.context.close()
 
 
+@pytest.mark.ci
 def test_a_mean_of_a_cell_is_not_called_a_bound(open_page, tmp_path):
     layer = MultiHeadAttention(16, 2)
     with record(layer, keep=[Pooled(4)]) as recording:

@@ -262,6 +262,7 @@ def test_the_address_keeps_the_view(open_page, path):
     assert again.locator(".map h2").inner_text() == page.locator(".map h2").inner_text()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "fragment",
     ["#layer=99&head=7", "#view=1,2&by=none&side=3", "#query=-5&key=1e9", "#%zz&scale=<b>", "#theme=x&language=fr"],

@@ -173,6 +173,7 @@ def test_an_error_of_the_model_is_what_is_raised(tmp_path):
     assert Page(tmp_path / "live.html").index["live"] == 0  # what was recorded until then
 
 
+@pytest.mark.ci
 @torch.no_grad()
 @pytest.mark.parametrize("keep", ["qk", "statistics", ("topk", "statistics")])
 def test_pages_are_whole_while_calls_go_on(tmp_path, keep):

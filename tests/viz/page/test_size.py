@@ -23,6 +23,7 @@ def layers():
     return [attention(160, 160, masks.Causal()) for _ in range(3)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "shape",
     [
@@ -49,6 +50,7 @@ def test_small_maps_are_there_however_small_the_page(layers, tmp_path):
     assert page.small(2, 3)[0].shape == (128, 128)
 
 
+@pytest.mark.ci
 def test_all_weights_are_there_where_there_is_room(layers, tmp_path):
     every = [(layer, head) for layer in range(3) for head in range(4)]
     assert close_of(written(tmp_path, layers, size=100_000_000)) == dict.fromkeys(every, 160)
