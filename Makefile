@@ -48,24 +48,28 @@ report: $(VENV)/.native  ## write three pages that show all attention of a model
 verify: $(VENV)/.native  ## check what is said about attention by running it (under a minute)
 	$(OFFLINE) $(BIN)/saccade verify
 
-test: $(VENV)/.dev  ## run the tests, but for one in fifty that takes seconds (six minutes on two cores)
+test: $(VENV)/.dev  ## run the tests, but for one in fifty that takes seconds (five minutes on two cores)
 	$(PYTEST) -m 'not ci and not slow and not gpu'
 
 mutants: $(VENV)/.dev  ## change the code in one place at a time, and see that a test notices (hours)
 	$(PIP) --editable '.[all,dev,mutants]'
 	$(OFFLINE) $(BIN)/python tests/mutation/run.py $(MUTANTS)
 
-check: lint type imports check-tests levels  ## what CI runs: style, types, import rules, tests
+LEVEL_TESTS := native and not slow and not gpu
+
+check: lint type imports check-tests  ## what CI runs: style, types, import rules, tests
+	$(MAKE) levels LEVEL_TESTS='$(LEVEL_TESTS) and not ci'
 
 check-tests: $(VENV)/.dev
 	$(PYTEST) -m 'not slow and not gpu'
 
 levels: $(VENV)/.dev  ## run the tests of the compiled kernel at each lower level of this processor
 	@for level in $$($(BIN)/python -c 'from saccade.engine.kernels.native import abilities; print(*range(abilities() or 0))'); do \
-	    echo "SACCADE_CPU_LEVEL=$$level" && SACCADE_CPU_LEVEL=$$level $(PYTEST) -m 'native and not slow and not gpu' || exit 1; \
+	    echo "SACCADE_CPU_LEVEL=$$level" && SACCADE_CPU_LEVEL=$$level $(PYTEST) -m '$(LEVEL_TESTS)' || exit 1; \
 	done
 
 check-all: check  ## check, the tests as on AVX2 and where `auto` asks the compiled kernels first, and the slow proofs
+	$(MAKE) levels
 	SACCADE_CPU=on $(PYTEST) -m 'not slow and not gpu'
 	SACCADE_CPU=on $(AVX2) $(PYTEST) -m 'not slow and not gpu'
 	$(PYTEST) -m 'slow and not gpu'
