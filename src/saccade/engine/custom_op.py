@@ -47,7 +47,7 @@ _ARGUMENTS = (
 def product(
     given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What stands for `saccade.engine.dispatch.product` while a program is traced."""
+    """Run `saccade.engine.dispatch.product` while a program is traced."""
     out, lse = output(given, value, dropout_p, impl, seed, needs_lse=True)
     assert lse is not None  # a kernel that gives none has been passed over
     return out, lse
@@ -62,7 +62,7 @@ def output(
     *,
     needs_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What stands for `saccade.engine.dispatch.output`: one operation, which has an lse, or a call outside."""
+    """Run `saccade.engine.dispatch.output` as one operation, which has an lse, or as a call outside of the graph."""
     if is_autocast(given.query):
         value = autocast(value, given.dtype)
         with without_autocast(given.device):

@@ -21,7 +21,10 @@ __all__ = ["Nested", "check_dense", "check_nested", "is_nested"]
 
 def is_nested(*tensors: object) -> bool:
     """Return whether one of these is a nested tensor."""
-    return any(isinstance(x, Tensor) and x.is_nested for x in tensors)
+    for x in tensors:  # noqa: SIM110  a generator costs a call for each tensor of every product
+        if isinstance(x, Tensor) and x.is_nested:
+            return True
+    return False
 
 
 def check_dense(where: str, **tensors: object) -> None:

@@ -115,7 +115,8 @@ def check_value(where: str, value: Tensor, query: Tensor, key: Tensor, dtype: to
     """Raise unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]`` of the key's device, and of a dtype."""
     if not isinstance(value, Tensor):
         raise type_error(where, "value", "be a tensor", type(value).__name__)
-    check_dense(where, value=value)
+    if value.is_nested:
+        check_dense(where, value=value)
     if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
         expected = f"[{key.shape[0]}, {key.shape[1]}, {key.shape[2]}, value_dim]"
         facts = [describe("key", key), describe("value", value)]

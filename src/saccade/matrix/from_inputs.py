@@ -1,4 +1,4 @@
-"""What weights and scores of softmax attention have in common: the ingredients that they are made of."""
+"""Base of the matrices of weights and of scores of softmax attention, which share their inputs."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _position_of_last(matrix: Matrix) -> int | None:
 
 
 def place_of_last(matrix: Matrix) -> int:
-    """Which key is that of the last query: the last one, unless a cache has room to spare."""
+    """Return the index of the last query's key: the last one, unless a cache has room to spare."""
     if not isinstance(matrix, AttentionMatrix):
         key = _key_of(matrix)
         return matrix.shape[3] - 1 if key is None else key.shape[2] - 1
