@@ -132,7 +132,6 @@ class LayerCache(AnswersCalls):
         Raises:
             UnsupportedError: gradient checkpointing, unless the cache was made inside the checkpointed function.
         """
-        where = f"{type(self).__name__}.attend"
         self.check_not_replayed()
         if not callable(mechanism) or isinstance(mask, Tensor):
             check_call(mechanism, mask)
