@@ -87,12 +87,12 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         {"mask": torch.ones(5, 6, dtype=torch.bool), "q_positions": range(1, 6)},
         "mask must be a rule on positions (not a tensor) when positions are given; got a bool tensor.",
     ),
+]
+_SPOILED_VALUES: list[tuple[dict[str, Any], str]] = [
     (
         {"impl": "flash"},
         "impl must be one of 'auto', 'native', 'fused', 'sdpa', 'varlen', 'flex', 'tiled', 'reference'; got 'flash'.",
     ),
-]
-_SPOILED_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"value": 3}, "value must be a tensor; got int."),
     ({"value": _q(2, 4, 6, 3)}, "value must have shape [2, 2, 6, value_dim]; got [2, 4, 6, 3]."),
     ({"value": _q(2, 2, 6)}, "value must have shape [2, 2, 6, value_dim]; got [2, 2, 6]."),
@@ -115,16 +115,18 @@ def _by_mechanism(**given: Any) -> object:
 
 
 def _table() -> Iterator[tuple[str, Call]]:
-    functions: list[tuple[str, Callable[..., object], set[str]]] = [
-        ("attention", sc.attention, set()),
-        ("attention_with_lse", sc.attention_with_lse, set()),
-        ("AttentionMatrix", _product, set()),
-        ("AttentionMatrix", _by_mechanism, {"bias", "dropout_p"}),
+    matmul = "AttentionMatrix.matmul"
+    functions: list[tuple[str, str, Callable[..., object], set[str]]] = [
+        ("attention", "attention", sc.attention, set()),
+        ("attention_with_lse", "attention_with_lse", sc.attention_with_lse, set()),
+        ("AttentionMatrix", matmul, _product, set()),
+        ("Softmax", matmul, _by_mechanism, {"bias", "dropout_p"}),
     ]
-    for where, function, without in functions:
-        for spoiled, sentence in _SPOILED + _SPOILED_VALUES:
+    for maker, product, function, without in functions:
+        sentences = [(maker, *row) for row in _SPOILED] + [(product, *row) for row in _SPOILED_VALUES]
+        for name, spoiled, sentence in sentences:
             if not without & set(spoiled):
-                yield f"{where}: {sentence}", lambda f=function, s=spoiled: f(**{**_good(), **s})
+                yield f"{name}: {sentence}", lambda f=function, s=spoiled: f(**{**_good(), **s})
     yield from _OTHERS
 
 
@@ -171,9 +173,9 @@ _OTHERS: list[tuple[str, Call]] = [
         "Dense: allowed must have at most 4 dimensions; got [1, 1, 1, 2, 2].",
         lambda: masks.Dense(torch.ones(1, 1, 1, 2, 2, dtype=torch.bool)),
     ),
-    ("masks: | must join two masks; got NoneType.", lambda: masks.Causal() | None),
+    ("Causal: | must join two masks; got NoneType.", lambda: masks.Causal() | None),
     (
-        "masks: masks that are joined must tell apart the same number of batch items (or none); got [2, 3].",
+        "And: masks that are joined must tell apart the same number of batch items (or none); got [2, 3].",
         lambda: masks.Padding([1, 2]) & masks.Padding([1, 2, 3]),
     ),
     (
@@ -185,15 +187,15 @@ _OTHERS: list[tuple[str, Call]] = [
         lambda: masks.from_key_padding_mask(torch.zeros(3, dtype=torch.bool)),
     ),
     (
-        "Mask.picture: q_len and kv_len must be 0 to 128; got 200 and 200.",
+        "Causal.picture: q_len and kv_len must be 0 to 128; got 200 and 200.",
         lambda: masks.Causal().picture(200),
     ),
-    ("Matrix: index must be made of whole numbers, slices and ...; got list.", lambda: _MATRIX[[3]]),
-    ("Matrix: edges of a slice must be whole numbers; got float.", lambda: _MATRIX[0, 1.5:]),
-    ("Matrix: x must have shape [2, 4, 5, width]; got [2, 4, 6, 1].", lambda: _MATRIX.mT @ _q(2, 4, 6, 1)),
-    ("Matrix: x must be torch.float32 on cpu, like the matrix; got torch.float64 on cpu.",
+    ("AttentionMatrix: index must be made of whole numbers, slices and ...; got list.", lambda: _MATRIX[[3]]),
+    ("AttentionMatrix: edges of a slice must be whole numbers; got float.", lambda: _MATRIX[0, 1.5:]),
+    ("AttentionMatrix.rmatmul: x must have shape [2, 4, 5, width]; got [2, 4, 6, 1].", lambda: _MATRIX.mT @ _q(2, 4, 6, 1)),
+    ("AttentionMatrix.rmatmul: x must be torch.float32 on cpu, like the matrix; got torch.float64 on cpu.",
      lambda: _MATRIX.mT @ _q(2, 4, 5, 1).double()),
-    ("Matrix.to_dense: size must be at most 7 weights; got 240 weights, [2, 4, 5, 6].",
+    ("AttentionMatrix.to_dense: size must be at most 7 weights; got 240 weights, [2, 4, 5, 6].",
      lambda: _MATRIX.to_dense(limit=7)),
     ("MultiHeadAttention: num_heads must divide embed_dim 10; got 4.", lambda: nn.MultiHeadAttention(10, 4)),
     ("MultiHeadAttention: num_kv_heads must divide num_heads 4; got 3.",
@@ -262,13 +264,13 @@ def test_a_kernel_asked_for_by_name_lists_every_reason() -> None:
 @pytest.mark.parametrize("make", [errors.value_error, errors.type_error])
 def test_a_sentence_shows_text_from_outside_and_obeys_none_of_it(make: Callable[..., Exception]) -> None:
     name = "na\x1b[31mme\u202e\nHint: run this"
-    error = make("function", name, f"be {name}", name, facts=[name], hint=name)
+    error = make(name, f"be {name}", name, facts=[name], hint=name)
     shown = r"na\x1b[31mme\u202e\nHint: run this"
-    assert str(error) == f"function: {shown} must be {shown}; got {shown}.\n    {shown}\nHint: {shown}"
+    assert str(error) == f"saccade: {shown} must be {shown}; got {shown}.\n    {shown}\nHint: {shown}"
 
 
 def test_a_list_of_reasons_shows_text_from_outside_and_obeys_none_of_it() -> None:
-    error = errors.unsupported("function", "na\x1bme", ["it has \x07", "of\nparts"], hint="\x9b")
-    lines = [r"function: na\x1bme cannot run these inputs:", r"    - it has \x07", "    - of", "parts", r"Hint: \x9b"]
+    error = errors.unsupported("na\x1bme", ["it has \x07", "of\nparts"], hint="\x9b")
+    lines = [r"saccade: na\x1bme cannot run these inputs:", r"    - it has \x07", "    - of", "parts", r"Hint: \x9b"]
     assert str(error).split("\n") == lines
     assert error.reasons == (r"it has \x07", "of\nparts")

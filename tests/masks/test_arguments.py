@@ -128,7 +128,7 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
     "Or": (masks.Or, {"parts": (masks.Causal(),)}, {"parts": PARTS}),
     "Not": (masks.Not, {"part": masks.Causal()}, {"part": MASK}),
     "After": (masks.After, {"rule": masks.Causal(), "length": 1}, {"rule": MASK, "length": SIZES | {"0"}}),
-    "Mask.after": (masks.Causal().after, {"length": 1}, {"length": SIZES | {"0"}}),
+    "Causal.after": (masks.Causal().after, {"length": 1}, {"length": SIZES | {"0"}}),
     "Window": (
         masks.Window,
         {"left": 1, "right": 1},
@@ -339,7 +339,7 @@ def test_an_argument_of_a_method_is_taken_or_refused(name: str, argument: str) -
             outcomes[value] = "taken"
         except (ValueError, TypeError) as refusal:
             found = _SENTENCE.fullmatch(str(refusal).splitlines()[0])
-            is_ours = found and found["where"] == f"Mask.{name}" and argument in found["argument"].split()
+            is_ours = found and found["where"] == f"Dense.{name}" and argument in found["argument"].split()
             outcomes[value] = "refused" if is_ours else str(refusal)
     assert outcomes == {value: "taken" if value in taken[argument] else "refused" for value in values}
 
@@ -349,7 +349,7 @@ def test_an_argument_of_a_method_is_taken_or_refused(name: str, argument: str) -
 def test_only_masks_are_joined(value: Any, sign: str) -> None:
     join = operator.and_ if sign == "&" else operator.or_
     for call in (lambda: join(masks.Causal(), value), lambda: join(value, masks.Causal())):
-        with pytest.raises(TypeError, match=rf"masks: \{sign} must join two masks; got .+\."):
+        with pytest.raises(TypeError, match=rf"Causal: \{sign} must join two masks; got .+\."):
             call()
 
 
@@ -359,7 +359,7 @@ def test_only_masks_are_joined(value: Any, sign: str) -> None:
 )
 def test_a_function_answers_with_a_bool_tensor(answer: Callable[[torch.Tensor], Any], got: str) -> None:
     mask = masks.Predicate(lambda b, h, q, kv: answer(q))
-    rule = f"Predicate: function must answer with a bool tensor, True = may attend; got {got}\\."
+    rule = f"Predicate.allows: function must answer with a bool tensor, True = may attend; got {got}\\."
     with pytest.raises(TypeError, match=rule):
         mask.to_dense(3)
     x = torch.zeros(1, 1, 3, 8)
@@ -376,7 +376,7 @@ def test_a_class_is_no_mask() -> None:
 @pytest.mark.parametrize("shape", [None, 5, (1, 2, 3), [1, 1, 3, 3], "abcd", torch.ones(4)])
 def test_a_mask_is_made_to_fit_four_sizes(shape: Any) -> None:
     with pytest.raises(TypeError, match=r"as_mask: shape must be a tuple \(batch, heads, q_len, kv_len\); got .+\."):
-        masks.as_mask(None, shape, where="here")
+        masks.as_mask(None, shape)
 
 
 def test_sums_and_products_of_sizes_stay_within_what_is_counted() -> None:

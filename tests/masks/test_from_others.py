@@ -160,24 +160,24 @@ def test_what_is_no_mask_is_refused_with_the_rule(name):
 def test_a_mask_for_other_items_or_heads_is_refused(shape: tuple[int, int, int, int]) -> None:
     heads = masks.Blocks(torch.ones(4, 5, 5, dtype=torch.bool), 2)
     mask = masks.Padding([3, 4]) & heads
-    assert masks.as_mask(mask, (2, 4, 9, 9), where="test") is mask
-    with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or [13] (batch items|heads)"):
-        masks.as_mask(mask, shape, where="test")
-    with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or 3 batch items"):
-        masks.as_mask(masks.Padding([3, 4]), (3, *shape[1:]), where="test")
+    assert masks.as_mask(mask, (2, 4, 9, 9)) is mask
+    with pytest.raises(ValueError, match=r"as_mask: mask must tell apart 1 or [13] (batch items|heads)"):
+        masks.as_mask(mask, shape)
+    with pytest.raises(ValueError, match=r"as_mask: mask must tell apart 1 or 3 batch items"):
+        masks.as_mask(masks.Padding([3, 4]), (3, *shape[1:]))
 
 
 def test_two_heads_are_not_three() -> None:
     mask = masks.Blocks(torch.ones(2, 5, 5, dtype=torch.bool), 2)
-    with pytest.raises(ValueError, match=r"test: mask must tell apart 1 or 3 heads; got 2\."):
-        masks.as_mask(mask, (1, 3, 9, 9), where="test")
+    with pytest.raises(ValueError, match=r"as_mask: mask must tell apart 1 or 3 heads; got 2\."):
+        masks.as_mask(mask, (1, 3, 9, 9))
 
 
 def test_a_function_and_a_column_for_each_head_are_masks() -> None:
-    found = masks.as_mask(lambda b, h, q, kv: q >= kv, (1, 1, 5, 5), where="test")
+    found = masks.as_mask(lambda b, h, q, kv: q >= kv, (1, 1, 5, 5))
     assert torch.equal(found.to_dense(5), Causal().to_dense(5))
     column = torch.rand(2, 3, 5, 1, generator=torch.Generator().manual_seed(0)) < 0.5
-    assert torch.equal(masks.as_mask(column, (2, 3, 5, 4), where="test").to_dense(5, 4), column.expand(2, 3, 5, 4))
+    assert torch.equal(masks.as_mask(column, (2, 3, 5, 4)).to_dense(5, 4), column.expand(2, 3, 5, 4))
 
 
 def test_blocks_of_one_item_are_not_those_of_all() -> None:

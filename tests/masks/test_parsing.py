@@ -102,7 +102,7 @@ def test_text_says_the_mask_made_by_hand(text: str) -> None:
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: ascii(text[:40]))
 def test_what_is_wrong_is_pointed_at(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^masks\.parse: text must " + WRONG[text]) as refused:
+    with pytest.raises(ValueError, match=r"^parse: text must " + WRONG[text]) as refused:
         parse(text)
     assert str(refused.value).replace("\n", "").isprintable()
     assert len(str(refused.value)) < 500
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_pointed_at(text: str) -> None:
 
 @pytest.mark.parametrize("text", [None, b"causal", 3, Causal()], ids=str)
 def test_text_is_text(text: Any) -> None:
-    with pytest.raises(TypeError, match=r"^masks\.parse: text must be a string; got"):
+    with pytest.raises(TypeError, match=r"^parse: text must be a string; got"):
         parse(text)
 
 
@@ -151,7 +151,7 @@ def test_any_other_text_is_refused_in_a_sentence(text: str) -> None:
         found: object = parse(text)
     except ValueError as error:
         found = str(error)
-    assert isinstance(found, Mask) or str(found).startswith("masks.parse: text must ")
+    assert isinstance(found, Mask) or str(found).startswith("parse: text must ")
 
 
 def test_brackets_are_counted_one_inside_the_other() -> None:

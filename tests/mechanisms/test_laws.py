@@ -130,7 +130,7 @@ class Executed:
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[str, ...]:
         shape = (*query.shape[:3], key.shape[2])
-        return self.make(key.shape[2]).reasons(as_mask(mask, shape, where="test"))
+        return self.make(key.shape[2]).reasons(as_mask(mask, shape))
 
     def check(self, laws: list[testing.Law], cases: list[testing.Case] = BASIC) -> testing.Report:
         options = {"reasons": self.reasons, "masks": "objects", "offers": ()}

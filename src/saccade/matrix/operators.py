@@ -112,7 +112,7 @@ class Operators:
         name = getattr(function, "__name__", "function")
         own = next(iter(types)).__name__
         hint = f"{_HINTS.get(name, _ASKED)}; {_PARTS if name not in _HINTS else _BUILT}"
-        raise type_error("an argument", "be a tensor", f"a lazy {own}", hint=hint)
+        raise type_error("an argument", "be a tensor", f"a lazy {own}", hint=hint, where=f"torch's {name}")
 
 
 def _made(name: str, *parts: Any) -> Matrix:

@@ -62,19 +62,18 @@ def _num_parameters(frame: FrameType) -> int:
 
 def _public_name(frame: FrameType) -> str:
     """Return the name under which users know a frame's function, or an empty string for a private one."""
+    module = frame.f_globals["__name__"]
     first, *rest = frame.f_code.co_qualname.split(".")
-    if not _is_exported(first, frame.f_globals["__name__"]):
-        return ""
     if not rest or rest[0] == "<locals>":
-        return first
+        return first if _is_exported(first, module) else ""
     receiver = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
-    kind = receiver if isinstance(receiver, type) else type(receiver)
-    owner = kind.__name__ if _defines(kind, first) else first
-    return owner if rest[0] in _ENTRIES or rest[0].startswith("_") else f"{owner}.{rest[0]}"
-
-
-def _defines(kind: type, name: str) -> bool:
-    return any(base.__name__ == name for base in kind.__mro__)
+    kinds = (receiver if isinstance(receiver, type) else type(receiver)).__mro__
+    if all(kind.__name__ != first for kind in kinds):  # a static method
+        kinds = ()
+    names = [kind.__name__ for kind in kinds if not kind.__name__.startswith("_")] or [first]
+    if not any(_is_exported(name, module) for name in (*names, first)):
+        return ""
+    return names[0] if rest[0] in _ENTRIES or rest[0].startswith("_") else f"{names[0]}.{rest[0]}"
 
 
 def _is_exported(name: str, module: str) -> bool:

@@ -186,12 +186,12 @@ class ShapeSpec:
 
     Example:
         >>> import torch
-        >>> shapes = Shapes("query [batch, q_len, dim]", "key [batch, kv_len, dim]")
-        >>> shapes.check("alike", torch.zeros(2, 3, 8), torch.zeros(2, 5, 8))["kv_len"]
+        >>> shapes = ShapeSpec("query [batch, q_len, dim]", "key [batch, kv_len, dim]")
+        >>> shapes.check(torch.zeros(2, 3, 8), torch.zeros(2, 5, 8))["kv_len"]
         5
-        >>> shapes.check("alike", torch.zeros(2, 3, 8), torch.zeros(2, 5, 6))
+        >>> shapes.check(torch.zeros(2, 3, 8), torch.zeros(2, 5, 6))
         Traceback (most recent call last):
-        ValueError: alike: key must have shape [batch, kv_len, dim] = [2, kv_len, 8]; got [2, 5, 6].
+        ValueError: saccade: key must have shape [batch, kv_len, dim] = [2, kv_len, 8]; got [2, 5, 6].
             query  [2, 3, 8]  float32  cpu
             key    [2, 5, 6]  float32  cpu
     """

@@ -29,7 +29,7 @@ def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
         ValueError: it is made for other lengths, or is what an operation made of one.
 
     >>> from torch.nn.attention.bias import causal_upper_left
-    >>> print(from_causal_bias(causal_upper_left(2, 4), 2, 4, "example", "mask").picture(2, 4))
+    >>> print(from_causal_bias(causal_upper_left(2, 4), 2, 4, "mask").picture(2, 4))
     1 . . .
     1 1 . .
     """

@@ -82,7 +82,7 @@ def parse(text: str) -> Mask:
         Causal() & (Window(left=2, right=0) | Global(positions=(0,), sees=True, seen=True))
         >>> parse("causal & windw(2)")
         Traceback (most recent call last):
-        ValueError: masks.parse: text must name masks that it knows; got windw.
+        ValueError: parse: text must name masks that it knows; got windw.
             causal & windw(2)
                      ^
         Hint: it knows causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
