@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.nested import Nested, is_nested
 from saccade.integrations.capture_context import Ear, Valve, hand_out, names_of, speaks_attention_interface
 from saccade.integrations.forward_proxy import HeardCall, Running, listening
@@ -25,7 +26,8 @@ from saccade.integrations.softmax_products import SoftmaxProducts
 from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.masks import Causal
 from saccade.masks.convert.causal_bias import starts_at_first_key
-from saccade.matrix import AttentionMatrix
+from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
+from saccade.matrix.functions import OBSERVERS
 from saccade.support.errors import unsupported
 from saccade.support.validation import is_causal_bias
 
@@ -35,15 +37,23 @@ _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def tapped_products(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
-    """Hand out each call of one of torch's attention functions that a module of ``model`` makes, under its name.
+@contextmanager
+def tapped_products(model: nn.Module, valve: Valve) -> Iterator[None]:
+    """Hand out each call of an attention function that a module of ``model`` makes, under its name.
 
-    The functions are ``F.scaled_dot_product_attention`` and ``F.multi_head_attention_forward``. A second call within
-    the same call of a module is handed out under its name and ":1", and so on. A module that multiplies the result of
-    a softmax is noted as one that cannot be recorded. torch's own layers, and ours, have taps of their own.
+    The functions are ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, `saccade.attention` and
+    `saccade.attention_with_lse`. A second call within the same call of a module is handed out under its name and ":1",
+    and so on. A module that multiplies the result of a softmax is noted as one that cannot be recorded. Layers of torch
+    and of this library have taps of their own.
     """
     heard = [(module, name, _hear_products) for module, name in names_of(model).items() if not _is_known(module)]
-    return listening(heard, valve)
+    with listening(heard, valve):
+        observer = functools.partial(_hear_attention, valve)
+        OBSERVERS.append(observer)
+        try:
+            yield
+        finally:
+            OBSERVERS.remove(observer)
 
 
 def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,6 +123,20 @@ def hearing_products(module: nn.Module, ears: Iterable[Ear]) -> Iterator[None]:
         yield
 
 
+def _hear_attention(valve: Valve, inputs: AttentionInputs, impl: Impl) -> None:
+    """Hand out a call of `saccade.attention` that a module made; calls that the library makes are part of a layer."""
+    if not _called_by_library(sys._getframe(1)):
+        hand_out([(ear, lambda: matrix_from_inputs(inputs, impl)) for ear in _ears(valve)])
+
+
+def _called_by_library(frame: FrameType | None) -> bool:
+    """Return whether the caller of `saccade.attention` is a module of this library."""
+    inside = ("saccade.matrix.functions", "saccade.support.argument_hints", __name__)
+    while frame is not None and frame.f_globals.get("__name__") in inside:
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("saccade.")
+
+
 def _hear_products(call: HeardCall) -> Any:
     with hearing_products(call.module, call.ears):
         return call.run()
@@ -132,14 +156,15 @@ def _innermost() -> list[_Speaker]:
     return list({one.ear.valve: one for one in _running.stack}.values())
 
 
-def _ears() -> list[Ear]:
-    """For each recording, the innermost module that runs, under its name for this call."""
-    found = []
+def _ears(only: Valve | None = None) -> list[Ear]:
+    """Return the innermost module that runs, under its name for this call, for each recording or one of them."""
+    ears = []
     for one in _innermost():
         name, valve = one.ear
-        found.append(Ear(f"{name}:{one.calls}" if one.calls else name, valve))
-        one.calls += 1
-    return found
+        if only in (None, valve):
+            ears.append(Ear(f"{name}:{one.calls}" if one.calls else name, valve))
+            one.calls += 1
+    return ears
 
 
 def _matrix(given: dict[str, Any]) -> AttentionMatrix:

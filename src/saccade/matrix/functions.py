@@ -19,7 +19,10 @@ from saccade.scores import Score
 from saccade.scores.base import ScoreMod
 from saccade.support.argument_hints import answers
 
-__all__ = ["attention", "attention_with_lse"]
+__all__ = ["OBSERVERS", "attention", "attention_with_lse"]
+
+OBSERVERS: list[Callable[[AttentionInputs, Impl], None]] = []
+"""Called with the inputs of each `attention` and `attention_with_lse` after it has run; a recording adds itself."""
 
 
 @answers(value="attention(query, key, value); self-attention gives the same tensor three times")
@@ -77,7 +80,10 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    return (custom_op.output if torch.compiler.is_compiling() else output)(inputs, value, dropout_p, impl)[0]
+    out = (custom_op.output if torch.compiler.is_compiling() else output)(inputs, value, dropout_p, impl)[0]
+    for observe in OBSERVERS:
+        observe(inputs, impl)
+    return out
 
 
 @answers()
@@ -114,7 +120,10 @@ def attention_with_lse(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    return (custom_op.product if torch.compiler.is_compiling() else product)(inputs, value, dropout_p, impl)
+    results = (custom_op.product if torch.compiler.is_compiling() else product)(inputs, value, dropout_p, impl)
+    for observe in OBSERVERS:
+        observe(inputs, impl)
+    return results
 
 
 def _of_nested(

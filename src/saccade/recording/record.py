@@ -59,7 +59,8 @@ def record(
     Within the ``with`` block every call of an attention layer is heard: of transformers models, whichever attention
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
-    timm's do, or ``multi_head_attention_forward``; and of saccade's own, and what `saccade.replace_attention` put in:
+    timm's do, ``multi_head_attention_forward`` or `saccade.attention`; and of saccade's own, and what
+    `saccade.replace_attention` put in:
     with the mask, mechanism and terms that ran. Weights are those of the softmax, before dropout; recurrent layers of
     transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that
     they are. ``output_attentions`` is never asked for, and no n × n matrix is built. A module that multiplies the
