@@ -194,7 +194,7 @@ def test_what_is_no_probability_is_refused(dropout_p: object) -> None:
     x = torch.zeros(1, 1, 3, 4)
     with pytest.raises(TypeError, match="attention: dropout_p must be a float; got"):
         sc.attention(x, x, x, dropout_p=dropout_p)
-    with pytest.raises(TypeError, match="AttentionMatrix: dropout_p must be a float; got"):
+    with pytest.raises(TypeError, match=r"AttentionMatrix\.matmul: dropout_p must be a float; got"):
         sc.AttentionMatrix(x, x).matmul(x, dropout_p=dropout_p)
     with pytest.raises(TypeError, match=r"AttentionMatrix.explain: dropout_p must be a float; got"):
         sc.AttentionMatrix(x, x).explain(dropout_p=dropout_p)

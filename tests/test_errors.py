@@ -175,7 +175,7 @@ _OTHERS: list[tuple[str, Call]] = [
     ),
     ("Causal: | must join two masks; got NoneType.", lambda: masks.Causal() | None),
     (
-        "And: masks that are joined must tell apart the same number of batch items (or none); got [2, 3].",
+        "Padding: masks that are joined must tell apart the same number of batch items (or none); got [2, 3].",
         lambda: masks.Padding([1, 2]) & masks.Padding([1, 2, 3]),
     ),
     (
@@ -192,7 +192,8 @@ _OTHERS: list[tuple[str, Call]] = [
     ),
     ("AttentionMatrix: index must be made of whole numbers, slices and ...; got list.", lambda: _MATRIX[[3]]),
     ("AttentionMatrix: edges of a slice must be whole numbers; got float.", lambda: _MATRIX[0, 1.5:]),
-    ("AttentionMatrix.rmatmul: x must have shape [2, 4, 5, width]; got [2, 4, 6, 1].", lambda: _MATRIX.mT @ _q(2, 4, 6, 1)),
+    ("AttentionMatrix.rmatmul: x must have shape [2, 4, 5, width]; got [2, 4, 6, 1].",
+     lambda: _MATRIX.mT @ _q(2, 4, 6, 1)),
     ("AttentionMatrix.rmatmul: x must be torch.float32 on cpu, like the matrix; got torch.float64 on cpu.",
      lambda: _MATRIX.mT @ _q(2, 4, 5, 1).double()),
     ("AttentionMatrix.to_dense: size must be at most 7 weights; got 240 weights, [2, 4, 5, 6].",

@@ -58,10 +58,10 @@ def _crafted(
 ) -> Path:
     """The file of a cache after a change, with a checksum that fits."""
     save_cache(cache, folder / "cache")
-    tensors, about = files.read_tensors("test", folder / "cache", "cache")
+    tensors, about = files.read_tensors(folder / "cache", "cache")
     craft(about["cache"], tensors)
     about = {"kind": "cache", "fingerprint": None, "cache": about["cache"]}
-    files.write_whole(folder / "cache", files.encoded("test", tensors, about))
+    files.write_whole(folder / "cache", files.encoded(tensors, about))
     return folder / "cache"
 
 

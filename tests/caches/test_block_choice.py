@@ -153,7 +153,7 @@ def test_summaries_of_another_size_are_refused(axis: int) -> None:
 
     qkv, cache = _qkv(32, (4, 2)), BlockSelectCache(SIZE, 16, scorer=Fewer())
     cache.attend(Softmax(), *(x[:, :, :31] for x in qkv), mask=CAUSAL)
-    with pytest.raises(ValueError, match=r"Fewer\.summarize: summary must have shape .* = \[3, 2, 7, width\]; got "):
+    with pytest.raises(ValueError, match=r"BlockSelectCache\.attend: summary must .* = \[3, 2, 7, width\]; got "):
         cache.attend(Softmax(), *(x[:, :, 31:] for x in qkv), mask=CAUSAL)
     with pytest.raises(ValueError, match="sink_blocks must be an int of at least 0; got -1"):
         BlockSelectCache(SIZE, 16, sink_blocks=-1)

@@ -368,7 +368,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
             return super().score(query, summary)[..., 0]
 
     cache, qkv = _filled(scorer=Wrong())
-    with pytest.raises(ValueError, match=r"Wrong\.score: scores must have shape .* = \[2, 4, 7\]; got \[2, 4\]"):
+    with pytest.raises(ValueError, match=r"BlockSelectCache\.attend: scores must .* = \[2, 4, 7\]; got \[2, 4\]"):
         _step(cache, qkv, 31)
     with pytest.raises(ValueError, match="must be a rule on positions"):
         _filled()[0].attend(Softmax(), *(x[:, :, :1] for x in qkv), mask=torch.ones(1, 32, dtype=torch.bool))

@@ -77,13 +77,13 @@ def _fitting(cache: LayerCache, query: Tensor, key: Tensor, value: Tensor) -> li
 
 def _written(cache: Cache | LayerCache, folder: Path) -> Written:
     save_cache(cache, folder / "cache")
-    tensors, about = files.read_tensors("test", folder / "cache", "cache")
+    tensors, about = files.read_tensors(folder / "cache", "cache")
     return about["cache"], tensors
 
 
 def _craft(folder: Path, tree: object, tensors: dict[str, Tensor]) -> Path:
     about = {"kind": "cache", "fingerprint": None, "cache": tree}
-    files.write_whole(folder / "cache", files.encoded("test", tensors, about))
+    files.write_whole(folder / "cache", files.encoded(tensors, about))
     return folder / "cache"
 
 

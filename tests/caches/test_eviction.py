@@ -217,7 +217,7 @@ def test_a_score_of_another_shape_is_refused() -> None:
             return held.received.sum(1)
 
     x = torch.randn(1, 2, 9, 4)
-    with pytest.raises(ValueError, match=r"Wrong\.score: scores must have shape .* = \[1, 2, 9\]; got \[1, 9\]"):
+    with pytest.raises(ValueError, match=r"Wrong\.attend: scores must have shape .* = \[1, 2, 9\]; got \[1, 9\]"):
         Wrong(4).attend(Softmax(), x, x, x, mask=CAUSAL)
     base = EvictingCache(4)
     base.attend(Softmax(), *[x[:, :, :4]] * 3, mask=CAUSAL)  # nothing is asked where all may stay

@@ -15,7 +15,7 @@ RULE = "test: path must be a file of a text, whole and undamaged; got "
 
 def _raw() -> bytes:
     tensors = {"x": torch.arange(6, dtype=torch.float32).view(2, 3), "y": torch.ones(3, dtype=torch.float16)}
-    return bytes(files.encoded("test", tensors, {"kind": "text", "words": "abc"}))
+    return bytes(files.encoded(tensors, {"kind": "text", "words": "abc"}))
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def _raw() -> bytes:
 )
 def test_the_checksum_covers_all_that_is_said(old: bytes, new: bytes) -> None:
     raw = _raw()
-    tensors, about = files.decoded("test", raw, "text")
+    tensors, about = files.decoded(raw, "text")
     assert (sorted(tensors), about["words"]) == (["x", "y"], "abc")
     assert raw.count(old) == 1
     with pytest.raises(ValueError, match=f"{RULE}a damaged one: its checksum does not fit"):
-        files.decoded("test", raw.replace(old, new), "text")
+        files.decoded(raw.replace(old, new), "text")
 
 
 def test_what_is_no_description_is_foreign_and_what_cannot_be_summed_up_is_damaged(
@@ -45,7 +45,7 @@ def test_what_is_no_description_is_foreign_and_what_cannot_be_summed_up_is_damag
 
     for words in ("[]", "3", "null", '"text"', "{"):
         with pytest.raises(ValueError, match=f"{RULE}a safetensors file that saccade did not write"):
-            files.decoded("test", save({"x": torch.ones(2)}, metadata={"saccade": words}), "text")
+            files.decoded(save({"x": torch.ones(2)}, metadata={"saccade": words}), "text")
     raw = _raw()
 
     def too_deep(*_: object) -> str:
@@ -53,7 +53,7 @@ def test_what_is_no_description_is_foreign_and_what_cannot_be_summed_up_is_damag
 
     monkeypatch.setattr("saccade.caches.files.tensor_files._checksum", too_deep)
     with pytest.raises(ValueError, match=f"{RULE}a damaged one"):
-        files.decoded("test", raw, "text")
+        files.decoded(raw, "text")
 
 
 def test_tensors_in_any_order_of_memory_are_written(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_every_layer_is_read_where_it_belongs_and_looked_at(layers: int, tmp_pat
         assert torch.equal(own.key, expected.key[:, :, : 3 * SIZE])
         assert torch.equal(own.value, expected.value[:, :, : 3 * SIZE])
     path = store._blocks.path(store._chain("", TEXT)[0])
-    tensors, about = files.read_tensors("test", path, "block of a prefix")
+    tensors, about = files.read_tensors(path, "block of a prefix")
     about = {name: x for name, x in about.items() if name not in ("version", "checksum")}
     for name in tensors:
-        files.write_whole(path, files.encoded("test", tensors | {name: tensors[name][:, :, :2]}, about))
+        files.write_whole(path, files.encoded(tensors | {name: tensors[name][:, :, :2]}, about))
         assert store.restore(TEXT, Cache(KVCache() for _ in range(layers))) == 0
 
 

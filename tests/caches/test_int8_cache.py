@@ -110,7 +110,7 @@ def test_a_file_of_the_old_format_is_read_as_it_was_meant(tmp_path: Path) -> Non
     numbers, tensors = cache.state()
     old = {name: x for name, x in tensors.items() if not name.endswith("zeros")}
     about = {"kind": "cache", "fingerprint": None, "cache": {"kind": "Int8Cache", "block_size": SIZE, **numbers}}
-    (tmp_path / "old").write_bytes(encoded("test", old, about))
+    (tmp_path / "old").write_bytes(encoded(old, about))
     loaded = load_cache(tmp_path / "old")
     assert isinstance(loaded, Int8Cache)
     held = loaded._rounded("key").read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS))[:, :, :16]

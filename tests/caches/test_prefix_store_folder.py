@@ -248,10 +248,10 @@ def test_a_block_with_a_fitting_checksum_that_is_none_is_missing(name: str, plac
     store = _store(tmp_path)
     store.put(TEXT, _cache())
     path = _blocks(store)[place]
-    held, about = files.read_tensors("test", path, "block of a prefix")
+    held, about = files.read_tensors(path, "block of a prefix")
     CRAFTED[name](held)
     about = {key: x for key, x in about.items() if key not in ("version", "checksum")}
-    files.write_whole(path, files.encoded("test", held, about))
+    files.write_whole(path, files.encoded(held, about))
     cache = KVCache()
     # Only beside others does a width show to be another one.
     known = SIZE if name == "another width" else place * SIZE

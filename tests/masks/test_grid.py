@@ -188,8 +188,8 @@ def test_a_class_token() -> None:
         (lambda: masks.ShiftedWindows(4, 4, 0), r"ShiftedWindows: window must be an int of at least 1; got 0\."),
         (lambda: masks.ShiftedWindows(4, 4, 2, 2), r"ShiftedWindows: shift must be below window 2; got 2\."),
         (lambda: masks.ShiftedWindows(4, 4, 2, -1), r"ShiftedWindows: shift must be an int of at least 0; got -1\."),
-        (lambda: masks.Causal().after(-1), r"Mask\.after: length must be an int of at least 0; got -1\."),
-        (lambda: masks.Causal().after(1.0), r"Mask\.after: length must be an int of at least 0; got 1\.0\."),
+        (lambda: masks.Causal().after(-1), r"Causal\.after: length must be an int of at least 0; got -1\."),
+        (lambda: masks.Causal().after(1.0), r"Causal\.after: length must be an int of at least 0; got 1\.0\."),
     ],
 )
 def test_what_is_refused(make: Callable[[], masks.Mask], match: str) -> None:

@@ -217,7 +217,7 @@ def test_joining_flattens_and_refuses_what_cannot_fit() -> None:
     assert ~~a is a
     with pytest.raises(ValueError, match="tell apart the same number of batch items"):
         masks.Padding([1, 2]) & masks.Padding([1, 2, 3])
-    with pytest.raises(TypeError, match=r"masks: & must join two masks; got Tensor\."):
+    with pytest.raises(TypeError, match=r"Causal: & must join two masks; got Tensor\."):
         a & torch.ones(2, 2, dtype=torch.bool)
 
 

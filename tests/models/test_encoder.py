@@ -83,7 +83,7 @@ def test_a_new_encoder_starts_small_and_pads_with_zero():
         (lambda e: e(torch.ones(7, dtype=torch.int64)), r"Encoder: tokens must be \[batch, len\]; got \[7\]"),
         (
             lambda e: e.matrices(torch.ones(1, 2, dtype=torch.int64), token_types=torch.ones(1, 3, dtype=torch.int64)),
-            r"Encoder: token_types must have shape \[batch, len\] = \[1, 2\]; got \[1, 3\]",
+            r"Encoder.matrices: token_types must have shape \[batch, len\] = \[1, 2\]; got \[1, 3\]",
         ),
         (
             lambda e: e.embed(torch.ones(2, 3, dtype=torch.int64), (3,)),

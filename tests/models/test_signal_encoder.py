@@ -177,7 +177,7 @@ def build(**changes: Any) -> SignalEncoder:
         (lambda: build(kernel_size=4), "SignalEncoder: kernel_size must be odd; got 4."),
         (lambda: build(strides=(4,)), "SignalEncoder: kernel_size must be an int of at least 4; got 3."),
         (lambda: build(num_layers=0), "SignalEncoder: num_layers must be an int of at least 1; got 0."),
-        (lambda: build(num_heads=3), "MultiHeadAttention: num_heads must divide embed_dim 8; got 3."),
+        (lambda: build(num_heads=3), "SignalEncoder: num_heads must divide embed_dim 8; got 3."),
         (
             lambda: build()(torch.zeros(2, 3)),
             "SignalEncoder: signal must have shape [batch, len, channels] = [batch, len, 3]; got [2, 3].",

@@ -237,7 +237,7 @@ X, PAIRS = torch.zeros(2, 3, 5, 12), torch.zeros(2, 5, 5, 4)
 @pytest.mark.parametrize(
     "call, sentence",
     [
-        (lambda: RowAttention(12, 5), "MultiHeadAttention: num_heads must divide embed_dim 12; got 5."),
+        (lambda: RowAttention(12, 5), "RowAttention: num_heads must divide embed_dim 12; got 5."),
         (lambda: RowAttention(12, 3, 0), "RowAttention: pair_dim must be an int of at least 1; got 0."),
         (
             lambda: TriangleAttention(12, 3, "starting"),

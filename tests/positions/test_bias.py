@@ -144,7 +144,7 @@ def test_the_grid_gives_each_displacement_one_number() -> None:
 def test_a_cell_outside_of_the_grid_is_refused_and_no_token_is_not() -> None:
     bias = GridTable(1, 3, 4)
     with pytest.raises(
-        ValueError, match=r"GridTable: positions must be below 12; got a larger one\.[\s\S]*3 x 4 cells"
+        ValueError, match=r"GridTable.address: positions must be below 12; got a larger one\.[\s\S]*3 x 4 cells"
     ):
         bias.address(torch.tensor([0, 12]))
     assert 0 <= int(bias.address(torch.tensor([-1]))) <= bias.reach
@@ -180,7 +180,7 @@ def test_shaw_keys_are_float32_in_half_precision(autocast: bool) -> None:
 
 def test_a_query_of_another_width_and_a_table_without_a_query_are_refused() -> None:
     bias = ShawKeys(8, 2)
-    with pytest.raises(ValueError, match=r"ShawKeys: query must have head_dim 8; got 4\."):
+    with pytest.raises(ValueError, match=r"ShawKeys.values: query must have head_dim 8; got 4\."):
         bias.values(torch.arange(3), torch.zeros(1, 1, 2, 4), 1.0)
     with pytest.raises(ValueError, match=r"ShawKeys: query must have 3 heads; got 2\."):
         ShawKeys(8, 2, num_heads=3).values(torch.arange(3), torch.zeros(1, 2, 2, 8), 1.0)

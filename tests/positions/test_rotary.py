@@ -280,13 +280,13 @@ def test_a_scaling_of_another_kind_or_for_other_sizes_is_refused() -> None:
 @pytest.mark.parametrize("method", ["forward", "unrotate"])
 def test_inputs_of_another_kind_are_refused(method: str) -> None:
     call, x = getattr(Rotary(8), method), torch.randn(2, 3, 4, 8)
-    with pytest.raises(TypeError, match=r"Rotary: x must be a tensor of floats; got int64\."):
+    with pytest.raises(TypeError, match=r"Rotary[.\w]*: x must be a tensor of floats; got int64\."):
         call(x.long(), range(4))
-    with pytest.raises(TypeError, match=r"Rotary: x must be a tensor of floats; got list\."):
+    with pytest.raises(TypeError, match=r"Rotary[.\w]*: x must be a tensor of floats; got list\."):
         call([1.0], range(4))
-    with pytest.raises(ValueError, match=r"Rotary: x must have shape \[batch, heads, len, 8\]; got \[2, 3, 4, 6\]\."):
+    with pytest.raises(ValueError, match=r"Rotary[.\w]*: x must have shape .*, len, 8\]; got \[2, 3, 4, 6\]\."):
         call(x[..., :6], range(4))
-    with pytest.raises(ValueError, match=r"Rotary: x must have shape"):
+    with pytest.raises(ValueError, match=r"Rotary[.\w]*: x must have shape"):
         call(x[0], range(4))
     with pytest.raises(ValueError, match=r"positions must have shape \[4\] or \[2, 4\]; got \[5\]"):
         call(x, range(5))

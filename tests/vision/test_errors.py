@@ -18,7 +18,7 @@ SIZES = [
     (lambda: ChannelAttention(8, 2, pooling=()), r"pooling must be .*; got \(\)\."),
     (lambda: SpatialAttention(6), r"SpatialAttention: kernel_size must be odd, so that it has a centre; got 6\."),
     (lambda: SpatialAttention(0), r"kernel_size must be an int of at least 1; got 0\."),
-    (lambda: CBAM(8, 3), r"ChannelAttention: ratio must divide channels 8; got 3\."),
+    (lambda: CBAM(8, 3), r"CBAM: ratio must divide channels 8; got 3\."),
     (lambda: CBAM(8, 2, 4), r"kernel_size must be odd"),
     (lambda: CBAM(8, 2, order="parallel"), r"CBAM: order must be .*; got 'parallel'\."),
     (lambda: BAM(8, 3), r"BAM: ratio must divide channels 8; got 3\."),

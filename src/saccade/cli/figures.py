@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_WINDOWS", "figures", "whole"]
 
+CALLED_AS = "look"  # in errors
+
 MOST_WINDOWS = 150  # in one picture: a window is then some pixels wide
 _LINES_AT_MOST = 80
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen

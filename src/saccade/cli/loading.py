@@ -28,6 +28,8 @@ __all__ = [
     "shown_name",
 ]
 
+CALLED_AS = "load"  # in errors
+
 MINILM, CHINESE_ENCODER, SMALL_DECODER = "all-MiniLM-L6-v2", "chinese-encoder", "small-decoder"
 NAMED: dict[str, Callable[[], Encoder | Decoder]] = {
     MINILM: minilm,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "Subject", "load_model", "subject_of"]
 
+CALLED_AS = "look"  # in errors
+
 Model = Encoder | Decoder | EncoderDecoder | TransformersModel
 
 

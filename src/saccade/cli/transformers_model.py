@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TransformersModel", "load_transformers"]
 
+CALLED_AS = "look"  # in errors
+
 _CROSS = ("cross", "encdec", "encoder_attn")  # what layers that look at another text are called
 
 

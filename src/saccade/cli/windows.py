@@ -9,6 +9,8 @@ from saccade.text import Word
 
 __all__ = ["Window", "windows_of"]
 
+CALLED_AS = "look"  # in errors
+
 
 class Window(NamedTuple):
     """What the model reads at once. Tokens of two windows never see each other.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SpreadMatrix", "SpreadMechanism"]
 
+CALLED_AS = "ContextParallel"  # in errors
+
 _FEATURES = (Linear, Performer)  # whose past is one memory where the mask is causal
 _OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # whose rows follow from the keys that their queries may see
 _CARRIED = (Recurrence, S4D)  # whose past is one memory, always

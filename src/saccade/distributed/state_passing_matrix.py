@@ -18,6 +18,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["CarriedMatrix"]
 
+CALLED_AS = "ContextParallel"  # in errors
+
 _PARTS = 8  # of the heads: the next rank begins with the first of them while this one does the second
 
 

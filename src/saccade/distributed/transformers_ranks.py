@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["is_pretrained", "parallelize", "why_it_mixes"]
 
+CALLED_AS = "parallelize"  # in errors
+
 _NAME = "saccade-ranks-"
 _KINDS = ("Model", "ForCausalLM", "LMHeadModel", "ForMaskedLM")  # whose outputs are those of each token
 _POOLED = ("pooler_output", "mc_logits")

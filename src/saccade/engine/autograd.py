@@ -25,6 +25,8 @@ __all__ = [
     "results_like",
 ]
 
+CALLED_AS = "attention"  # in errors
+
 _TILED = Tiled()
 
 

@@ -33,6 +33,8 @@ from saccade.support.torch_modes import is_autocast, wants_gradient, without_aut
 
 __all__ = ["Asked", "asked", "output", "product", "reasons"]
 
+CALLED_AS = "attention"  # in errors
+
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
 """What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may

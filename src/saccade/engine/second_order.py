@@ -26,6 +26,8 @@ from saccade.plan import Tile
 
 __all__ = ["Backward", "derivatives"]
 
+CALLED_AS = "attention"  # in errors
+
 
 class Backward(NamedTuple):
     """Inputs and results of a product, from which its gradients are computed.

@@ -27,6 +27,8 @@ __all__ = [
     "speaks_attention_interface",
 ]
 
+CALLED_AS = "record"  # in errors
+
 Make = Callable[[], Matrix]
 """Makes the matrix of the call that has just been run."""
 

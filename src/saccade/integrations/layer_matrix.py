@@ -16,6 +16,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["function_matrix", "layer_matrix"]
 
+CALLED_AS = "record"  # in errors
+
 _FUNCTION = inspect.signature(F.multi_head_attention_forward)
 
 

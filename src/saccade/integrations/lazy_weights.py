@@ -18,6 +18,8 @@ from saccade.support.numerics import wide_dtype
 
 __all__ = ["LazyWeights", "weights_of"]
 
+CALLED_AS = "nn.MultiheadAttention"  # in errors
+
 _LIMIT = 1 << 30  # most weights that are written out, 4 GB in float32
 # What is known of weights that nobody has computed.
 _KNOWN = {

@@ -14,6 +14,8 @@ from saccade.support.validation import check_holds_values
 
 __all__ = ["Projected", "projected", "rule_of", "with_added_keys"]
 
+CALLED_AS = "nn.MultiheadAttention"  # in errors
+
 
 class Projected(NamedTuple):
     """``[batch, heads, len, head_dim]`` each, with the keys and values that the layer adds; value None if not asked."""

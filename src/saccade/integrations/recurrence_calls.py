@@ -18,6 +18,8 @@ from saccade.support.numerics import wide_dtype
 
 __all__ = ["ATTRIBUTES", "FUNCTIONS", "Function", "Tokens", "lightning_tokens"]
 
+CALLED_AS = "record"  # in errors
+
 Given = Mapping[str, Any]
 """The arguments of a call, by name."""
 

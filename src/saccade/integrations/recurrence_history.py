@@ -14,6 +14,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["Past"]
 
+CALLED_AS = "record"  # in errors
+
 
 class _Held(NamedTuple):
     """All tokens so far, and the state after them."""

@@ -21,6 +21,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["tapped_mechanisms"]
 
+CALLED_AS = "record"  # in errors
+
 
 @contextmanager
 def tapped_mechanisms(model: nn.Module, valve: Valve) -> Iterator[None]:

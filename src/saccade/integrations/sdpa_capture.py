@@ -33,6 +33,8 @@ from saccade.support.validation import is_causal_bias
 
 __all__ = ["hearing_products", "tapped_products", "without_mode"]
 
+CALLED_AS = "record"  # in errors
+
 _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 

@@ -16,6 +16,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["StandIn", "put_in", "tried"]
 
+CALLED_AS = "replace_attention"  # in errors
+
 
 class StandIn(nn.Module):
     """Attention of saccade on the parameters of the module whose class it extends; made by `put_in`.

@@ -34,6 +34,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
 
+CALLED_AS = "record"  # in errors
+
 _REMEMBERED = 8
 _SMALL = 1 << 20
 _STANDARD = ("eager", "sdpa", "flex_attention")  # and those named "flash...": they honour their arguments

@@ -18,6 +18,8 @@ from saccade.support.errors import value_error
 
 __all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
 
+CALLED_AS = "record"  # in errors
+
 
 class _Around(Matrix):
     """A matrix with the dtype, device and kind of rows of another one."""

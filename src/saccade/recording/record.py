@@ -21,6 +21,8 @@ from saccade.support.validation import check_type
 
 __all__ = ["Keep", "UnheardLayersWarning", "record"]
 
+CALLED_AS = "record"  # in errors
+
 _SHOWN = 8
 _WAYS_OUT = {
     "timm": "timm.layers.set_fused_attn(True, experimental=True) before the model is made",
