@@ -91,7 +91,7 @@ class Layer(torch.nn.Module):
 def test_what_changes_the_matrix_is_refused(name):
     x = torch.randn(1, 2, 5, 8)
     with pytest.raises(sc.UnsupportedError, match=f"the model passes {name}, which is not supported here"):
-        AttentionCall.of("test", Layer(), x, x, None, {name: torch.ones(1)})
+        AttentionCall.of(Layer(), x, x, None, {name: torch.ones(1)})
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, alibi=None, **kwargs):
@@ -101,11 +101,11 @@ def eager_attention_forward(module, query, key, value, attention_mask, alibi=Non
 def test_what_the_models_own_attention_reads_is_refused():
     x = torch.randn(1, 2, 5, 8)
     with pytest.raises(sc.UnsupportedError, match="the model passes alibi, which is not supported"):
-        AttentionCall.of("test", Layer(), x, x, None, {"alibi": torch.ones(2)})
+        AttentionCall.of(Layer(), x, x, None, {"alibi": torch.ones(2)})
     layer = modeling_inkling2.Inkling2SlidingAttention.__new__(modeling_inkling2.Inkling2SlidingAttention)
     torch.nn.Module.__init__(layer)
     with pytest.raises(sc.UnsupportedError, match="the model passes sinks"):
-        AttentionCall.of("test", layer, x, x, None, {"sinks": torch.ones(2), "labels": 1})
+        AttentionCall.of(layer, x, x, None, {"sinks": torch.ones(2), "labels": 1})
 
 
 WORDS = {

@@ -21,7 +21,7 @@ class Layer(torch.nn.Module):
 def weights(attention_mask=None, q_len=5, kv_len=5, *, own=True, **facts):
     """The matrix of random queries and keys, and the scores that it should be the softmax of."""
     query, key = torch.randn(2, 2, q_len, 8), torch.randn(2, 2, kv_len, 8)
-    call = AttentionCall.of("test", Layer(own), query, key, attention_mask, facts)
+    call = AttentionCall.of(Layer(own), query, key, attention_mask, facts)
     return call.matrix().to_dense(), query @ key.mT * 8**-0.5
 
 
@@ -69,16 +69,20 @@ def test_without_a_mask_the_flag_decides(q_len, kv_len, flag, own):
 
 def test_learned_queries_are_those_of_all_items():
     query, key = torch.randn(1, 2, 3, 8), torch.randn(4, 2, 5, 8)
-    call = AttentionCall.of("test", Layer(False), query, key, None, {})
+    call = AttentionCall.of(Layer(False), query, key, None, {})
     close(call.matrix().to_dense(), (query @ key.mT * 8**-0.5).softmax(-1))
 
 
 @pytest.mark.parametrize(
     "facts, reason",
     [
-        ({"output_attentions": True}, r"test: Layer cannot run(.|\n)*passes output_attentions(.|\n)*saccade.record"),
+        ({"output_attentions": True}, r"saccade: Layer cannot run(.|\n)*passes output_attentions(.|\n)*saccade.record"),
         ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, r"passes cu_seq_lens_q, and its mask does not(.|\n)*position_ids"),
-        ({"block_indices": torch.tensor([0]), "sinks": 1}, r"passes block_indices, which(.|\n)*passes sinks, which"),
+        ({"block_table": torch.tensor([0]), "sinks": 1}, r"passes block_table, which(.|\n)*passes sinks, which"),
+        (
+            {"block_indices": torch.tensor([0])},
+            r"an indexer cannot run(.|\n)*have shape \[1\], not \[batch, key heads, 5, selected\]",
+        ),
         (
             {"indices": torch.tensor([0])},
             r"an indexer cannot run(.|\n)*have shape \[1\], not \[batch, 5, selected\]",
@@ -93,7 +97,7 @@ def test_what_is_not_known_is_refused(facts, reason):
 
 @pytest.mark.parametrize("mask", [torch.ones(2, 5, dtype=torch.bool), {"full": None}, torch.ones(5)])
 def test_masks_of_other_forms_are_refused(mask):
-    with pytest.raises(sc.UnsupportedError, match=r"test: a mask cannot run(.|\n)*it is a (Tensor of shape|dict)"):
+    with pytest.raises(sc.UnsupportedError, match=r"saccade: a mask cannot run(.|\n)*it is a (Tensor of shape|dict)"):
         weights(mask)
 
 

@@ -17,6 +17,8 @@ from transformers import (
     ViTModel,
 )
 from transformers.masking_utils import create_causal_mask
+from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
+from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLTextModel
 
 import saccade as sc
 from saccade import masks
@@ -415,3 +417,25 @@ def test_keys_that_an_indexer_selects(name, padded):
             outputs.append(step.last_hidden_state)
     close(outputs[2], outputs[0])
     close(outputs[3], outputs[1])
+
+
+@pytest.mark.parametrize("index_heads", [1, 2])
+def test_blocks_that_an_indexer_selects(index_heads):
+    # Without padding: this model's indexer scores padding too, so that eager and sdpa differ there.
+    config = MiniMaxM3VLTextConfig(
+        vocab_size=zoo.WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, index_n_heads=index_heads,
+        index_head_dim=16, index_block_size=4, index_topk_blocks=2, bos_token_id=None, eos_token_id=None,
+        layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+    )  # fmt: skip
+    network, outputs = MiniMaxM3VLTextModel(config).eval(), []
+    tokens = torch.arange(2 * 23).view(2, 23) * 7 % zoo.WORDS
+    with torch.no_grad():
+        for implementation in ("eager", "saccade"):
+            network.set_attn_implementation(implementation)
+            outputs.append(network(tokens).last_hidden_state)
+            past = network(tokens[:, :17], use_cache=True).past_key_values
+            outputs.append(network(tokens[:, 17:], past_key_values=past).last_hidden_state)
+    close(outputs[2], outputs[0])
+    close(outputs[3], outputs[1])
+    close(outputs[1], outputs[0][:, 17:])

@@ -50,7 +50,7 @@ class Layer(torch.nn.Module):
     [
         ({"output_attentions": True}, "output_attentions=True asks for all weights.*\n.*saccade.record"),
         ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "passes cu_seq_lens_q.*\n.*position_ids"),
-        ({"block_indices": torch.tensor([0])}, "passes block_indices, which is not supported"),
+        ({"block_table": torch.tensor([0])}, "passes block_table, which is not supported"),
     ],
 )
 def test_what_cannot_be_honoured_raises(facts, reason):

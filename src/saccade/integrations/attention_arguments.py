@@ -20,6 +20,7 @@ __all__ = ["ENDS", "SUPPORTED", "UNSUPPORTED", "WITHOUT_EFFECT", "check_ends", "
 SUPPORTED = frozenset(
     {
         "attention_mask",
+        "block_indices",
         "dropout",
         "indices",
         "is_causal",
@@ -60,8 +61,7 @@ UNSUPPORTED = {
     "k_cache": _PAGED,
     "v_cache": _PAGED,
     "cache_seqlens": _PAGED,
-    "block_indices": "eager and sdpa select the keys by a mask",
-    "sinks": _OTHER,
+    "sinks": "eager; the logit of a sink that depends on the query is not supported",
 }
 """Arguments that change the matrix in a way that is not supported, each with a way out."""
 

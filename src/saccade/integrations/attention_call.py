@@ -30,7 +30,6 @@ class AttentionCall(NamedTuple):
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         placed: the rule, and the positions of the tokens.
         scale, softcap, bias, sink_logit: see `saccade.attention`.
-        where: the user's function, for error messages.
         position_ids: int ``[batch, q_len]`` of the tokens in their texts; None where the model passes none.
     """
 
@@ -57,7 +56,6 @@ class AttentionCall(NamedTuple):
         """Read a call.
 
         Args:
-            where: the user's function, for error messages.
             module: the attention layer.
             query, key: as the function gets them; key heads are not repeated.
             attention_mask: a `LazyMask`; a bool or float tensor that broadcasts to ``[batch, heads, q_len, kv_len]``;
@@ -88,6 +86,9 @@ class AttentionCall(NamedTuple):
         check_ends(module, ends, placed)
         if "indices" in facts:
             placed = _selected(placed, facts["indices"])
+        if "block_indices" in facts:
+            size = getattr(getattr(module, "indexer", None), "block_size", 1)
+            placed = _in_selected_blocks(placed, facts["block_indices"], query.shape[1], size)
         bias = facts.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
@@ -149,7 +150,6 @@ def _selected(placed: Placed, indices: Tensor) -> Placed:
     """Return the same with the keys hidden that an indexer did not select.
 
     Args:
-        where: the user's function, for error messages.
         placed: the rule, and the positions of the tokens.
         indices: int ``[batch, q_len, selected]`` of keys, as DeepSeek-V3.2 and its like pass them.
     """
@@ -160,6 +160,26 @@ def _selected(placed: Placed, indices: Tensor) -> Placed:
     is_selected = torch.zeros(len(indices), len(q), len(kv), dtype=torch.bool, device=indices.device)
     is_selected = is_selected.scatter(2, indices.long(), True)[:, None]
     return placed._replace(rule=both(placed.rule, dense_at(is_selected, q, kv)))
+
+
+def _in_selected_blocks(placed: Placed, indices: Tensor, heads: int, size: int) -> Placed:
+    """Return the same with the keys hidden that are in none of the selected blocks.
+
+    Args:
+        placed: the rule, and the positions of the tokens.
+        indices: int ``[batch, key heads, q_len, selected]`` of blocks, -1 for none, as MiniMax-M3 passes them.
+        heads: number of query heads; those of one key head share its blocks.
+        size: number of keys in a block.
+    """
+    q, kv = placed.q_positions, placed.kv_positions
+    if indices.dim() != 4 or indices.shape[2] != len(q) or heads % indices.shape[1]:
+        reason = f"its block_indices have shape {list(indices.shape)}, not [batch, key heads, {len(q)}, selected]"
+        raise unsupported("an indexer", [reason])
+    count = -(-len(kv) // size)
+    is_selected = torch.zeros(*indices.shape[:3], count + 1, dtype=torch.bool, device=indices.device)
+    is_selected = is_selected.scatter(3, indices.long().masked_fill(indices < 0, count), True)[..., :count]
+    keys = is_selected.repeat_interleave(size, 3)[..., : len(kv)].repeat_interleave(heads // indices.shape[1], 1)
+    return placed._replace(rule=both(placed.rule, dense_at(keys, q, kv)))
 
 
 def _placed_for_flash(
@@ -174,7 +194,6 @@ def _placed_for_flash(
     """Return the mask of a call of ``flash_attention_2`` and its like, which get padding and a window instead.
 
     Args:
-        where: the user's function, for error messages.
         q_len, kv_len: lengths; the last query stands at the last key.
         padding: ``[batch, kv_len]``, True or 1 at tokens; None for no padding.
         sliding_window: how many keys back a query sees, itself included; None for all.
