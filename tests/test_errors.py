@@ -87,12 +87,12 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         {"mask": torch.ones(5, 6, dtype=torch.bool), "q_positions": range(1, 6)},
         "mask must be a rule on positions (not a tensor) when positions are given; got a bool tensor.",
     ),
-]
-_SPOILED_VALUES: list[tuple[dict[str, Any], str]] = [
     (
         {"impl": "flash"},
         "impl must be one of 'auto', 'native', 'fused', 'sdpa', 'varlen', 'flex', 'tiled', 'reference'; got 'flash'.",
     ),
+]
+_SPOILED_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"value": 3}, "value must be a tensor; got int."),
     ({"value": _q(2, 4, 6, 3)}, "value must have shape [2, 2, 6, value_dim]; got [2, 4, 6, 3]."),
     ({"value": _q(2, 2, 6)}, "value must have shape [2, 2, 6, value_dim]; got [2, 2, 6]."),
@@ -111,7 +111,7 @@ def _product(**given: Any) -> object:
 def _by_mechanism(**given: Any) -> object:
     value = given.pop("value")
     own = {name: given.pop(name) for name in ("scale", "softcap", "impl") if name in given}
-    return Softmax(**own)(**given) @ value
+    return Softmax(**own)(**given).matmul(value)
 
 
 def _table() -> Iterator[tuple[str, Call]]:
@@ -120,7 +120,7 @@ def _table() -> Iterator[tuple[str, Call]]:
         ("attention", "attention", sc.attention, set()),
         ("attention_with_lse", "attention_with_lse", sc.attention_with_lse, set()),
         ("AttentionMatrix", matmul, _product, set()),
-        ("Softmax", matmul, _by_mechanism, {"bias", "dropout_p"}),
+        ("Softmax", matmul, _by_mechanism, {"bias", "dropout_p", "impl"}),
     ]
     for maker, product, function, without in functions:
         sentences = [(maker, *row) for row in _SPOILED] + [(product, *row) for row in _SPOILED_VALUES]

@@ -10,7 +10,7 @@ import torch
 from saccade.caches import Cache, CrossCache, KVCache, PrefixStore, files, load_cache, save_cache
 from saccade.caches.files.block_store import BlockFolder
 
-RULE = "test: path must be a file of a text, whole and undamaged; got "
+RULE = "decoded: path must be a file of a text, whole and undamaged; got "
 
 
 def _raw() -> bytes:

@@ -31,7 +31,7 @@ def called_function(argument: str = "") -> str:
     Args:
         argument: the argument that is refused; its first word is the name of a parameter.
     """
-    if torch.compiler.is_compiling():  # a compiler cannot trace the stack
+    if torch.compiler.is_dynamo_compiling():  # it cannot trace the stack
         return "saccade"
     parameter = argument.partition(" ")[0].partition("[")[0].partition("=")[0]
     outermost = match = fallback = ""
