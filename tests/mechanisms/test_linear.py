@@ -268,7 +268,7 @@ def test_what_is_wrong_is_said() -> None:
     widths = iter((3, 4))
     with pytest.raises(ValueError, match="Linear: features must be as many for queries as for keys; got 3 and 4"):
         Linear(lambda x: x[..., :1].expand(-1, -1, -1, next(widths)))(x, x)
-    with pytest.raises(ValueError, match="Matrix: value must have shape"):
+    with pytest.raises(ValueError, match=r"FeatureMatrix\.matmul: value must have shape"):
         _ = Linear()(x, x) @ x[:, :, :3]
     with pytest.raises(ValueError, match="Linear: q_positions must hold 4 positions; got 3"):
         Linear()(x, x, q_positions=range(3))

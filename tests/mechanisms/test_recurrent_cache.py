@@ -196,7 +196,7 @@ def test_gradients_reach_the_tokens_of_the_call_only() -> None:
 def test_what_it_cannot_do_is_said() -> None:
     q, k, v = (torch.randn(2, 2, 3, 4) for _ in range(3))
     cache, linear = RecurrentCache(), Linear()
-    with pytest.raises(ValueError, match=r"FeatureMatrix\.advance: mask must be causal"):
+    with pytest.raises(ValueError, match=r"RecurrentCache\.attend: mask must be causal"):
         cache.attend(linear, q, k, v)
     for other, name in ((Softmax(), "AttentionMatrix"), (CompressiveMemory(2, 2), "CompressiveMatrix")):
         with pytest.raises(sc.UnsupportedError, match=f"- {name} is no sum over keys that could be carried on"):

@@ -180,7 +180,7 @@ def test_a_report_without_faults_returns_itself():
     ],
 )
 def test_bad_arguments(arguments, error, message):
-    with pytest.raises(error, match=f"testing.check: {message}"):
+    with pytest.raises(error, match=f"check: {message}"):
         testing.check(F.scaled_dot_product_attention, **arguments)
 
 

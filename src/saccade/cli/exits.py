@@ -85,7 +85,7 @@ def _told(command: str, error: Exception) -> str:
 
 def _end(command: str, sentence: str, status: int) -> NoReturn:
     """Print lines; whatever is invisible in them, since they may come from outside, as its escape."""
-    first, *others = sentence.split("\n")
+    first, *others = sentence.removeprefix(f"{command}: ").split("\n")
     if not first.endswith((".", ":")):
         first += "."
     typer.echo(f"saccade {command}: " + "\n".join(map(visible, [first, *others])), err=True)
