@@ -28,7 +28,7 @@ def build(folder: Path) -> None:
     root, compiler = Path(torch.__file__).parent, os.environ.get("CXX", "g++")
     stable = ["-DTORCH_TARGET_VERSION=0x020b000000000000", f"-I{root / 'include'}"]
     units = {"operations": ("operations.cpp", stable)}
-    units |= {name: ("level.cpp", [*flags, f"-DLEVEL={name}"]) for name, flags in LEVELS.items()}
+    units |= {name: ("kernels.cpp", [*flags, f"-DLEVEL={name}"]) for name, flags in LEVELS.items()}
     with tempfile.TemporaryDirectory() as objects:
         made = {name: Path(objects) / f"{name}.o" for name in units}
         running = [

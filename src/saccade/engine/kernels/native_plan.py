@@ -21,7 +21,7 @@ from saccade.support.torch_modes import unobserved
 
 __all__ = ["PANEL", "ROWS", "NativePlan", "held_by_bits", "kept_bits", "kept_plan", "packed", "known_plan"]
 
-ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
+ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same values are in native/src/arguments.h
 _MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
 _PAIRS_ASKED = 1 << 20  # at a time
 _MOST_SPANS = 64  # ranges of a row: with more of them bits are smaller

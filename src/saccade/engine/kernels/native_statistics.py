@@ -18,7 +18,7 @@ from saccade.support.torch_modes import is_plain
 __all__ = ["NUMBERS", "Band", "Looked", "can_look", "look"]
 
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
-"""Of each row, in this order; the same stand in native/src/problem.h."""
+"""Of each row, in this order; the same values are in native/src/arguments.h."""
 _FAR = 1 << 30
 
 

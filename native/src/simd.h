@@ -1,4 +1,4 @@
-// Vectors of floats, as wide as the processor level that this is compiled for has registers.
+// Vectors of floats, as wide as the registers of the CPU level that this is compiled for.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
-constexpr int LANES = 16, VECTORS = 4;  // vectors of a micro-kernel's row: its 6 rows fill the registers
+constexpr int LANES = 16, VECTORS = 4;  // vectors per row of the micro-kernel: 6 rows of them fill the registers
 #elif defined(__AVX__)
 constexpr int LANES = 8, VECTORS = 2;
 #else
@@ -36,20 +36,20 @@ inline void store(void* to, Vector x) {
   std::memcpy(to, &x, sizeof x);
 }
 
-inline Floats all(float x) { return x - Floats{}; }
-inline Ints all(int32_t x) { return x - Ints{}; }
+inline Floats broadcast(float x) { return x - Floats{}; }
+inline Ints broadcast(int32_t x) { return x - Ints{}; }
 
-// Lanes whose bit is set, as -1 and 0.
-inline Ints chosen(uint32_t bits) {
+// Return -1 in the lanes whose bit is set, and 0 in the others.
+inline Ints lane_mask(uint32_t bits) {
   Ints lane;
   for (int i = 0; i < LANES; ++i) lane[i] = 1 << i;
-  return (all(static_cast<int32_t>(bits)) & lane) != 0;
+  return (broadcast(static_cast<int32_t>(bits)) & lane) != 0;
 }
 
-constexpr uint32_t EVERY = LANES == 32 ? ~0u : (1u << LANES) - 1;
+constexpr uint32_t ALL_LANES = LANES == 32 ? ~0u : (1u << LANES) - 1;
 
-// Reading stops at the last lane that is chosen: what lies behind may not be ours.
-inline Floats load_some(const float* from, uint32_t bits) {
+// Load the lanes whose bit is set, and 0 in the others. Memory of the others is not read: it may not be mapped.
+inline Floats load_masked(const float* from, uint32_t bits) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), from);
 #else
@@ -60,13 +60,13 @@ inline Floats load_some(const float* from, uint32_t bits) {
 #endif
 }
 
-inline void store_some(float* to, Floats x, uint32_t bits) {
+inline void store_masked(float* to, Floats x, uint32_t bits) {
   for (int i = 0; i < LANES; ++i)
     if (bits >> i & 1) to[i] = x[i];
 }
 
-// The larger one; a new x that is NaN is left out: weights and their total carry it on.
-inline Floats most(Floats top, Floats x) {
+// Return the larger value, or `top` if x is NaN: the weights and their sum carry the NaN on.
+inline Floats maximum(Floats top, Floats x) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_max_ps((__m512)x, (__m512)top);
 #else
@@ -74,9 +74,9 @@ inline Floats most(Floats top, Floats x) {
 #endif
 }
 
-// All lanes as one, by halves.
+// Reduce all lanes pairwise.
 template <class Join>
-inline float joined(Floats x, Join join) {
+inline float reduce(Floats x, Join join) {
   for (int wide = LANES / 2; wide; wide /= 2) {
     Floats other{};
     for (int i = 0; i < wide; ++i) other[i] = x[i + wide];
@@ -85,26 +85,26 @@ inline float joined(Floats x, Join join) {
   return x[0];
 }
 
-inline float most_of(Floats x) {
+inline float reduce_max(Floats x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
 #else
-  return joined(x, most);
+  return reduce(x, maximum);
 #endif
 }
 
-inline float sum_of(Floats x) {
+inline float reduce_sum(Floats x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)x);
 #else
-  return joined(x, [](Floats a, Floats b) { return a + b; });
+  return reduce(x, [](Floats a, Floats b) { return a + b; });
 #endif
 }
 
-// 2**r for r of at most a half, by a polynomial: to 1e-7, or to 3e-6 where half precision follows.
-template <bool IS_ROUGH>
-inline Floats near_one(Floats r) {
-  if (IS_ROUGH) {
+// Return 2**r for |r| <= 0.5 by a polynomial, with error 1e-7, or 3e-6 if bfloat16 follows.
+template <bool IS_APPROXIMATE>
+inline Floats exp2_fraction(Floats r) {
+  if (IS_APPROXIMATE) {
     Floats y = r * 9.570101434e-3f + 5.591786028e-2f;
     y = y * r + 2.402474484e-1f;
     y = y * r + 6.931218147e-1f;
@@ -118,18 +118,18 @@ inline Floats near_one(Floats r) {
   return y * r + 1.0f;
 }
 
-// 2**x; exactly 0 below 2**-126, since products with denormal numbers are many times slower. NaN stays NaN.
-template <bool IS_ROUGH = false>
+// Return 2**x, and exactly 0 below 2**-126, because products with denormal numbers are slow. NaN stays NaN.
+template <bool IS_APPROXIMATE = false>
 inline Floats exp2(Floats x) {
 #if defined(__AVX512F__)
   const __mmask16 is_some = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   const Floats r = (Floats)_mm512_reduce_ps((__m512)x, 0);
-  return (Floats)_mm512_maskz_scalef_ps(is_some, (__m512)near_one<IS_ROUGH>(r), (__m512)(x - r));
+  return (Floats)_mm512_maskz_scalef_ps(is_some, (__m512)exp2_fraction<IS_APPROXIMATE>(r), (__m512)(x - r));
 #else
-  const Floats magic = all(12582912.0f);  // 1.5 * 2**23: adding it rounds to whole numbers
-  const Floats bounded = x > -126.0f ? x : all(-126.0f);
+  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2**23: adding it rounds to integers
+  const Floats bounded = x > -126.0f ? x : broadcast(-126.0f);
   const Floats shifted = bounded + magic, r = bounded - (shifted - magic);
-  const Floats y = (Floats)((Ints)near_one<IS_ROUGH>(r) + ((Ints)shifted << 23));
+  const Floats y = (Floats)((Ints)exp2_fraction<IS_APPROXIMATE>(r) + ((Ints)shifted << 23));
   return x != x ? x : x < -126.0f ? Floats{} : y;
 #endif
 }
