@@ -133,7 +133,7 @@ inline void multiply<BFloat16Tiles>(Out out, Left<BFloat16Tiles> left, Right<BFl
                                     int vectors, ptrdiff_t steps, bool accumulate) {
   const auto advance = [&](int done) { out.data += done * out.row, left.data += done * left.row, rows -= done; };
   if (left.step == 1 && steps % TILE == 0) {
-    for (; rows >= 24; advance(24)) multiply_tile_rows<true, true>(out, left, right, vectors, steps, accumulate);
+    while (rows >= 24) multiply_tile_rows<true, true>(out, left, right, vectors, steps, accumulate), advance(24);
     if (rows >= 16) multiply_tile_rows<true, false>(out, left, right, vectors, steps, accumulate), advance(16);
     if (rows >= 8) multiply_tile_rows<false, true>(out, left, right, vectors, steps, accumulate), advance(8);
   }

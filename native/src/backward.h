@@ -110,16 +110,13 @@ class Backward {
           w = dropped;
         }
         store(weights + at, w), store(grad_scores + at, g);
-#if defined(__AVX512BF16__)
-        if constexpr (IS_BF16) store(grad_scores_bf16_ + i * STRIDE + at, _mm512_cvtneps_pbh((__m512)g));
-#endif
+        if constexpr (IS_BF16) store(grad_scores_bf16_ + i * STRIDE + at, to_bf16(g));
       }
     }
   }
 
   // Convert weights and score gradients to bfloat16, two rows per 32-bit word.
   void pair_up(const PanelGroup& group) {
-#if defined(__AVX512BF16__)
     for (int i = 0; i < (HAS_TILES ? 2 * PAIRS : block_.count()); i += 2)
       for (int at = 0; at < group.count * PANEL; at += LANES) {
         pair(weights_, i, at, weight_pairs_);
@@ -129,12 +126,9 @@ class Backward {
 
   void pair(const float* rows, int i, int at, uint32_t* to) {
     const auto row = [&](int n) {
-      if (n >= block_.count()) return _mm512_setzero_si512();
-      return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(rows + n * STRIDE + at)));
+      return n < block_.count() ? __builtin_convertvector(to_bf16(load(rows + n * STRIDE + at)), Words) : Words{};
     };
-    const __m512i low = row(i), high = row(i + 1);
-    store(to + i / 2 * STRIDE + at, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-#endif
+    store(to + i / 2 * STRIDE + at, row(i) | row(i + 1) << 16);
   }
 
   // Add one panel's share to the gradients of queries, keys and values.

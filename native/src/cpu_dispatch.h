@@ -6,37 +6,19 @@
 #include "arguments.h"
 
 // Each function runs one thread's share of the tasks in that thread's memory; *_bytes returns the size of that memory.
-#define DECLARE(LEVEL)                                                                              \
-  namespace LEVEL {                                                                                 \
-  void forward(const Arguments&, char* memory, std::atomic<int64_t>& next, int64_t blocks_at_once); \
-  void merge(const Arguments&);                                                                     \
-  void backward(const Arguments&, char* memory, std::atomic<int64_t>& next);                        \
-  void look(const Arguments&, char* memory, std::atomic<int64_t>& next);                            \
-  int64_t forward_bytes(const Arguments&);                                                          \
-  int64_t backward_bytes(const Arguments&);                                                         \
-  int64_t statistics_bytes(const Arguments&);                                                       \
-  }
-
-DECLARE(plain)
-DECLARE(avx2)
-DECLARE(avx512)
-DECLARE(avx512_bf16)
-DECLARE(amx)
-#undef DECLARE
-
 struct Kernels {
-  decltype(&plain::forward) forward;
-  decltype(&plain::merge) merge;
-  decltype(&plain::backward) backward;
-  decltype(&plain::look) look;
-  decltype(&plain::forward_bytes) forward_bytes;
-  decltype(&plain::backward_bytes) backward_bytes;
-  decltype(&plain::statistics_bytes) statistics_bytes;
+  const char* level;
+  bool (*has_bf16)();  // whether arguments may be bfloat16; float32 always is
+  void (*forward)(const Arguments&, char* memory, std::atomic<int64_t>& next, int64_t blocks_at_once);
+  void (*merge)(const Arguments&);
+  void (*backward)(const Arguments&, char* memory, std::atomic<int64_t>& next);
+  void (*statistics)(const Arguments&, char* memory, std::atomic<int64_t>& next);
+  int64_t (*forward_bytes)(const Arguments&);
+  int64_t (*backward_bytes)(const Arguments&);
+  int64_t (*statistics_bytes)(const Arguments&);
 };
 
-#define KERNELS(LEVEL)                                                               \
-  {LEVEL::forward,       LEVEL::merge,          LEVEL::backward,        LEVEL::look, \
-   LEVEL::forward_bytes, LEVEL::backward_bytes, LEVEL::statistics_bytes}
+// Return the highest level that was compiled and that this CPU runs, or the lower one that SACCADE_CPU_LEVEL selects.
+int64_t cpu_level();
 
-constexpr Kernels LEVELS[] = {KERNELS(plain), KERNELS(avx2), KERNELS(avx512), KERNELS(avx512_bf16), KERNELS(amx)};
-#undef KERNELS
+const Kernels& kernels_at(int64_t level);

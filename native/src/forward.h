@@ -8,11 +8,6 @@
 
 namespace LEVEL {
 
-inline Shorts round_to_bf16(Floats x) {  // round to nearest, ties to even
-  const Words bits = (Words)x, even = bits + 0x7FFF + (bits >> 16 & 1);
-  return __builtin_convertvector((x != x ? bits | 0x400000 : even) >> 16, Shorts);
-}
-
 // Write the output and lse of a row from its weighted sum of values, its score maximum and its sum of weights.
 template <class Format>
 void write_row(const Arguments& args, const RowBlock& block, int i, const float* sums, float max, float total) {
@@ -143,13 +138,10 @@ class Forward {
   }
 
   void put(int i, int at, Floats x) {
-#if defined(__AVX512BF16__)
-    if constexpr (IS_BF16) {
-      store(weights_ + i * STRIDE + at, _mm512_cvtneps_pbh((__m512)x));
-      return;
-    }
-#endif
-    store(scores_ + i * STRIDE + at, x);
+    if constexpr (IS_BF16)
+      store(weights_ + i * STRIDE + at, to_bf16(x));
+    else
+      store(scores_ + i * STRIDE + at, x);
   }
 
   void write_rows(bool any) {

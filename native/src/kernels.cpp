@@ -1,6 +1,5 @@
 // Compiled once per CPU level, each into its namespace: -DLEVEL=name.
 #include "backward.h"
-#include "cpu_dispatch.h"
 #include "statistics.h"
 
 namespace LEVEL {
@@ -10,13 +9,21 @@ template <class Call>
 auto with_element_type(const Arguments& args, Call call) {
 #if defined(__AMX_BF16__)
   if (args.is_bf16) {
-    [[maybe_unused]] const TileConfiguration while_running;
+    [[maybe_unused]] const TileConfiguration configuration;
     return call(BFloat16Tiles{});
   }
-#elif defined(__AVX512BF16__)
+#elif defined(HAS_BF16)
   if (args.is_bf16) return call(BFloat16{});
 #endif
   return call(Float32{});
+}
+
+bool has_bf16() {
+#if defined(HAS_BF16)
+  return true;
+#else
+  return false;
+#endif
 }
 
 void forward(const Arguments& args, char* memory, std::atomic<int64_t>& next, int64_t blocks_at_once) {
@@ -31,7 +38,7 @@ void backward(const Arguments& args, char* memory, std::atomic<int64_t>& next) {
   with_element_type(args, [&](auto kind) { backward_of<decltype(kind)>(args, Arena(memory), next); });
 }
 
-void look(const Arguments& args, char* memory, std::atomic<int64_t>& next) {
+void statistics(const Arguments& args, char* memory, std::atomic<int64_t>& next) {
   with_element_type(args, [&](auto kind) { statistics_of<decltype(kind)>(args, Arena(memory), next); });
 }
 

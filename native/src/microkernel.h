@@ -12,14 +12,19 @@ struct Float32 {
   static inline Floats add(Floats total, Number left, const Number* right) { return total + left * load(right); }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(HAS_BF16)
 // Pairs of bfloat16 numbers; the dot product of two pairs is added to a float32 sum.
 struct BFloat16 {
   using Number = uint32_t;
   static constexpr int PER_STEP = 2;
   static inline Floats add(Floats total, Number left, const Number* right) {
+#if defined(__AVX512BF16__)
     const __m512i l = _mm512_set1_epi32(static_cast<int>(left)), r = _mm512_loadu_si512(right);
     return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)l, (__m512bh)r);
+#else
+    const bfloat16x8_t l = vreinterpretq_bf16_u32(vdupq_n_u32(left)), r = vreinterpretq_bf16_u32(vld1q_u32(right));
+    return (Floats)vbfdotq_f32((float32x4_t)total, l, r);
+#endif
   }
 };
 #endif

@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/tensor.h>
 #include <algorithm>
 
-#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <optional>
@@ -13,50 +12,10 @@
 
 #include "cpu_dispatch.h"
 
-#if defined(__x86_64__) && defined(__linux__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-enum Level : int64_t { PLAIN, AVX2, AVX512, AVX512_BF16, AMX };
-
-// Return whether the CPU has AMX and the kernel lets this process use it (Linux requires one request per process).
-bool has_tiles() {
-#if defined(EMULATED_TILES)
-  return true;
-#elif defined(__x86_64__) && defined(__linux__)
-  unsigned a, b, c, d;
-  constexpr unsigned BF16 = 1u << 22, TILES = 1u << 24, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & BF16) || !(d & TILES)) return false;
-  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#else
-  return false;
-#endif
-}
-
-Level highest() {
-#ifdef __x86_64__
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return !__builtin_cpu_supports("avx512bf16") ? AVX512 : has_tiles() ? AMX : AVX512_BF16;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
-#endif
-  return PLAIN;
-}
-
-Level level() {  // SACCADE_CPU_LEVEL selects a lower one, for tests
-  static const Level result = [] {
-    const char* requested = std::getenv("SACCADE_CPU_LEVEL");
-    return requested ? std::min(highest(), static_cast<Level>(std::atoi(requested))) : highest();
-  }();
-  return result;
-}
 
 View view(const Tensor& x) {
   const int64_t item = x.scalar_type() == ScalarType::Float ? 4 : 2;
@@ -159,11 +118,10 @@ std::tuple<Tensor, Tensor> forward(CALL_PARAMETERS) {
   if (args.key_parts > 1) args.partial = static_cast<float*>(partial.data_ptr());
   const int64_t each = args.batch * args.heads * args.plan.blocks / (8 * torch::stable::get_num_threads());
   const int64_t blocks_at_once = std::max<int64_t>(1, std::min<int64_t>({each, args.plan.blocks, 32}));
-  const Kernels& functions = LEVELS[level()];
-  run_parallel(q, functions.forward_bytes(args), [&](char* memory, std::atomic<int64_t>& next) {
-    functions.forward(args, memory, next, blocks_at_once);
-  });
-  if (args.partial) functions.merge(args);
+  const Kernels& kernels = kernels_at(cpu_level());
+  run_parallel(q, kernels.forward_bytes(args),
+               [&](char* memory, std::atomic<int64_t>& next) { kernels.forward(args, memory, next, blocks_at_once); });
+  if (args.partial) kernels.merge(args);
   return {out, lse};
 }
 
@@ -185,9 +143,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(CALL_PARAMETERS, const Tenso
   args.grad_q = static_cast<float*>(grad_q.data_ptr()), args.grad_k = static_cast<float*>(grad_k.data_ptr());
   args.grad_v = static_cast<float*>(grad_v.data_ptr());
   args.grad_bias = table < 0 ? nullptr : static_cast<float*>(grad_bias.data_ptr());
-  const Kernels& functions = LEVELS[level()];
-  run_parallel(q, functions.backward_bytes(args),
-               [&](char* memory, std::atomic<int64_t>& next) { functions.backward(args, memory, next); });
+  const Kernels& kernels = kernels_at(cpu_level());
+  run_parallel(q, kernels.backward_bytes(args),
+               [&](char* memory, std::atomic<int64_t>& next) { kernels.backward(args, memory, next); });
   return {grad_q, grad_k, grad_v, grad_bias};
 }
 
@@ -216,9 +174,9 @@ std::tuple<Tensor, Tensor> look(const Tensor& q, const Tensor& k, PLAN_PARAMETER
   Tensor received = torch::stable::new_zeros(q, {chunks, args.batch, args.heads, args.kv_len}, ScalarType::Double);
   args.statistics = static_cast<float*>(statistics.data_ptr()),
   args.received = static_cast<double*>(received.data_ptr());
-  const Kernels& functions = LEVELS[level()];
-  run_parallel(q, functions.statistics_bytes(args),
-               [&](char* memory, std::atomic<int64_t>& next) { functions.look(args, memory, next); });
+  const Kernels& kernels = kernels_at(cpu_level());
+  run_parallel(q, kernels.statistics_bytes(args),
+               [&](char* memory, std::atomic<int64_t>& next) { kernels.statistics(args, memory, next); });
   return {statistics, received};
 }
 
@@ -230,10 +188,10 @@ int64_t held(int64_t batch, int64_t heads, int64_t kv_heads, int64_t q_len, int6
   args.dim = dim, args.value_dim = value_dim, args.is_bf16 = is_bf16, args.heads_per_task = 1, args.key_parts = 1;
   args.plan.blocks = (q_len + ROWS - 1) / ROWS;
   split_work(args);
-  return scratch_bytes(LEVELS[level()].forward_bytes(args)) + partial_size(args) * 4;
+  return scratch_bytes(kernels_at(cpu_level()).forward_bytes(args)) + partial_size(args) * 4;
 }
 
-int64_t abilities() { return level(); }
+int64_t abilities() { return cpu_level(); }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "amx.h"
@@ -51,12 +52,19 @@ inline Words load_blocks_of_4(const char* rows, ptrdiff_t row) {
 // Interleave the first (or LAST) two lanes of every four of two vectors, one by one or two GROUP.
 template <bool LAST, int GROUP>
 inline Words interleave(Words a, Words b) {
-  Words lane;
-  for (int i = 0; i < LANES; ++i) {
+  constexpr auto lane = [](int i) {
     const int from = GROUP == 1 ? i % 2 * LANES + i % 4 / 2 : i % 4 / 2 * LANES + i % 2;
-    lane[i] = i / 4 * 4 + (LAST ? 2 : 0) + from;
-  }
-  return __builtin_shuffle(a, b, lane);
+    return i / 4 * 4 + (LAST ? 2 : 0) + from;
+  };
+#if __has_builtin(__builtin_shufflevector)
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, lane(I)...);
+  }(std::make_integer_sequence<int, LANES>());
+#else  // g++ 11
+  Words lanes;
+  for (int i = 0; i < LANES; ++i) lanes[i] = lane(i);
+  return __builtin_shuffle(a, b, lanes);
+#endif
 }
 
 // Transpose `count` rows into a panel [components][PANEL]; missing columns are 0. `components` is a multiple of 4.

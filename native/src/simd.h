@@ -6,13 +6,26 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__)
+#if defined(__x86_64__)
 #include <immintrin.h>
-constexpr int LANES = 16, VECTORS = 4;  // vectors per row of the micro-kernel: 6 rows of them fill the registers
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+// VECTORS: vectors per row of the micro-kernel. 6 rows of them fill the registers: 32 of AVX-512 and NEON, 16
+// otherwise.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, VECTORS = 4;
 #elif defined(__AVX__)
 constexpr int LANES = 8, VECTORS = 2;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, VECTORS = 4;
 #else
 constexpr int LANES = 4, VECTORS = 2;
+#endif
+
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAS_BF16  // the CPU multiplies bfloat16
 #endif
 
 namespace LEVEL {
@@ -53,6 +66,7 @@ inline Floats load_masked(const float* from, uint32_t bits) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), from);
 #else
+  if (bits == ALL_LANES) return load(from);
   Floats x{};
   for (int i = 0; i < LANES; ++i)
     if (bits >> i & 1) x[i] = from[i];
@@ -61,6 +75,7 @@ inline Floats load_masked(const float* from, uint32_t bits) {
 }
 
 inline void store_masked(float* to, Floats x, uint32_t bits) {
+  if (bits == ALL_LANES) return store(to, x);
   for (int i = 0; i < LANES; ++i)
     if (bits >> i & 1) to[i] = x[i];
 }
@@ -131,6 +146,23 @@ inline Floats exp2(Floats x) {
   const Floats shifted = bounded + magic, r = bounded - (shifted - magic);
   const Floats y = (Floats)((Ints)exp2_fraction<IS_APPROXIMATE>(r) + ((Ints)shifted << 23));
   return x != x ? x : x < -126.0f ? Floats{} : y;
+#endif
+}
+
+// Round to bfloat16, to nearest, ties to even.
+inline Shorts round_to_bf16(Floats x) {
+  const Words bits = (Words)x, even = bits + 0x7FFF + (bits >> 16 & 1);
+  return __builtin_convertvector((x != x ? bits | 0x400000 : even) >> 16, Shorts);
+}
+
+// Round to bfloat16 by one instruction where there is one; it may turn denormal numbers into 0.
+inline Shorts to_bf16(Floats x) {
+#if defined(__AVX512BF16__)
+  return (Shorts)_mm512_cvtneps_pbh((__m512)x);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (Shorts)vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)x));
+#else
+  return round_to_bf16(x);
 #endif
 }
 
