@@ -32,7 +32,7 @@ class Compiler:
         self.command = shlex.split(os.environ.get("CXX") or ("c++" if sys.platform == "darwin" else "g++"))
         name = Path(self.command[0]).stem
         if sys.platform == "win32" or name in ("cl", "clang-cl"):
-            raise SystemExit("saccade-cpu: Windows is not supported: the kernels need g++ or clang++, on Linux or macOS")
+            raise SystemExit("saccade-cpu: Windows is not supported; the kernels need g++ or clang++ on Linux or macOS")
         target, said = self._output("-dumpmachine"), shlex.join(self.command)
         if target is None:
             raise SystemExit(f"saccade-cpu: no working C++ compiler {said}; install g++ or clang++, or name one as CXX")

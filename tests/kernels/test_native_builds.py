@@ -104,7 +104,7 @@ for number, (source, flags) in enumerate(compiler.kernels()):
     [
         ("false", "no working C++ compiler false; install g++ or clang++, or name one as CXX"),
         ("no-such-compiler", "no working C++ compiler no-such-compiler"),
-        ("cl.exe", "Windows is not supported: the kernels need g++ or clang++, on Linux or macOS"),
+        ("cl.exe", "Windows is not supported; the kernels need g++ or clang++ on Linux or macOS"),
         ("clang-cl", "Windows is not supported"),
     ],
 )
