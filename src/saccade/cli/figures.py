@@ -74,7 +74,7 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
     from matplotlib.patches import Rectangle  # noqa: PLC0415  matplotlib is optional
 
     count, shown = subject.windows[-1].stop, subject.windows[subject.shown]
-    canvas, inches = blank("look"), _SIDE / DPI
+    canvas, inches = blank(), _SIDE / DPI
     cells, ends = _pooled(model, subject, best, count, advance), (-0.5, count - 0.5, count - 0.5, -0.5)
     image = canvas.axes.imshow(cells, cmap=colours(), vmin=0, interpolation="nearest", aspect="auto", extent=ends)
     frame = (shown.start - 0.5, shown.start - 0.5), shown.stop - shown.start, shown.stop - shown.start

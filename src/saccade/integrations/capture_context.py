@@ -135,7 +135,7 @@ def refuse_compiled() -> None:
     if torch.compiler.is_compiling():
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
-        raise unsupported("record", "a compiled model", [reason], hint=hint)
+        raise unsupported("a compiled model", [reason], hint=hint)
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:

@@ -73,7 +73,7 @@ class Past:
         if not before.any():
             return None
         reason = f"{name} goes on from a state that no call recorded here has left, and its keys cannot be read from it"
-        raise unsupported("record", "a recurrence", [reason], hint="begin to record before the prompt")
+        raise unsupported("a recurrence", [reason], hint="begin to record before the prompt")
 
 
 def _rows(known: Tensor, wanted: Tensor) -> list[int] | None:

@@ -147,4 +147,4 @@ def check_sha256(path: Path, expected: str) -> None:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != expected:
         hint = "the file is not the published one; do not use it. Reinstall the package it came from."
-        raise value_error("minilm", path.name, f"have sha256 {expected}", actual, hint=hint)
+        raise value_error(path.name, f"have sha256 {expected}", actual, hint=hint)

@@ -40,7 +40,7 @@ def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: 
     if any(axis is None for axis in axes) or any(first_columns):
         reason = f"the answers of {len(answers)} calls to {fold} do not make one answer for all rows"
         hint = 'keep="qk" joins the matrices instead; Run.calls holds the answer of each call'
-        raise unsupported("Run.ask", "the recording", [reason], hint=hint)
+        raise unsupported("the recording", [reason], hint=hint)
     return _stacked(answers, [axis for axis in axes if axis is not None])
 
 
