@@ -10,7 +10,6 @@ from torch import Tensor
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.files.record import Contents
-from saccade.caches.next_position import Upcoming
 from saccade.caches.per_head import attend_by_head
 from saccade.caches.recent_rows import MOST, GivenByEach, by_kv_head, with_rows
 from saccade.matrix import Matrix
@@ -105,7 +104,6 @@ class EvictingCache(LayerCache):
     judges: int | None = None
     evicts_once: ClassVar[bool] = False
 
-    _tokens: Upcoming
     _in_order_from: int  # columns whose order is not known any more, since padding was moved before tokens
 
     def __init__(self, budget: int, *, recent: int | None = None):
@@ -215,8 +213,7 @@ class EvictingCache(LayerCache):
         if "rows" in self._state:
             self._state["received"] = self._state["earlier"] + self._state["rows"].sum(2)
         after = (self._state["table"][:, 0].amax(1) + 1).clamp(min=0)
-        is_one = len(after) > 0 and bool((after == after[0]).all())
-        self._tokens = Upcoming(length, int(after[0]) if is_one else after)
+        self._tokens = Positions.ending_before(after)
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         table, length = state["table"], contents.position("length")
